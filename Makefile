@@ -1,0 +1,70 @@
+# Every target that README and CI name. A fresh machine needs Python 3.11 or newer, and make.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# The generated code must load with protobuf 6 and 7 alike, so its protoc is older than both and lives apart.
+PROTOC_TOOLS := grpcio-tools==1.74.0
+PROTOS := $(sort $(wildcard proto/tuplewire/*/*.proto proto/tuplewire/*/*/*.proto))
+WIRE   := clients/tuplewire/wire
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z][a-zA-Z_-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+# --- environments -----------------------------------------------------------------------------
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tuplewire needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "Installing Tuplewire with PySpark into $(VENV) (a minute or two, once) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "Installing Tuplewire with its development tools into $(VENV) (a minute or two, once) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+.venv-proto/.done: Makefile
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/python -m pip install --quiet --disable-pip-version-check '$(PROTOC_TOOLS)'
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/.dev ## Set up .venv with everything that development needs
+
+# --- generated code ---------------------------------------------------------------------------
+
+# Imports are mapped from the wire's package (tuplewire.v1) to ours (tuplewire.wire).
+define generate
+	rm -rf $(1).tmp && mkdir -p $(1).tmp $(1)
+	.venv-proto/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1).tmp --pyi_out=$(1).tmp --grpc_python_out=$(1).tmp $(PROTOS)
+	rm -f $(1).tmp/tuplewire/v1/opaque_pb2_grpc.py
+	sed -i -E 's/^from tuplewire\.(v1|health\.v1) import/from tuplewire.wire import/' $(1).tmp/tuplewire/v1/*_pb2_grpc.py $(1).tmp/tuplewire/health/v1/*_pb2_grpc.py
+	mv $(1).tmp/tuplewire/v1/*_pb2* $(1).tmp/tuplewire/health/v1/*_pb2* $(1)/
+	rm -rf $(1).tmp
+endef
+
+.PHONY: proto
+proto: .venv-proto/.done ## Generate the Python code of proto/ again
+	$(call generate,$(WIRE))
+
+.PHONY: proto-check
+proto-check: .venv-proto/.done $(VENV)/.dev ## Lint proto/, compare with the baseline, check that the generated code is current
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code && ../$(BIN)/buf breaking --against baseline.binpb
+	@rm -rf build/wire && $(MAKE) --no-print-directory build/wire
+	@for f in build/wire/*; do cmp "$$f" "$(WIRE)/$$(basename $$f)" || { echo "generated code is not current: run 'make proto'"; exit 1; }; done
+
+.PHONY: build/wire
+build/wire: .venv-proto/.done
+	@$(call generate,build/wire)
+
+.PHONY: proto-baseline
+proto-baseline: $(VENV)/.dev ## Accept the present wire contract as the one not to break
+	cd proto && ../$(BIN)/buf build -o baseline.binpb

@@ -1,0 +1,194 @@
+"""Every error that Tuplewire raises; the name says whose fault it is.
+
+::
+
+    TuplewireError
+    ├── ConfigError             a setting is wrong (also a ValueError)
+    ├── MessageError            what you hand over is wrong (also a ValueError)
+    │   ├── InvalidTaskError        a task id outside its range
+    │   ├── MessageTooLargeError    one payload over the limit
+    │   └── MalformedError          bytes or columns that do not hold together
+    ├── ClosedError             you closed it, or its process was forked
+    ├── BufferFullError         it would block: the bound on what is pending is reached
+    ├── FlushTimeoutError       not everything was acknowledged in time; it is still pending
+    ├── UnreachableError        nobody answers at the address, or the peer broke off
+    └── RefusedError            the peer answered, and said no; `code` names the reason
+        ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
+        ├── StaleAssignmentError    UnknownTaskError        NotLocalError
+        ├── SequenceGapError        CreditExceededError     DrainingError
+        └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+MIN_TASK = 0
+MAX_TASK = 2**31 - 1
+
+
+class TuplewireError(Exception):
+    """The root; catches everything that Tuplewire raises on purpose."""
+
+
+class ConfigError(TuplewireError, ValueError):
+    """A setting is missing, unknown or outside its range."""
+
+
+class MessageError(TuplewireError, ValueError):
+    """A message, batch or column is wrong; nothing of it was sent."""
+
+
+class InvalidTaskError(MessageError):
+    """A task id is outside the range that the place allows."""
+
+
+class MessageTooLargeError(MessageError):
+    """One payload is over the limit; it alone is refused."""
+
+    def __init__(self, task: int, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"a message of {size_bytes} bytes to task {task} is over the limit of {limit_bytes} bytes; "
+            "split it, or raise max_message_bytes on both sides"
+        )
+        self.task = task
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class MalformedError(MessageError):
+    """Bytes or columns that do not hold together."""
+
+
+class ClosedError(TuplewireError):
+    """The object was closed on this side, or belongs to another process."""
+
+
+class BufferFullError(TuplewireError):
+    """The bound on pending messages is reached, and the timeout (if any) has passed."""
+
+
+class FlushTimeoutError(TuplewireError):
+    """Some messages were not acknowledged in time; they stay pending and may still arrive."""
+
+
+class UnreachableError(TuplewireError):
+    """Nobody answers at the address, or the peer broke off."""
+
+
+class RefusedError(TuplewireError):
+    """The peer answered and refused; `code` is the name of the wire's ErrorCode."""
+
+    code: ClassVar[str] = "UNSPECIFIED"
+
+
+class ProtocolVersionError(RefusedError):
+    """The two sides have no protocol version in common: bring them to the same release."""
+
+    code = "PROTOCOL_VERSION"
+
+
+class ProtocolError(RefusedError):
+    """The peer says that this side broke the protocol: a defect, or two releases that do not match."""
+
+    code = "MALFORMED"
+
+
+class WrongTopologyError(RefusedError):
+    """The worker serves another topology."""
+
+    code = "WRONG_TOPOLOGY"
+
+
+class StaleIncarnationError(RefusedError):
+    """A newer process with the same sender or consumer id has taken over; this one must stop."""
+
+    code = "STALE_INCARNATION"
+
+
+class StaleAssignmentError(RefusedError):
+    """The sender routes by an older assignment than the receiver."""
+
+    code = "STALE_ASSIGNMENT"
+
+
+class UnknownTaskError(RefusedError):
+    """The worker's assignment has no such task."""
+
+    code = "UNKNOWN_TASK"
+
+
+class PayloadRefusedError(RefusedError):
+    """A payload is larger than the receiver takes."""
+
+    code = "MESSAGE_TOO_LARGE"
+
+
+class SequenceGapError(RefusedError):
+    """A frame did not follow the last accepted one."""
+
+    code = "SEQUENCE_GAP"
+
+
+class CreditExceededError(RefusedError):
+    """More was sent than the receiver had granted."""
+
+    code = "CREDIT_EXCEEDED"
+
+
+class DrainingError(RefusedError):
+    """The worker is about to stop and takes nothing new; try again later or elsewhere."""
+
+    code = "DRAINING"
+
+
+class SupersededError(RefusedError):
+    """Another subscriber has taken the task over."""
+
+    code = "SUPERSEDED"
+
+
+class NotLocalError(RefusedError):
+    """The task lives on another worker; the message says where."""
+
+    code = "NOT_LOCAL"
+
+
+class ResourceLimitError(RefusedError):
+    """A bound of the receiver's configuration is reached."""
+
+    code = "RESOURCE_LIMIT"
+
+
+class RefusedMessagesError(RefusedError):
+    """Messages that were handed over have been refused since the last look; `refusals` lists them."""
+
+    def __init__(self, refusals: list[str]) -> None:
+        shown = "; ".join(refusals[:5]) + ("; ..." if len(refusals) > 5 else "")
+        super().__init__(f"messages were refused and will not come again: {shown}")
+        self.refusals = refusals
+
+
+_BY_CODE: dict[str, type[RefusedError]] = {
+    kind.code: kind
+    for kind in (
+        ProtocolVersionError,
+        ProtocolError,
+        WrongTopologyError,
+        StaleIncarnationError,
+        StaleAssignmentError,
+        UnknownTaskError,
+        PayloadRefusedError,
+        SequenceGapError,
+        CreditExceededError,
+        DrainingError,
+        SupersededError,
+        NotLocalError,
+        ResourceLimitError,
+    )
+}
+
+
+def refused(code: str, detail: str) -> RefusedError:
+    """Return the error for a wire code's name (`UNKNOWN_TASK`); an unknown name gives RefusedError."""
+    return _BY_CODE.get(code, RefusedError)(detail)

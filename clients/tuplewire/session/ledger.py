@@ -1,0 +1,62 @@
+"""The ledger: accepted = acknowledged + dropped{reason} + pending, always."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class DropReason(enum.StrEnum):
+    """Every reason for which an accepted message is given up."""
+
+    UNKNOWN_TASK = "unknown_task"
+    """No worker of the assignment holds the task."""
+    REFUSED = "refused"
+    """The peer refused it for another reason; the log has it."""
+    CLOSED = "closed"
+    """The sender was closed or aborted before it was acknowledged."""
+    SHUTDOWN = "shutdown"
+    """The drain's deadline passed before anybody took it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """A balance in messages; `pending` is counted where the messages are, not derived."""
+
+    accepted: int = 0
+    acknowledged: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    pending: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether it adds up."""
+        return self.accepted == self.acknowledged + sum(self.dropped.values()) + self.pending
+
+    def __str__(self) -> str:
+        dropped = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items() if count) or "0"
+        sign = "=" if self.balanced else "!="
+        return (
+            f"accepted {self.accepted} {sign} acknowledged {self.acknowledged}"
+            f" + dropped {dropped} + pending {self.pending}"
+        )
+
+
+class Ledger:
+    """Counts what was accepted and what became of it."""
+
+    __slots__ = ("accepted", "acknowledged", "dropped")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.acknowledged = 0
+        self.dropped: dict[DropReason, int] = dict.fromkeys(DropReason, 0)
+
+    def snapshot(self, pending: int) -> LedgerSnapshot:
+        """Return the balance, given how many messages are held now."""
+        return LedgerSnapshot(
+            self.accepted,
+            self.acknowledged,
+            {reason.value: count for reason, count in self.dropped.items()},
+            pending,
+        )

@@ -1,0 +1,1 @@
+"""The wire contract in Python: generated code and the frame codec."""

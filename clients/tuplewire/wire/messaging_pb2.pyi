@@ -1,0 +1,307 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ERROR_CODE_UNSPECIFIED: _ClassVar[ErrorCode]
+    ERROR_CODE_PROTOCOL_VERSION: _ClassVar[ErrorCode]
+    ERROR_CODE_MALFORMED: _ClassVar[ErrorCode]
+    ERROR_CODE_WRONG_TOPOLOGY: _ClassVar[ErrorCode]
+    ERROR_CODE_STALE_INCARNATION: _ClassVar[ErrorCode]
+    ERROR_CODE_STALE_ASSIGNMENT: _ClassVar[ErrorCode]
+    ERROR_CODE_UNKNOWN_TASK: _ClassVar[ErrorCode]
+    ERROR_CODE_MESSAGE_TOO_LARGE: _ClassVar[ErrorCode]
+    ERROR_CODE_SEQUENCE_GAP: _ClassVar[ErrorCode]
+    ERROR_CODE_CREDIT_EXCEEDED: _ClassVar[ErrorCode]
+    ERROR_CODE_DRAINING: _ClassVar[ErrorCode]
+    ERROR_CODE_SUPERSEDED: _ClassVar[ErrorCode]
+    ERROR_CODE_NOT_LOCAL: _ClassVar[ErrorCode]
+    ERROR_CODE_RESOURCE_LIMIT: _ClassVar[ErrorCode]
+
+class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACK_MODE_UNSPECIFIED: _ClassVar[AckMode]
+    ACK_MODE_QUEUED: _ClassVar[AckMode]
+    ACK_MODE_PROCESSED: _ClassVar[AckMode]
+
+class PeerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PEER_KIND_UNSPECIFIED: _ClassVar[PeerKind]
+    PEER_KIND_CLIENT: _ClassVar[PeerKind]
+    PEER_KIND_WORKER: _ClassVar[PeerKind]
+ERROR_CODE_UNSPECIFIED: ErrorCode
+ERROR_CODE_PROTOCOL_VERSION: ErrorCode
+ERROR_CODE_MALFORMED: ErrorCode
+ERROR_CODE_WRONG_TOPOLOGY: ErrorCode
+ERROR_CODE_STALE_INCARNATION: ErrorCode
+ERROR_CODE_STALE_ASSIGNMENT: ErrorCode
+ERROR_CODE_UNKNOWN_TASK: ErrorCode
+ERROR_CODE_MESSAGE_TOO_LARGE: ErrorCode
+ERROR_CODE_SEQUENCE_GAP: ErrorCode
+ERROR_CODE_CREDIT_EXCEEDED: ErrorCode
+ERROR_CODE_DRAINING: ErrorCode
+ERROR_CODE_SUPERSEDED: ErrorCode
+ERROR_CODE_NOT_LOCAL: ErrorCode
+ERROR_CODE_RESOURCE_LIMIT: ErrorCode
+ACK_MODE_UNSPECIFIED: AckMode
+ACK_MODE_QUEUED: AckMode
+ACK_MODE_PROCESSED: AckMode
+PEER_KIND_UNSPECIFIED: PeerKind
+PEER_KIND_CLIENT: PeerKind
+PEER_KIND_WORKER: PeerKind
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "topology", "sender_id", "incarnation", "assignment_version", "ack_mode", "kind", "acknowledged", "receiver_incarnation")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACK_MODE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    topology: str
+    sender_id: str
+    incarnation: int
+    assignment_version: int
+    ack_mode: AckMode
+    kind: PeerKind
+    acknowledged: int
+    receiver_incarnation: int
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., assignment_version: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged: _Optional[int] = ..., receiver_incarnation: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "receiver_id", "receiver_incarnation", "last_sequence", "ack_mode", "initial_credit", "credits", "max_message_bytes", "max_frame_bytes", "refusals", "assignment_version", "load")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ACK_MODE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_CREDIT_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_FRAME_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    receiver_id: str
+    receiver_incarnation: int
+    last_sequence: int
+    ack_mode: AckMode
+    initial_credit: TaskCredit
+    credits: _containers.RepeatedCompositeFieldContainer[TaskCredit]
+    max_message_bytes: int
+    max_frame_bytes: int
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    assignment_version: int
+    load: LoadReport
+    def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERED_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    source: int
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    first_sequence: int
+    redelivered: bool
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("sequence", "groups")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+
+class TaskCredit(_message.Message):
+    __slots__ = ("task", "messages", "bytes", "processed")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSED_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    messages: int
+    bytes: int
+    processed: int
+    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., processed: _Optional[int] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("sequence", "task", "messages", "code", "detail", "owner")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    task: int
+    messages: int
+    code: ErrorCode
+    detail: str
+    owner: str
+    def __init__(self, sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("sequence", "credits", "refusals")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    credits: _containers.RepeatedCompositeFieldContainer[TaskCredit]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, sequence: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class TaskLoad(_message.Message):
+    __slots__ = ("task", "load")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    load: float
+    def __init__(self, task: _Optional[int] = ..., load: _Optional[float] = ...) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskLoad]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskLoad, _Mapping]]] = ...) -> None: ...
+
+class BackpressureStatus(_message.Message):
+    __slots__ = ("worker_id", "congested", "relieved")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CONGESTED_FIELD_NUMBER: _ClassVar[int]
+    RELIEVED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    congested: _containers.RepeatedScalarFieldContainer[int]
+    relieved: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., congested: _Optional[_Iterable[int]] = ..., relieved: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("deadline_millis", "alternatives")
+    DEADLINE_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    deadline_millis: int
+    alternatives: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, deadline_millis: _Optional[int] = ..., alternatives: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SendRequest(_message.Message):
+    __slots__ = ("hello", "frame", "load", "backpressure", "drain", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    frame: Frame
+    load: LoadReport
+    backpressure: BackpressureStatus
+    drain: Drain
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class SendResponse(_message.Message):
+    __slots__ = ("welcome", "ack", "load", "backpressure", "drain")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    ack: Ack
+    load: LoadReport
+    backpressure: BackpressureStatus
+    drain: Drain
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class TaskCursor(_message.Message):
+    __slots__ = ("task", "acknowledged", "received", "credit", "credit_bytes")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    acknowledged: int
+    received: int
+    credit: int
+    credit_bytes: int
+    def __init__(self, task: _Optional[int] = ..., acknowledged: _Optional[int] = ..., received: _Optional[int] = ..., credit: _Optional[int] = ..., credit_bytes: _Optional[int] = ...) -> None: ...
+
+class Subscribe(_message.Message):
+    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    topology: str
+    consumer_id: str
+    incarnation: int
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
+    worker_incarnation: int
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ...) -> None: ...
+
+class Subscribed(_message.Message):
+    __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    worker_id: str
+    worker_incarnation: int
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ...) -> None: ...
+
+class RecvRequest(_message.Message):
+    __slots__ = ("subscribe", "progress", "load", "goodbye")
+    SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    subscribe: Subscribe
+    progress: Progress
+    load: LoadReport
+    goodbye: Goodbye
+    def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class RecvResponse(_message.Message):
+    __slots__ = ("subscribed", "frame", "load", "drain")
+    SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    subscribed: Subscribed
+    frame: Frame
+    load: LoadReport
+    drain: Drain
+    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The messaging plug-in contract and its transports: local and grpc."""

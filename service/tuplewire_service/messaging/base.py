@@ -1,0 +1,228 @@
+"""The messaging plug-in contract: IContext makes connections, IConnection moves batches.
+
+Source: Storm's `org.apache.storm.messaging` (`IContext`, `IConnection`, `IConnectionCallback`). Storm has one
+IConnection whose methods throw on the wrong side; here the two sides are two types.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, overload
+
+from tuplewire.errors import RefusedError
+from tuplewire.message import TaskGroup, TaskMessage, TaskMessageBatch
+from tuplewire.session.ledger import LedgerSnapshot
+
+BLOCK = 0
+"""The flag of `recv` that waits for a message."""
+NO_BLOCK = 1
+"""The flag of `recv` that returns None when there is none."""
+
+
+class ConnectionStatus(enum.Enum):
+    """Where a connection is in its life. Source: Storm's `ConnectionWithStatus.Status`."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveCount:
+    """What arrived from one source: messages, batches (frames) and payload bytes."""
+
+    source: str
+    messages: int
+    batches: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """A snapshot of a server connection."""
+
+    received: Sequence[ReceiveCount] = ()
+    sessions: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Refused streams and messages by the error's code."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatistics:
+    """A snapshot of a client connection."""
+
+    ledger: LedgerSnapshot
+    sent_messages: int = 0
+    sent_batches: int = 0
+    sent_bytes: int = 0
+    reconnects: int = 0
+
+
+class Origin(Protocol):
+    """Where received messages came from; told when they have left the receiver's hands."""
+
+    @property
+    def source(self) -> str:
+        """The sender's id."""
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Say that the next so many messages to the task, in the order of arrival, are done with.
+
+        It gives the sender room, and acknowledges the messages in the mode `processed`.
+        """
+
+
+class ReceivedBatch(TaskMessageBatch):
+    """A batch as a callback gets it.
+
+    When the callback returns, its messages count as done with, unless it called hold(): then whoever holds
+    them calls `origin.release` for each group later, in order of arrival per task.
+    """
+
+    __slots__ = ("held", "origin", "refusals")
+
+    origin: Origin
+    held: bool
+    refusals: list[tuple[TaskGroup, RefusedError]]
+
+    @classmethod
+    def arrived(cls, groups: Iterable[TaskGroup], origin: Origin) -> ReceivedBatch:
+        """Build one; for transports."""
+        batch = cls.from_groups(groups)
+        assert isinstance(batch, ReceivedBatch)  # noqa: S101 - from_groups builds its own class
+        batch.origin, batch.held, batch.refusals = origin, False, []
+        return batch
+
+    def hold(self) -> None:
+        """Take over the duty to release every group that is not refused."""
+        self.held = True
+
+    def refuse(self, group: TaskGroup, error: RefusedError) -> None:
+        """Send a group of this batch back as refused; its sender is told the error."""
+        self.refusals.append((group, error))
+
+
+class IConnectionCallback(ABC):
+    """Gets what a server connection receives. Source: Storm's `IConnectionCallback`."""
+
+    @abstractmethod
+    def recv(self, batch: ReceivedBatch) -> None:
+        """Take a batch. Must not block; is never called twice at a time for one connection.
+
+        An exception is a defect: the transport logs it, refuses the stream, and the sender keeps the batch.
+        """
+
+
+class IConnection(ABC):
+    """What both sides have in common."""
+
+    @property
+    @abstractmethod
+    def port(self) -> int:
+        """The port: bound (server) or of the peer (client)."""
+
+    @property
+    @abstractmethod
+    def status(self) -> ConnectionStatus:
+        """Where the connection is in its life."""
+
+    @abstractmethod
+    def close(self, timeout: float = 10.0) -> None:
+        """End it in good order, waiting at most so many seconds; does nothing the second time.
+
+        A client waits until what it accepted is acknowledged; what is not by then counts as dropped{closed}.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End it now; does nothing the second time."""
+
+
+class IServerConnection(IConnection):
+    """The bound side: receives batches, tells senders about load."""
+
+    @abstractmethod
+    def register_recv(self, callback: IConnectionCallback) -> None:
+        """Deliver to the callback from now on, first of all what has waited for it."""
+
+    @abstractmethod
+    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
+        """Return the next message (pull mode, without a callback).
+
+        flags: BLOCK waits; NO_BLOCK returns None when there is none. A blocked call returns None once the
+        connection is closed.
+        """
+
+    @abstractmethod
+    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
+        """Tell every connected sender the load of tasks, 0 (idle) to 1 (full)."""
+
+    @abstractmethod
+    def send_backpressure_status(
+        self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
+    ) -> None:
+        """Tell every connected sender which tasks hold it back and which no longer do; for display only."""
+
+    @abstractmethod
+    def statistics(self) -> ServerStatistics:
+        """Return a snapshot of the counts."""
+
+
+class IClientConnection(IConnection):
+    """The connecting side: sends batches, knows the peer's load."""
+
+    @overload
+    def send(
+        self, messages: TaskMessageBatch | Iterable[TaskMessage], /, *, timeout: float | None = None
+    ) -> None: ...
+    @overload
+    def send(self, messages: int, payload: bytes, /, *, timeout: float | None = None) -> None: ...
+    @abstractmethod
+    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
+        """Accept messages: a batch, an iterable of TaskMessages, or a task id and a payload.
+
+        Waits for room (as the setting `overflow` says), at most `timeout` seconds; None waits without end.
+        Returns once they are accepted: from then on they arrive, or are counted as dropped. Either all are
+        accepted or none. Raises BufferFullError, MessageTooLargeError, ClosedError.
+        """
+
+    @overload
+    def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
+    @overload
+    def try_send(self, messages: int, payload: bytes, /) -> bool: ...
+    @abstractmethod
+    def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
+        """Accept messages if there is room for all of them now; never waits."""
+
+    @abstractmethod
+    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
+        """Return the last reported load of those tasks that the peer has reported."""
+
+    @abstractmethod
+    def statistics(self) -> ClientStatistics:
+        """Return a snapshot of the counts and the ledger."""
+
+
+class IContext(ABC):
+    """Makes connections of one transport. Source: Storm's `IContext`."""
+
+    @abstractmethod
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        """Take the settings in; called once, before anything else."""
+
+    @abstractmethod
+    def bind(
+        self, topology_id: str, port: int, callback: IConnectionCallback | None = None
+    ) -> IServerConnection:
+        """Listen on a port (0: any free one) for senders of the topology."""
+
+    @abstractmethod
+    def connect(self, topology_id: str, host: str, port: int) -> IClientConnection:
+        """Return a new connection to a worker, on every call; it connects by itself, again and again."""
+
+    @abstractmethod
+    def term(self) -> None:
+        """Close everything that this context made; does nothing the second time."""

@@ -1,0 +1,1 @@
+"""The worker as a process: command line, configuration, control and health services, admin port."""

@@ -1,0 +1,1 @@
+"""Shipped for tests of transports and topologies."""

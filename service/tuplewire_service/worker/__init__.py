@@ -1,0 +1,1 @@
+"""The data plane of a worker: assignment, routing, queues, connections, drain."""
