@@ -1,9 +1,25 @@
-"""Task-addressed messages between the workers of a running topology."""
+"""Task-addressed messages between the workers of a running topology.
+
+`Client` is imported at its first use, so that `import tuplewire` costs neither gRPC nor a thread.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire.message import TaskGroup, TaskMessage, TaskMessageBatch
 
-__all__ = ["TaskGroup", "TaskMessage", "TaskMessageBatch", "TuplewireError"]
+if TYPE_CHECKING:
+    from tuplewire.client import Client
+
+__all__ = ["Client", "TaskGroup", "TaskMessage", "TaskMessageBatch", "TuplewireError"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Client":
+        from tuplewire.client import Client
+
+        return Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

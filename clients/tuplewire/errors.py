@@ -11,6 +11,7 @@
     ├── ClosedError             you closed it, or its process was forked
     ├── BufferFullError         it would block: the bound on what is pending is reached
     ├── FlushTimeoutError       not everything was acknowledged in time; it is still pending
+    ├── BindError               an address to listen on is in use or not ours
     ├── UnreachableError        nobody answers at the address, or the peer broke off
     └── RefusedError            the peer answered, and said no; `code` names the reason
         ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
@@ -72,14 +73,25 @@ class FlushTimeoutError(TuplewireError):
     """Some messages were not acknowledged in time; they stay pending and may still arrive."""
 
 
+class BindError(TuplewireError):
+    """An address to listen on is in use, or not one of this machine."""
+
+
 class UnreachableError(TuplewireError):
     """Nobody answers at the address, or the peer broke off."""
 
 
 class RefusedError(TuplewireError):
-    """The peer answered and refused; `code` is the name of the wire's ErrorCode."""
+    """The peer answered and refused; `code` is the name of the wire's ErrorCode.
+
+    owner: where to go instead (a worker's address), empty when nobody knows.
+    """
 
     code: ClassVar[str] = "UNSPECIFIED"
+
+    def __init__(self, detail: str, owner: str = "") -> None:
+        super().__init__(detail)
+        self.owner = owner
 
 
 class ProtocolVersionError(RefusedError):

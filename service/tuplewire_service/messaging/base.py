@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 from tuplewire.errors import RefusedError
 from tuplewire.message import TaskGroup, TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.session.send import Settled
 
 BLOCK = 0
 """The flag of `recv` that waits for a message."""
@@ -92,7 +93,6 @@ class ReceivedBatch(TaskMessageBatch):
     def arrived(cls, groups: Iterable[TaskGroup], origin: Origin) -> ReceivedBatch:
         """Build one; for transports."""
         batch = cls.from_groups(groups)
-        assert isinstance(batch, ReceivedBatch)  # noqa: S101 - from_groups builds its own class
         batch.origin, batch.held, batch.refusals = origin, False, []
         return batch
 
@@ -196,6 +196,14 @@ class IClientConnection(IConnection):
     @abstractmethod
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Accept messages if there is room for all of them now; never waits."""
+
+    @abstractmethod
+    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+        """Do as try_send, for a relay: the token comes back through register_settled, group by group."""
+
+    @abstractmethod
+    def register_settled(self, callback: Callable[[Sequence[Settled]], None]) -> None:
+        """Tell from now on what is acknowledged or dropped; called where the transport's I/O runs."""
 
     @abstractmethod
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:

@@ -1,0 +1,101 @@
+"""Addresses, and the gRPC channels to them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tuplewire.config import SessionSettings
+from tuplewire.errors import (
+    ConfigError,
+    ProtocolError,
+    RefusedError,
+    TuplewireError,
+    UnreachableError,
+    refused,
+)
+
+ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
+TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
+DEFAULT_TOPOLOGY = "default"
+
+ERROR_KEY = "tuplewire-error"
+"""The trailing metadata that names the wire's ErrorCode of a refusal."""
+
+
+def resolve_address(address: str | None) -> str:
+    """Return the address, or that of TUPLEWIRE_ADDRESS; ConfigError when it is missing or malformed.
+
+    An address is `host:port`, `[v6]:port` or `unix:///path`.
+    """
+    address = address or os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        raise ConfigError(
+            f"no worker address: pass one (host:port or unix:///path), or set {ADDRESS_VARIABLE}"
+        )
+    if address.startswith("unix:"):
+        if not address.startswith("unix:///"):
+            raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
+        return address
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"address {address!r} is neither host:port nor unix:///path")
+    return address
+
+
+def resolve_topology(topology: str | None) -> str:
+    """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`."""
+    return topology or os.environ.get(TOPOLOGY_VARIABLE) or DEFAULT_TOPOLOGY
+
+
+def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
+    """Return the options of a channel that carries a session.
+
+    Three settings together find a hung peer: without the ping timeout gRPC waits a minute for it. gRPC's own
+    retries would send a stream's frames again, behind the session's back.
+    """
+    keepalive = int(settings.keepalive_seconds * 1000)
+    timeout = int(settings.keepalive_timeout_seconds * 1000)
+    return [
+        ("grpc.keepalive_time_ms", keepalive),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_send_message_length", settings.max_request_bytes),
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", int(settings.backoff_max_seconds * 1000)),
+    ]
+
+
+def open_channel(address: str, settings: SessionSettings) -> grpc.aio.Channel:
+    """Return a channel of its own connection; nothing is sent before the first call."""
+    return grpc.aio.insecure_channel(address, options=channel_options(settings))
+
+
+def error_of(
+    code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str
+) -> TuplewireError:
+    """Return our error for a status: the named refusal, or that the peer cannot be reached."""
+    for key, value in trailing or ():
+        if key == ERROR_KEY:
+            return refused(str(value), details)
+    if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
+        return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
+    return UnreachableError(f"{address}: {code.name}: {details}")
+
+
+FATAL = ("WRONG_TOPOLOGY", "STALE_INCARNATION", "PROTOCOL_VERSION", "SUPERSEDED")
+
+
+def is_fatal(error: RefusedError) -> bool:
+    """Whether the same request would be refused again, however often it is made."""
+    return error.code in FATAL

@@ -1,0 +1,130 @@
+"""A blocking client of a worker's control service: status, load, assignment, drain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tuplewire.channel import error_of, resolve_address
+from tuplewire.errors import UnreachableError
+from tuplewire.wire import control_pb2, health_pb2
+from tuplewire.wire.control_pb2_grpc import ControlStub
+from tuplewire.wire.health_pb2_grpc import HealthStub
+
+_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A worker is reached directly; a proxy of the environment would only stand in between.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class ControlClient:
+    """Talks to the worker at `address` (host:port, or unix:///path); use it as a context manager.
+
+    address: None takes TUPLEWIRE_ADDRESS. timeout: of each call, in seconds. Safe to use from several
+    threads. Every call raises UnreachableError when nobody answers in that time, and RefusedError (the
+    subclass for the worker's error code) when it says no.
+    """
+
+    def __init__(self, address: str | None = None, timeout: float = 5.0) -> None:
+        self.address = resolve_address(address)
+        self.timeout = timeout
+        self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._control: Any = ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health: Any = HealthStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ControlClient {self.address}>"
+
+    def close(self) -> None:
+        """Close the channel; does nothing the second time."""
+        self._channel.close()
+
+    def status(self) -> control_pb2.GetStatusResponse:
+        """Return identity, state, ledger and counts; the parts were read together."""
+        response: control_pb2.GetStatusResponse = self._call(
+            self._control.GetStatus, control_pb2.GetStatusRequest()
+        )
+        return response
+
+    def load(self, tasks: Iterable[int] = ()) -> dict[int, float]:
+        """Return the load, 0 (idle) to 1 (full), of those tasks that the worker knows; none named: of all."""
+        return dict(self._call(self._control.GetLoad, control_pb2.GetLoadRequest(tasks=tasks)).loads)
+
+    def assignment(self) -> control_pb2.Assignment | None:
+        """Return the assignment in force; None when there is none yet."""
+        response: control_pb2.GetAssignmentResponse = self._call(
+            self._control.GetAssignment, control_pb2.GetAssignmentRequest()
+        )
+        return response.assignment if response.HasField("assignment") else None
+
+    def update_assignment(self, assignment: control_pb2.Assignment) -> bool:
+        """Put an assignment in force; False when that version was in force already.
+
+        Raises StaleAssignmentError for an older version, WrongTopologyError, and ProtocolError for one that
+        does not hold together; the old one then stays.
+        """
+        request = control_pb2.UpdateAssignmentRequest(assignment=assignment)
+        changed: bool = self._call(self._control.UpdateAssignment, request).changed
+        return changed
+
+    def drain(self, deadline: float | None = None) -> bool:
+        """Make the worker finish what it holds and exit; returns at once, False when it was draining already.
+
+        deadline: seconds; None: as the worker is configured.
+        """
+        millis = 0 if deadline is None else max(1, round(deadline * 1000))
+        started: bool = self._call(
+            self._control.Drain, control_pb2.DrainRequest(deadline_millis=millis)
+        ).started
+        return started
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Wait until the worker is ready: it has its assignment and every connection that it needs.
+
+        Raises UnreachableError when it is not ready after `timeout` seconds, or stops meanwhile.
+        """
+        deadline = time.monotonic() + timeout
+        seen = "nobody answers"
+        with _mapped_errors(self.address, lambda: f"not ready after {timeout:g} s: {seen}"):
+            watch = self._health.Watch(
+                health_pb2.HealthCheckRequest(), timeout=deadline - time.monotonic(), wait_for_ready=True
+            )
+            for response in watch:
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    watch.cancel()
+                    return
+                seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
+        raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
+
+    def _call(self, method: Any, request: Any) -> Any:
+        with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s"):
+            return method(request, timeout=self.timeout)
+
+
+@contextmanager
+def _mapped_errors(address: str, on_deadline: Callable[[], str]) -> Iterator[None]:
+    """Turn gRPC's errors into ours; on_deadline says what a passed deadline means here."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        code = error.code()
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise UnreachableError(f"the worker at {address}: {on_deadline()}") from error
+        raise error_of(code, error.details() or "", error.trailing_metadata(), address) from error

@@ -1,0 +1,145 @@
+"""The one event-loop thread of a process, and what happens to it at a fork.
+
+gRPC's asyncio stack does not survive a fork: a child that inherits it hangs (measured: grpcio 1.85, with
+GRPC_ENABLE_FORK_SUPPORT unset, 0 and 1 alike). Connections here can be resumed, so before a fork every one is
+closed down, gRPC with them; afterwards the parent's go on where they were, and the child starts with nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from tuplewire.errors import ClosedError
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_SUSPEND_SECONDS = 5.0
+
+
+class Suspendable(Protocol):
+    """A connection that can be closed down for a fork and go on after it; called on the loop."""
+
+    async def suspend(self) -> None:
+        """Give up everything that belongs to gRPC."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+
+class EventLoopThread:
+    """An asyncio loop in a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.suspendables: WeakSet[Any] = WeakSet()
+        self.pinned = 0
+        """How many things (bound servers) cannot be suspended."""
+        self._thread = threading.Thread(target=self._main, name="tuplewire-loop", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller runs on this loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Start a coroutine on the loop, from any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+        """Run a coroutine on the loop and return its result; from any thread but the loop's own."""
+        if self.inside:
+            coroutine.close()
+            raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
+        future = self.submit(coroutine)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], _Result]) -> _Result:
+        """Call a function on the loop and return its result; from any thread."""
+        if self.inside:
+            return function()
+
+        async def wrapped() -> _Result:
+            return function()
+
+        return self.run(wrapped())
+
+    async def _suspend(self) -> None:
+        await asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
+
+    def _resume(self) -> None:
+        for each in list(self.suspendables):
+            each.resume()
+
+
+_lock = threading.Lock()
+_current: EventLoopThread | None = None
+_suspended: EventLoopThread | None = None
+_unusable = ""
+
+
+def messaging_loop() -> EventLoopThread:
+    """Return the process's loop thread; started at the first call.
+
+    Raises ClosedError in a child that was forked while a server was bound, where gRPC would hang.
+    """
+    global _current
+    if _unusable:
+        raise ClosedError(_unusable)
+    with _lock:
+        if _current is None:
+            _current = EventLoopThread()
+        return _current
+
+
+def _before_fork() -> None:
+    global _suspended
+    _lock.acquire()
+    current = _current
+    if current is None or current.pinned or current.inside or not current.suspendables:
+        return
+    try:
+        current.run(current._suspend(), _SUSPEND_SECONDS)
+    except Exception:
+        logger.exception("fork.suspend_failed")
+    _suspended = current
+    gc.collect()  # gRPC ends when its last object does
+
+
+def _after_in_parent() -> None:
+    global _suspended
+    suspended, _suspended = _suspended, None
+    _lock.release()
+    if suspended is not None:
+        suspended.loop.call_soon_threadsafe(suspended._resume)
+
+
+def _after_in_child() -> None:
+    global _current, _suspended, _unusable, _lock
+    if _current is not None and _current.pinned:
+        _unusable = (
+            f"process {os.getpid()} was forked from one that had a gRPC server bound, which gRPC does not "
+            "survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
+        )
+    _current = _suspended = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -1,0 +1,244 @@
+"""Spouts and bolts as two Spark jobs that run at the same time.
+
+A bolt occupies a slot of Spark from the beginning to the end of a run. So the bolts start first, and the
+spouts once all bolts are subscribed: else the spouts could take every slot and wait for ever for bolts that
+never start.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.control import ControlClient
+from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.pipelines.attachment import WorkerEndpoint
+from tuplewire.pipelines.report import Progress, Traffic
+from tuplewire.session.ledger import LedgerSnapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from tuplewire.wire.control_pb2 import GetStatusResponse
+
+SUBSCRIBE_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+CANCEL_SECONDS = 30.0
+_POLL_SECONDS = 0.25
+_QUICK_POLL_SECONDS = 0.05
+
+
+class PipelineError(TuplewireError):
+    """A spout or a bolt failed; the message has its own error, the cause Spark's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run left: the bolts' rows, the spouts' reports, and how it went."""
+
+    table: DataFrame
+    reports: Sequence[Row]
+    seconds: float
+    ledgers: dict[str, LedgerSnapshot]
+
+
+def bolt_frame(
+    spark: SparkSession,
+    tasks: Collection[int],
+    run: Callable[[int], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """Return a DataFrame whose partitions are the tasks, one PySpark task each, with what they yield."""
+
+    def bolt(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            for position in batch.column("id").to_pylist():
+                yield from run(ids[position])
+
+    ids = list(tasks)
+    return spark.range(0, len(ids), 1, len(ids)).mapInArrow(bolt, schema)
+
+
+def run_jobs(
+    spark: SparkSession,
+    workers: Sequence[WorkerEndpoint],
+    *,
+    bolts: DataFrame,
+    spouts: DataFrame,
+    tasks: Collection[int],
+    progress: Progress,
+) -> Outcome:
+    """Run the bolts, then beside them the spouts, until both have ended.
+
+    tasks: the bolts' task ids. Raises ConfigError when Spark has too few slots, and PipelineError with the
+    first error of a spout or a bolt; the other job is then cancelled.
+    """
+    check_slots(spark, len(tasks))
+    finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        controls = [stack.enter_context(ControlClient(worker.address)) for worker in workers]
+        before = _traffic(_statuses(controls), set(tasks))
+        jobs = [
+            # Materialized where it is computed: asking for the table again must not run the bolts again.
+            _Job(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished),
+            _Job(spark, "spout", spouts.collect, finished),
+        ]
+        stack.callback(lambda: [job.stop() for job in jobs])
+        jobs[0].start()
+        progress.stage(f"Waiting for {len(tasks)} bolts to subscribe ...")
+        _wait_subscribed(controls, set(tasks), finished)
+        started = time.monotonic()
+        jobs[1].start()
+        _watch(jobs, finished, lambda: _traffic(_statuses(controls), set(tasks)) - before, progress)
+        seconds = time.monotonic() - started
+        ledgers = _settled_ledgers(controls)
+    return Outcome(jobs[0].result, jobs[1].result, seconds, ledgers)
+
+
+def check_slots(spark: SparkSession, n_bolts: int) -> None:
+    """Raise ConfigError unless there is a slot for each bolt, and one more for the spouts."""
+    slots = spark.sparkContext.defaultParallelism
+    if slots < n_bolts + 1:
+        raise ConfigError(
+            f"{n_bolts} bolts run at the same time and the spouts need a slot too, but Spark has only "
+            f"{slots}: give it at least {n_bolts + 1} cores, or run fewer bolts"
+        )
+
+
+class _Job:
+    """A Spark job in a thread of its own, under a group by which it can be cancelled."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        action: Callable[[], Any],
+        finished: queue.SimpleQueue[_Job],
+    ) -> None:
+        from pyspark import InheritableThread
+
+        self.name = name
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._context = spark.sparkContext
+        self._group = f"{name}-{uuid.uuid4().hex}"
+        self._action = action
+        self._finished = finished
+        self._started = False
+        self._thread = InheritableThread(target=self._main, session=spark)
+
+    def start(self) -> None:
+        self._started = True
+        self._thread.start()
+
+    def _main(self) -> None:
+        self._context.setJobGroup(self._group, f"tuplewire {self.name}s", interruptOnCancel=True)
+        try:
+            self.result = self._action()
+        except Exception as error:  # noqa: BLE001 - handed to the thread that watches
+            self.error = error
+        self._finished.put(self)
+
+    def stop(self) -> None:
+        """Cancel the job if it runs, and wait for its thread."""
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while self._started and self._thread.is_alive() and time.monotonic() < deadline:
+            # Again and again, as the thread may not have come as far as to have a job.
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(_POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raise PipelineError if the job has failed."""
+        if self.error is not None:
+            raise PipelineError(f"a {self.name} failed: {_root(self.error)}") from self.error
+
+
+def _root(error: Exception) -> str:
+    """Return the last line of the Python traceback in a Spark error, else the error's first line."""
+    text = str(error)
+    _, found, traceback = text.rpartition("Traceback (most recent call last):\n")
+    match = re.search(r"^(?!\s).+$", traceback, re.MULTILINE) if found else None
+    return match[0] if match else text.partition("\n")[0]
+
+
+def _wait_subscribed(
+    controls: Sequence[ControlClient], tasks: set[int], finished: queue.SimpleQueue[_Job]
+) -> None:
+    deadline = time.monotonic() + SUBSCRIBE_SECONDS
+    while missing := tasks - _subscribed(_statuses(controls)):
+        if time.monotonic() > deadline:
+            raise PipelineError(
+                f"tasks {sorted(missing)} have not subscribed within {SUBSCRIBE_SECONDS:g} s: "
+                "is the assignment in force, and has Spark enough free slots?"
+            )
+        job = _next_finished(finished, _QUICK_POLL_SECONDS)
+        if job is not None:
+            job.check()
+            raise PipelineError("the bolts ended before any spout had started")
+
+
+def _watch(
+    jobs: Sequence[_Job],
+    finished: queue.SimpleQueue[_Job],
+    traffic: Callable[[], Traffic],
+    progress: Progress,
+) -> None:
+    running = len(jobs)
+    while running:
+        job = _next_finished(finished, _POLL_SECONDS)
+        if job is not None:
+            job.check()
+            running -= 1
+        progress.show(traffic())
+
+
+def _next_finished(finished: queue.SimpleQueue[_Job], seconds: float) -> _Job | None:
+    try:
+        return finished.get(timeout=seconds)
+    except queue.Empty:
+        return None
+
+
+def _settled_ledgers(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
+    """Return each worker's ledger once nothing is pending; as it is when that takes too long."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        statuses = _statuses(controls)
+        ledgers = {
+            status.worker_id: LedgerSnapshot(
+                status.ledger.accepted,
+                status.ledger.acknowledged,
+                dict(status.ledger.dropped),
+                status.ledger.pending,
+            )
+            for status in statuses
+        }
+        if not any(ledger.pending for ledger in ledgers.values()) or time.monotonic() > deadline:
+            return ledgers
+        time.sleep(_QUICK_POLL_SECONDS)
+
+
+def _statuses(controls: Sequence[ControlClient]) -> list[GetStatusResponse]:
+    return [control.status() for control in controls]
+
+
+def _subscribed(statuses: Sequence[GetStatusResponse]) -> set[int]:
+    return {task.task for status in statuses for task in status.tasks if task.subscribed}
+
+
+def _traffic(statuses: Sequence[GetStatusResponse], tasks: set[int]) -> Traffic:
+    return Traffic(
+        sent=sum(
+            count.messages for status in statuses for count in status.received if count.source == "client"
+        ),
+        received=sum(
+            task.acknowledged_sequence for status in statuses for task in status.tasks if task.task in tasks
+        ),
+    )

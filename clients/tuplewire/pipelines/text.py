@@ -1,0 +1,130 @@
+"""A file's lines as a DataFrame, and what is done about bad ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tuplewire.errors import TuplewireError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+SHOWN_ROWS = 5
+"""How many bad rows are kept to be shown; all of them are counted."""
+
+_INDEX_BITS = 33
+_SHOWN_CHARACTERS = 120
+
+
+class InputError(TuplewireError):
+    """The input cannot be used at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRow:
+    """A row that was left out: its line number in the file (from 1), why, and the row itself."""
+
+    line: int
+    problem: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRows:
+    """How many rows were left out, and the first of them."""
+
+    count: int
+    first: Sequence[SkippedRow]
+
+
+def check_file(path: Path) -> None:
+    """Raise InputError unless the path is a readable file with something in it."""
+    try:
+        if path.is_dir():
+            raise InputError(f"{path} is a directory: name one file")
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise InputError(f"{path} is empty: there is nothing to run on")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_lines(spark: SparkSession, path: Path) -> DataFrame:
+    """Return the lines of a file: `id`, from which line numbers come, and `value`, the text.
+
+    Spark reads it in pieces, each a partition; the text may be no UTF-8.
+    """
+    from pyspark.sql.functions import monotonically_increasing_id
+
+    lines = spark.read.text(path.absolute().as_uri())
+    return lines.select(monotonically_increasing_id().alias("id"), "value")
+
+
+class SkipTally:
+    """Collects, in a spout, what it leaves out."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[dict[str, object]] = []
+
+    def split(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows without a `problem`; note `id`, `problem` and `line` of the others."""
+        problems = rows.column("problem")
+        if problems.null_count == len(rows):
+            return rows
+        bad = rows.filter(problems.is_valid())
+        self.count += len(bad)
+        for row in bad.slice(0, SHOWN_ROWS - len(self.first)).to_pylist():
+            text = row["line"].decode("utf-8", "backslashreplace")[:_SHOWN_CHARACTERS]
+            self.first.append({"id": row["id"], "problem": row["problem"], "text": text})
+        return rows.filter(problems.is_null())
+
+
+REPORT = "source int, sent bigint, skipped bigint, first array<struct<id: bigint, problem: string, text: string>>"
+"""What a spout yields when it has ended: one row of this."""
+
+_REPORT = pa.schema(
+    [
+        ("source", pa.int32()),
+        ("sent", pa.int64()),
+        ("skipped", pa.int64()),
+        ("first", pa.list_(pa.struct([("id", pa.int64()), ("problem", pa.string()), ("text", pa.string())]))),
+    ]
+)
+
+
+def report(source: int, sent: int, tally: SkipTally) -> pa.RecordBatch:
+    """Return a spout's one row."""
+    row = {"source": source, "sent": sent, "skipped": tally.count, "first": tally.first}
+    return pa.RecordBatch.from_pylist([row], _REPORT)
+
+
+def skipped_rows(lines: DataFrame, reports: Sequence[Row]) -> SkippedRows:
+    """Put the spouts' tallies together; with bad rows, reads the file once more to number them."""
+    from pyspark.sql.functions import spark_partition_id
+
+    first = sorted((row for report in reports for row in report["first"]), key=lambda row: row["id"])
+    first = first[:SHOWN_ROWS]
+    before: dict[int, int] = {}
+    if first:
+        counts = dict(lines.groupBy(spark_partition_id()).count().collect())
+        total = 0
+        for partition in range(max(counts) + 1):
+            before[partition] = total
+            total += counts.get(partition, 0)
+    return SkippedRows(
+        sum(report["skipped"] for report in reports),
+        [
+            SkippedRow(
+                before[row["id"] >> _INDEX_BITS] + (row["id"] & (1 << _INDEX_BITS) - 1) + 1,
+                row["problem"],
+                row["text"],
+            )
+            for row in first
+        ],
+    )

@@ -1,0 +1,414 @@
+"""The driver of a sending session over gRPC: keeps a Send stream up and the window moving.
+
+The window is pure state behind a lock: any thread may hand messages over; the loop writes frames and reads
+acknowledgements. Whatever has queued up while a frame was being written goes into the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tuplewire.channel import error_of, is_fatal, open_channel
+from tuplewire.config import PROTOCOL_VERSION, AckMode, SessionSettings
+from tuplewire.errors import (
+    BufferFullError,
+    ClosedError,
+    FlushTimeoutError,
+    ProtocolVersionError,
+    RefusedError,
+    RefusedMessagesError,
+    TuplewireError,
+    UnreachableError,
+)
+from tuplewire.message import TaskGroup
+from tuplewire.session.backoff import Backoff
+from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.session.receive import Refusal
+from tuplewire.session.send import SendWindow, Settled
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame
+from tuplewire.wire.translate import hello_to_wire, opened_from_wire, update_from_wire
+
+logger = logging.getLogger(__name__)
+
+SEND_METHOD = "/tuplewire.v1.Messaging/Send"
+_REMEMBERED_REFUSALS = 1000
+_GOODBYE_SECONDS = 1.0
+_BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
+"""What gRPC raises on a call that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sends: fences and resumes sessions.
+
+    incarnation: grows with every start of the same sender id. worker: whether it is a worker.
+    """
+
+    topology: str
+    sender_id: str
+    incarnation: int
+    worker: bool = False
+
+
+@dataclass(slots=True)
+class SendCounts:
+    """What was written, including what was written again."""
+
+    messages: int = 0
+    frames: int = 0
+    bytes: int = 0
+    connections: int = 0
+
+
+class Sender:
+    """One session to one worker. Thread-safe unless a method says that it belongs to the loop."""
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        settings: SessionSettings,
+        loop: asyncio.AbstractEventLoop,
+        on_settled: Callable[[list[Settled]], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.identity = identity
+        self.counts = SendCounts()
+        self.loads: dict[int, float] = {}
+        self.connected = False
+        self.assignment_version: Callable[[], int] = lambda: 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Called on the loop when the connection comes or goes, and when room appears."""
+        self._settings = settings
+        self._loop = loop
+        self._on_settled = on_settled
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
+        self._window = SendWindow(settings)
+        self._wake = asyncio.Event()
+        self._waking = False
+        self._closing = False
+        self._leaving = False
+        self._error: TuplewireError | None = None
+        self._last_problem = "not connected yet"
+        self._refusals: list[str] = []
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    # --- for whoever sends ---------------------------------------------------------------------
+
+    def try_send(self, groups: Sequence[TaskGroup], token: Any = None) -> bool:
+        """Accept all messages if there is room for them now.
+
+        Raises ClosedError, MessageTooLargeError, or the error for which the session has ended.
+        """
+        with self._lock:
+            return self._offer(groups, token)
+
+    def send(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
+        """Accept all messages, waiting for room; never call it on the loop. Raises BufferFullError too."""
+        with self._lock:
+            if self._offer(groups, None):
+                return
+            if not self._moved.wait_for(lambda: self._offer(groups, None), timeout):
+                raise BufferFullError(self._full(f"{timeout} s"))
+
+    def full_error(self) -> BufferFullError:
+        """Return the error for a refused try_send."""
+        with self._lock:
+            return BufferFullError(self._full("an immediate send"))
+
+    def _full(self, waited: str) -> str:
+        window = self._window
+        where = "" if self.connected else f"; {self.address} is not connected: {self._last_problem}"
+        return (
+            f"no room for {waited}: {window.messages} messages ({window.size_bytes} bytes) are pending, "
+            f"the receiver is slow or gone{where}"
+        )
+
+    def _offer(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise ClosedError(f"the connection to {self.address} is closed")
+        self._window.check(groups)
+        if not groups:
+            return True
+        if not self._window.offer(groups, token):
+            return False
+        if not self._waking:
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._wake.set)
+        return True
+
+    def wait_flushed(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending; never call it on the loop.
+
+        Raises FlushTimeoutError, RefusedMessagesError for what was refused since the last call, or the error
+        for which the session has ended.
+        """
+        with self._lock:
+            done = self._moved.wait_for(lambda: not self._window.messages or self._error is not None, timeout)
+            self._raise_flush(done=done, timeout=timeout)
+
+    async def flushed(self, timeout: float | None = None) -> None:
+        """Do the same as wait_flushed, on the loop."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self.pending_messages and self._error is None:
+                    await self.changed()
+        except TimeoutError:
+            pass
+        with self._lock:
+            self._raise_flush(done=not self._window.messages or self._error is not None, timeout=timeout)
+
+    def _raise_flush(self, *, done: bool, timeout: float | None) -> None:
+        refusals, self._refusals = self._refusals, []
+        if self._error is not None:
+            raise self._error
+        if refusals:
+            raise RefusedMessagesError(refusals)
+        if not done:
+            window = self._window
+            where = "" if self.connected else f"; {self.address} is not connected: {self._last_problem}"
+            raise FlushTimeoutError(
+                f"{window.messages} messages ({window.size_bytes} bytes) are not acknowledged "
+                f"after {timeout} s{where}; they stay pending"
+            )
+
+    async def changed(self) -> None:
+        """Wait on the loop until something has settled, or the connection has come or gone."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages that are accepted and not settled."""
+        return self._window.messages
+
+    @property
+    def failed(self) -> TuplewireError | None:
+        """The error for which the session has ended, if it has."""
+        return self._error
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return the balance of this session."""
+        with self._lock:
+            return self._window.ledger()
+
+    # --- life, on the loop -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect; on the loop."""
+        self._task = self._loop.create_task(self._run(), name=f"send to {self.address}")
+
+    async def close(self, timeout: float) -> list[Settled]:
+        """Wait for acknowledgements as long as the timeout, say goodbye, give up the rest and return it."""
+        with self._lock:
+            self._closing = True
+        if self._error is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    while self._window.messages and self._error is None:
+                        await self.changed()
+        if self.connected and not self._window.messages and self._task is not None:
+            self._leaving = True
+            self._wake.set()
+            await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
+        return await self._end()
+
+    async def abort(self) -> list[Settled]:
+        """Give up everything now, and return it."""
+        with self._lock:
+            self._closing = True
+        return await self._end()
+
+    async def _end(self) -> list[Settled]:
+        await self._stop_task()
+        with self._lock:
+            left = self._window.abandon(DropReason.CLOSED)
+            self._moved.notify_all()
+        self._settle(left)
+        return left
+
+    async def _stop_task(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def suspend(self) -> None:
+        """Give the stream up for a fork; see tuplewire.loop."""
+        await self._stop_task()
+
+    def resume(self) -> None:
+        """Go on after a fork."""
+        if not self._closing and self._error is None:
+            self.start()
+
+    async def _run(self) -> None:
+        settings = self._settings
+        backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
+        while True:
+            try:
+                await self._stream(backoff)
+            except RefusedError as error:
+                self._disconnected(error)
+                if is_fatal(error):
+                    self._fail(error)
+                    return
+            except UnreachableError as error:
+                self._disconnected(error)
+            finally:
+                self.connected = False
+            if self._leaving:
+                return
+            await asyncio.sleep(backoff.next())
+
+    def _disconnected(self, error: TuplewireError) -> None:
+        if self.connected or str(error) != self._last_problem:
+            logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
+        self._last_problem = str(error)
+        self.connected = False
+        self._notify()
+
+    def _fail(self, error: TuplewireError) -> None:
+        with self._lock:
+            self._error = error
+            left = self._window.abandon(DropReason.REFUSED)
+            self._moved.notify_all()
+        logger.error("connection.refused", extra={"peer": self.address, "reason": str(error)})
+        self._settle(left)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self.on_change()
+
+    async def _stream(self, backoff: Backoff) -> None:
+        """Keep one stream up until it ends; always raises what ended it."""
+        async with open_channel(self.address, self._settings) as channel:
+            call: Any = channel.stream_stream(SEND_METHOD)()
+            try:
+                await self._open(call)
+                backoff.succeeded()
+                writer = self._loop.create_task(self._write(call), name=f"write to {self.address}")
+                try:
+                    await self._read(call)
+                finally:
+                    writer.cancel()
+                    with contextlib.suppress(
+                        asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError
+                    ):
+                        await writer
+            except _BROKEN:
+                pass  # the status, below, says why
+            finally:
+                cancelled = call.cancel()
+            if cancelled:
+                raise UnreachableError(f"{self.address}: the stream broke")
+            raise error_of(
+                await call.code(), await call.details() or "", await call.trailing_metadata(), self.address
+            )
+
+    async def _open(self, call: Any) -> None:
+        window = self._window
+        hello = hello_to_wire(
+            topology=self.identity.topology,
+            sender_id=self.identity.sender_id,
+            incarnation=self.identity.incarnation,
+            worker=self.identity.worker,
+            processed=self._settings.ack_mode is AckMode.PROCESSED,
+            assignment_version=self.assignment_version(),
+            acknowledged=window.acknowledged,
+            receiver_incarnation=window.receiver_incarnation,
+        )
+        await call.write(pb.SendRequest(hello=hello).SerializeToString())
+        data = await call.read()
+        if data is grpc.aio.EOF:
+            raise asyncio.InvalidStateError
+        welcome = pb.SendResponse.FromString(data).welcome
+        if welcome.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"{self.address} speaks protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
+                "bring both to one release"
+            )
+        with self._lock:
+            settled = window.opened(opened_from_wire(welcome))
+            window.max_message_bytes = min(self._settings.max_message_bytes, welcome.max_message_bytes)
+            self._remember(update_from_wire(0, (), welcome.refusals).refusals)
+            self._moved.notify_all()
+        self._take_load(welcome.load)
+        self.counts.connections += 1
+        self.connected = True
+        logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
+        self._settle(settled)
+        self._wake.set()
+        self._notify()
+
+    async def _write(self, call: Any) -> None:
+        counts = self.counts
+        while True:
+            self._wake.clear()
+            with self._lock:
+                self._waking = False
+                frame = self._window.next_frame()
+            if frame is None:
+                if self._leaving:
+                    await call.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
+                    await call.done_writing()
+                    return
+                await self._wake.wait()
+                continue
+            await call.write(encode_frame(frame.sequence, frame.runs))
+            counts.messages += frame.messages
+            counts.frames += 1
+            counts.bytes += frame.size_bytes
+
+    async def _read(self, call: Any) -> None:
+        while (data := await call.read()) is not grpc.aio.EOF:
+            response = pb.SendResponse.FromString(data)
+            kind = response.WhichOneof("kind")
+            if kind == "ack":
+                ack = response.ack
+                update = update_from_wire(ack.sequence, ack.credits, ack.refusals)
+                with self._lock:
+                    settled = self._window.update(update)
+                    self._remember(update.refusals)
+                    self._moved.notify_all()
+                self._settle(settled)
+                self._wake.set()
+                self._changed.set()
+            elif kind == "load":
+                self._take_load(response.load)
+            elif kind == "drain":
+                logger.info("peer.draining", extra={"peer": self.address})
+
+    def _take_load(self, report: pb.LoadReport) -> None:
+        for entry in report.tasks:
+            self.loads[entry.task] = entry.load
+
+    def _remember(self, refusals: Iterable[Refusal]) -> None:
+        for refusal in refusals:
+            owner = f" (owner: {refusal.owner})" if refusal.owner else ""
+            text = (
+                f"{refusal.code}: {refusal.messages} messages to task {refusal.task}: {refusal.detail}{owner}"
+            )
+            logger.warning("messages.refused", extra={"peer": self.address, "reason": text})
+            if len(self._refusals) < _REMEMBERED_REFUSALS:
+                self._refusals.append(text)
+
+    def _settle(self, settled: list[Settled]) -> None:
+        if settled and self._on_settled is not None:
+            self._on_settled(settled)

@@ -1,0 +1,123 @@
+"""The consuming end of a Recv session: what has arrived, what is done with, what there is room for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tuplewire.errors import MalformedError
+from tuplewire.message import TaskGroup
+from tuplewire.session.delivery import Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a consumer stands in one task: sequences; and room in bytes after `received`."""
+
+    task: int
+    acknowledged: int
+    received: int
+    credit: int
+    credit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Messages that are new to the consumer; hand it to acknowledge() when they are done with."""
+
+    epoch: int
+    deliveries: tuple[Delivery, ...]
+
+    @property
+    def groups(self) -> list[TaskGroup]:
+        """The messages, in order."""
+        return [delivery.group for delivery in self.deliveries]
+
+
+class _Task:
+    __slots__ = ("acknowledged", "received", "unacknowledged")
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.received = 0
+        self.unacknowledged: deque[tuple[int, int]] = deque()
+
+
+class ConsumeWindow:
+    """State of one consumer's session; outlives the streams that carry it."""
+
+    def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
+        self._tasks = {task: _Task() for task in tasks}
+        self._prefetch_messages = prefetch_messages
+        self._prefetch_bytes = prefetch_bytes
+        self._moved: dict[int, None] = {}
+        self.worker_incarnation = 0
+        """The incarnation of the worker that the sequences belong to; 0 before the first connection."""
+
+    def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
+        """Go on over a new stream: delivery goes on after these (task, sequence) positions."""
+        if worker_incarnation != self.worker_incarnation:
+            self.worker_incarnation = worker_incarnation
+            self._tasks = {task: _Task() for task in self._tasks}
+        self._moved.clear()
+        for task, received in starts:
+            if (state := self._tasks.get(task)) is not None and not state.received:
+                state.received = state.acknowledged = received
+
+    def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
+        """Take messages in; return those that are new. MalformedError for a gap or a foreign task."""
+        new = []
+        for delivery in deliveries:
+            group, first = delivery.group, delivery.first_sequence
+            state = self._tasks.get(group.task)
+            if state is None:
+                raise MalformedError(f"messages for task {group.task} came, which is not subscribed")
+            last = first + len(group) - 1
+            if first > state.received + 1:
+                raise MalformedError(
+                    f"task {group.task}: message {first} came after message {state.received}"
+                )
+            if last <= state.received:
+                continue
+            if first <= state.received:
+                group = group.slice(state.received + 1 - first, len(group))
+                first = state.received + 1
+            state.received = last
+            state.unacknowledged.append((last, len(group.data)))
+            new.append(Delivery(first, group))
+        return Arrived(self.worker_incarnation, tuple(new))
+
+    def acknowledge(self, arrived: Arrived) -> bool:
+        """Take account of messages that are done with; False when their worker is gone and it is void."""
+        if arrived.epoch != self.worker_incarnation:
+            return False
+        for delivery in arrived.deliveries:
+            task = delivery.group.task
+            state = self._tasks[task]
+            last = delivery.first_sequence + len(delivery.group) - 1
+            state.acknowledged = max(state.acknowledged, last)
+            while state.unacknowledged and state.unacknowledged[0][0] <= state.acknowledged:
+                state.unacknowledged.popleft()
+            self._moved[task] = None
+        return True
+
+    def moved(self) -> list[Cursor]:
+        """Return the cursors that have moved since the last call."""
+        moved, self._moved = self._moved, {}
+        return [self._cursor(task) for task in moved]
+
+    def all(self) -> list[Cursor]:
+        """Return every cursor, for subscribing."""
+        return [self._cursor(task) for task in self._tasks]
+
+    def _cursor(self, task: int) -> Cursor:
+        state = self._tasks[task]
+        held = sum(size for _, size in state.unacknowledged)
+        return Cursor(
+            task,
+            state.acknowledged,
+            state.received,
+            state.acknowledged + self._prefetch_messages,
+            max(0, self._prefetch_bytes - held),
+        )

@@ -1,0 +1,124 @@
+"""What a receiver grants: permission to send, per task, as absolute offsets.
+
+The grant for a task is what the session's messages to it have already been done with (released) plus a
+window. It is a count from the session's start and never falls, so that a lost or repeated grant changes
+nothing: the next one says everything again. Source: TCP's receive window; Flink's credits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuplewire.errors import CreditExceededError, ResourceLimitError
+
+MAX_TASKS = 65_536
+"""Tasks that one session may send to; bounds what a hostile sender makes us remember."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much a sender may have outstanding to one task."""
+
+    messages: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Absolute permission to send to a task, and how far its messages are processed.
+
+    messages: may have been sent in total. size_bytes: a message may start while fewer payload bytes were
+    sent in total. processed: messages done with, in total.
+    """
+
+    task: int
+    messages: int
+    size_bytes: int
+    processed: int
+
+
+class _Account:
+    __slots__ = (
+        "granted_bytes",
+        "granted_messages",
+        "received_bytes",
+        "received_messages",
+        "released_bytes",
+        "released_messages",
+    )
+
+    def __init__(self, window: Window) -> None:
+        self.granted_messages, self.granted_bytes = window.messages, window.size_bytes
+        self.received_messages = self.received_bytes = 0
+        self.released_messages = self.released_bytes = 0
+
+
+class CreditBook:
+    """One session's credit at the receiver."""
+
+    __slots__ = ("_accounts", "_changed", "_eager", "_max_message_bytes", "_window", "initial")
+
+    def __init__(self, window: Callable[[], Window], *, max_message_bytes: int, eager: bool) -> None:
+        """Start with a window for every task.
+
+        window: asked for at every grant, so that it may change while the session runs.
+        eager: tell every release, since the sender waits for it (ack mode `processed`); otherwise a grant
+        is worth a message only once a quarter of the window is free again.
+        """
+        self.initial = window()
+        """The grant for every task without one of its own."""
+        self._window = window
+        self._max_message_bytes = max_message_bytes
+        self._eager = eager
+        self._accounts: dict[int, _Account] = {}
+        self._changed: dict[int, None] = {}
+
+    def received(self, task: int, messages: int, size_bytes: int) -> None:
+        """Take account of what came; CreditExceededError when it was not granted."""
+        account = self._accounts.get(task)
+        if account is None:
+            if len(self._accounts) >= MAX_TASKS:
+                raise ResourceLimitError(f"one session sends to at most {MAX_TASKS} tasks")
+            account = self._accounts[task] = _Account(self.initial)
+        account.received_messages += messages
+        account.received_bytes += size_bytes
+        if (
+            account.received_messages > account.granted_messages
+            or account.received_bytes >= account.granted_bytes + self._max_message_bytes
+        ):
+            raise CreditExceededError(
+                f"task {task}: {account.received_messages} messages of {account.received_bytes} bytes "
+                f"were sent, {account.granted_messages} of {account.granted_bytes} bytes were granted"
+            )
+
+    def released(self, task: int, messages: int, size_bytes: int) -> bool:
+        """Take account of messages that are done with; return whether the sender should hear of it."""
+        account = self._accounts[task]
+        account.released_messages += messages
+        account.released_bytes += size_bytes
+        window = self._window()
+        if (
+            not self._eager
+            and account.released_messages + window.messages - account.granted_messages < window.messages >> 2
+            and account.released_bytes + window.size_bytes - account.granted_bytes < window.size_bytes >> 2
+        ):
+            return False
+        self._changed[task] = None
+        return True
+
+    def changes(self) -> list[Grant]:
+        """Return the grants that have changed since the last call."""
+        changed, self._changed = self._changed, {}
+        return [self._grant(task) for task in changed]
+
+    def all(self) -> list[Grant]:
+        """Return every grant, for a sender that reconnects."""
+        return [self._grant(task) for task in self._accounts]
+
+    def _grant(self, task: int) -> Grant:
+        account = self._accounts[task]
+        window = self._window()
+        account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
+        account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
+        return Grant(task, account.granted_messages, account.granted_bytes, account.released_messages)

@@ -1,0 +1,1 @@
+"""Tuplewire inside Spark. Nothing here imports pyspark before it is used."""

@@ -1,0 +1,100 @@
+"""The connecting side of the gRPC transport: one session to one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tuplewire.config import Overflow
+from tuplewire.loop import EventLoopThread
+from tuplewire.message import TaskGroup, TaskMessageBatch, as_batch
+from tuplewire.sender import Sender
+from tuplewire.session.send import Settled
+from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IClientConnection
+
+
+class GrpcClientConnection(IClientConnection):
+    """A Sender in the form of the plug-in contract."""
+
+    def __init__(
+        self, thread: EventLoopThread, make_sender: Callable[..., Sender], overflow: Overflow
+    ) -> None:
+        self._thread = thread
+        self._overflow = overflow
+        self._closed = False
+        self._callback: Callable[[Sequence[Settled]], None] | None = None
+        self._sender = make_sender(on_settled=self._settled)
+        thread.suspendables.add(self._sender)
+        thread.call(self._sender.start)
+
+    def _settled(self, settled: list[Settled]) -> None:
+        if self._callback is not None:
+            self._callback(settled)
+
+    @property
+    def port(self) -> int:
+        """See IConnection."""
+        return int(self._sender.address.rpartition(":")[2])
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """See IConnection."""
+        if self._closed or self._sender.failed is not None:
+            return ConnectionStatus.CLOSED
+        return ConnectionStatus.READY if self._sender.connected else ConnectionStatus.CONNECTING
+
+    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
+        """See IClientConnection."""
+        groups = _groups(messages, payload)
+        if self._overflow is Overflow.BLOCK:
+            self._sender.send(groups, timeout)
+        elif not self._sender.try_send(groups):
+            raise self._sender.full_error()
+
+    def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
+        """See IClientConnection."""
+        return self._sender.try_send(_groups(messages, payload))
+
+    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+        """See IClientConnection."""
+        return self._sender.try_send(groups, token)
+
+    def register_settled(self, callback: Callable[[Sequence[Settled]], None]) -> None:
+        """See IClientConnection."""
+        self._callback = callback
+
+    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
+        """See IClientConnection."""
+        loads = self._sender.loads
+        return {task: loads[task] for task in tasks if task in loads}
+
+    def statistics(self) -> ClientStatistics:
+        """See IClientConnection."""
+        counts = self._sender.counts
+        return ClientStatistics(
+            self._sender.ledger(),
+            counts.messages,
+            counts.frames,
+            counts.bytes,
+            max(0, counts.connections - 1),
+        )
+
+    def close(self, timeout: float = 10.0) -> None:
+        """See IConnection."""
+        if not self._closed:
+            self._closed = True
+            self._thread.run(self._sender.close(timeout))
+
+    def abort(self) -> None:
+        """See IConnection."""
+        if not self._closed:
+            self._closed = True
+            self._thread.run(self._sender.abort())
+
+
+def _groups(messages: Any, payload: bytes | None) -> Sequence[TaskGroup]:
+    if isinstance(messages, int):
+        return (TaskGroup.of(messages, (b"" if payload is None else payload,)),)
+    if isinstance(messages, TaskMessageBatch):
+        return messages.groups
+    return as_batch(messages).groups

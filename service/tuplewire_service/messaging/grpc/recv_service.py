@@ -1,0 +1,185 @@
+"""The Recv side of the Messaging service: a consumer's subscription over one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from typing import Any
+
+import grpc
+
+from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.errors import (
+    DrainingError,
+    MalformedError,
+    ProtocolVersionError,
+    TuplewireError,
+    WrongTopologyError,
+)
+from tuplewire.message import TaskGroup, check_task
+from tuplewire.session.consume import Cursor
+from tuplewire.session.delivery import Delivery
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame
+from tuplewire_service.messaging.grpc.refuse import code_of, refuse
+from tuplewire_service.messaging.grpc.settings import GrpcSettings
+from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+
+logger = logging.getLogger(__name__)
+
+_SUBSCRIBE_SECONDS = 10.0
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RecvService:
+    """Everything behind Messaging.Recv of one bound server. Belongs to the event loop."""
+
+    def __init__(self, topology: str, settings: GrpcSettings, source: ISubscriptionSource) -> None:
+        self.topology = topology
+        self.settings = settings
+        self.source = source
+        self.draining = False
+        self.refused: Counter[str] = Counter()
+
+    async def serve(self, _: object, context: _Context) -> None:
+        """Serve one stream from subscribe to end."""
+        subscription: ISubscription | None = None
+        try:
+            subscribe = await self._subscribe(context)
+            if subscribe is None:
+                return
+            wake = asyncio.Event()
+            subscription = self._open(subscribe, wake)
+            await context.write(_subscribed(subscription).SerializeToString())
+            await self._carry(subscription, wake, context)
+        except TuplewireError as error:
+            self.refused[code_of(error)] += 1
+            logger.warning("stream.refused", extra={"peer": context.peer(), "reason": str(error)})
+            await refuse(context, error)
+        finally:
+            if subscription is not None:
+                subscription.close()
+
+    @staticmethod
+    async def _subscribe(context: _Context) -> pb.Subscribe | None:
+        try:
+            async with asyncio.timeout(_SUBSCRIBE_SECONDS):
+                data = await context.read()
+        except TimeoutError:
+            raise MalformedError(f"no subscribe within {_SUBSCRIBE_SECONDS:.0f} s") from None
+        if data is grpc.aio.EOF:
+            return None
+        request = _request(data)
+        if not request.HasField("subscribe"):
+            raise MalformedError("the first request of a Recv stream must be a subscribe")
+        return request.subscribe
+
+    def _open(self, subscribe: pb.Subscribe, wake: asyncio.Event) -> ISubscription:
+        if subscribe.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"this worker speaks protocol {PROTOCOL_VERSION}, the consumer {subscribe.protocol_version}"
+            )
+        if subscribe.topology != self.topology:
+            raise WrongTopologyError(
+                f"this worker serves topology {self.topology!r}, "
+                f"the consumer belongs to {subscribe.topology!r}"
+            )
+        if not subscribe.consumer_id or not subscribe.tasks:
+            raise MalformedError("a subscribe needs a consumer_id and at least one task")
+        if self.draining:
+            raise DrainingError("the worker is draining; connect again later, or to another one")
+        request = SubscribeRequest(
+            subscribe.topology,
+            subscribe.consumer_id,
+            subscribe.incarnation,
+            subscribe.worker_incarnation,
+            [_cursor(each) for each in subscribe.tasks],
+        )
+        return self.source.subscribe(request, wake.set)
+
+    async def _carry(self, subscription: ISubscription, wake: asyncio.Event, context: _Context) -> None:
+        writer = asyncio.create_task(self._write(subscription, wake, context), name="deliver")
+        reader = asyncio.create_task(self._read(subscription, context), name="progress")
+        try:
+            await asyncio.wait([writer, reader], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writer, reader):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                await reader
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                await writer
+
+    @staticmethod
+    async def _read(subscription: ISubscription, context: _Context) -> None:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            request = _request(data)
+            kind = request.WhichOneof("kind")
+            if kind == "progress":
+                subscription.progress([_cursor(each) for each in request.progress.tasks])
+            elif kind == "goodbye":
+                return
+            elif kind != "load":
+                raise MalformedError(f"a request of kind {kind} within a stream")
+
+    async def _write(self, subscription: ISubscription, wake: asyncio.Event, context: _Context) -> None:
+        sequence = 0
+        max_bytes = self.settings.session.max_frame_bytes
+        while True:
+            wake.clear()
+            deliveries = subscription.take(max_bytes)
+            if deliveries:
+                sequence += 1
+                await context.write(_frame(sequence, deliveries))
+                continue
+            if subscription.ended is not None:
+                raise subscription.ended
+            await wake.wait()
+
+
+def _request(data: bytes) -> pb.RecvRequest:
+    try:
+        return pb.RecvRequest.FromString(data)
+    except Exception as error:
+        raise MalformedError(f"{len(data)} bytes are not a RecvRequest: {error}") from error
+
+
+def _cursor(cursor: pb.TaskCursor) -> Cursor:
+    return Cursor(
+        check_task(cursor.task), cursor.acknowledged, cursor.received, cursor.credit, cursor.credit_bytes
+    )
+
+
+def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
+    return pb.RecvResponse(
+        subscribed=pb.Subscribed(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id=subscription.worker_id,
+            worker_incarnation=subscription.worker_incarnation,
+            tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
+        )
+    )
+
+
+def _frame(sequence: int, deliveries: list[Delivery]) -> bytes:
+    """Encode deliveries, those that follow each other within one (task, source) as one group."""
+    runs: list[list[TaskGroup]] = []
+    firsts: list[int] = []
+    last: Delivery | None = None
+    for delivery in deliveries:
+        group = delivery.group
+        if (
+            last is not None
+            and last.group.task == group.task
+            and last.group.source == group.source
+            and last.group.redelivered == group.redelivered
+        ):
+            runs[-1].append(group)
+        else:
+            runs.append([group])
+            firsts.append(delivery.first_sequence)
+        last = delivery
+    return encode_frame(sequence, runs, firsts)

@@ -1,0 +1,28 @@
+"""Errors to gRPC statuses: every refusal has a named code in its trailing metadata."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from tuplewire.channel import ERROR_KEY
+from tuplewire.errors import DrainingError, MessageError, RefusedError, ResourceLimitError, TuplewireError
+
+
+def code_of(error: TuplewireError) -> str:
+    """Return the name of the wire's ErrorCode for an error."""
+    return error.code if isinstance(error, RefusedError) else "MALFORMED"
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireError) -> NoReturn:
+    """End a stream with the status that stands for an error."""
+    status = grpc.StatusCode.FAILED_PRECONDITION
+    if isinstance(error, MessageError):
+        status = grpc.StatusCode.INVALID_ARGUMENT
+    elif isinstance(error, DrainingError):
+        status = grpc.StatusCode.UNAVAILABLE
+    elif isinstance(error, ResourceLimitError):
+        status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    await context.abort(status, str(error), ((ERROR_KEY, code_of(error)),))
+    raise AssertionError  # abort raises; this tells the type checker

@@ -1,0 +1,344 @@
+"""The Send side of the Messaging service: sessions in, batches to the callback, acknowledgements back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from tuplewire.config import PROTOCOL_VERSION, AckMode
+from tuplewire.errors import (
+    DrainingError,
+    MalformedError,
+    PayloadRefusedError,
+    ProtocolVersionError,
+    RefusedError,
+    ResourceLimitError,
+    SequenceGapError,
+    StaleIncarnationError,
+    TuplewireError,
+    WrongTopologyError,
+)
+from tuplewire.message import TaskGroup
+from tuplewire.session.credit import CreditBook, Grant, Window
+from tuplewire.session.receive import ReceiveSession
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_send_request, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import grant_to_wire, update_to_wire
+from tuplewire_service.messaging.base import IConnectionCallback, ReceiveCount, ReceivedBatch
+from tuplewire_service.messaging.grpc.refuse import code_of, refuse
+from tuplewire_service.messaging.grpc.settings import GrpcSettings
+
+logger = logging.getLogger(__name__)
+
+CLIENT_SOURCE = "client"
+OTHER_SOURCE = "other"
+MAX_SOURCES = 1000
+_HELLO_SECONDS = 10.0
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Session:
+    """A sender's session and the stream that carries it now; also the origin of its batches."""
+
+    def __init__(self, service: SendService, hello: pb.Hello) -> None:
+        # A worker's id, then the number of the connection among its own.
+        worker = hello.sender_id.rpartition("/")[0] or hello.sender_id
+        self.source = worker if hello.kind == pb.PEER_KIND_WORKER else CLIENT_SOURCE
+        self.ack_mode = AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED
+        self.state = ReceiveSession(
+            hello.sender_id,
+            hello.incarnation,
+            CreditBook(
+                service.window,
+                max_message_bytes=service.settings.session.max_message_bytes,
+                eager=self.ack_mode is AckMode.PROCESSED,
+            ),
+        )
+        self.stream: _Stream | None = None
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """See Origin.release; from any thread."""
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.release, task, messages, size_bytes)
+        elif self.state.credit.released(task, messages, size_bytes) and self.stream is not None:
+            self.stream.wake.set()
+
+
+class _Stream:
+    """One gRPC stream of a session."""
+
+    def __init__(self, context: _Context) -> None:
+        self.context = context
+        self.wake = asyncio.Event()
+        self.notices: list[pb.SendResponse] = []
+        self.task = asyncio.current_task()
+        self.ending: TuplewireError | None = None
+
+    def notify(self, notice: pb.SendResponse) -> None:
+        self.notices.append(notice)
+        self.wake.set()
+
+    def end(self, error: TuplewireError) -> None:
+        """Make the stream end with an error, after a last acknowledgement."""
+        self.ending = error
+        if self.task is not None:
+            self.task.cancel()
+
+
+class SendService:
+    """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
+
+    def __init__(self, topology: str, settings: GrpcSettings, callback: IConnectionCallback) -> None:
+        self.topology = topology
+        self.settings = settings
+        self.callback = callback
+        self.draining = False
+        self.refused: Counter[str] = Counter()
+        self._sessions: dict[str, _Session] = {}
+        self._streams: set[_Stream] = set()
+        self._received: dict[str, list[int]] = {}
+        self._loads: pb.LoadReport = pb.LoadReport()
+        self._window = settings.window(1)
+
+    def window(self) -> Window:
+        """Return the share of one session in a task's queue, as of now."""
+        return self._window
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions are remembered."""
+        return len(self._sessions)
+
+    def received(self) -> list[ReceiveCount]:
+        """Return what has arrived, by source."""
+        return [ReceiveCount(source, *counts) for source, counts in self._received.items()]
+
+    def send_load(self, loads: Mapping[int, float]) -> None:
+        """Tell every sender, now and when it connects."""
+        self._loads = pb.LoadReport(tasks=[pb.TaskLoad(task=t, load=load) for t, load in loads.items()])
+        notice = pb.SendResponse(load=self._loads)
+        for stream in self._streams:
+            stream.notify(notice)
+
+    def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
+        """Tell every sender."""
+        status = pb.BackpressureStatus(worker_id=worker_id, congested=congested, relieved=relieved)
+        for stream in self._streams:
+            stream.notify(pb.SendResponse(backpressure=status))
+
+    async def drain(self) -> None:
+        """Take nothing new, acknowledge what was taken, and end every stream."""
+        self.draining = True
+        streams = list(self._streams)
+        for stream in streams:
+            stream.end(DrainingError("the worker is draining; connect again later, or to another one"))
+        await asyncio.gather(
+            *(stream.task for stream in streams if stream.task is not None), return_exceptions=True
+        )
+
+    # --- one stream ------------------------------------------------------------------------------
+
+    async def serve(self, _: object, context: _Context) -> None:
+        """Serve one stream from hello to end."""
+        stream = _Stream(context)
+        session: _Session | None = None
+        try:
+            hello = await self._hello(context)
+            if hello is None:
+                return
+            session = self._open(hello)
+            if session.stream is not None:
+                session.stream.end(SequenceGapError("the sender opened another stream for this session"))
+            session.stream = stream
+            self._streams.add(stream)
+            await context.write(self._welcome(session, hello).SerializeToString())
+            await self._carry(session, stream)
+        except asyncio.CancelledError:
+            if stream.ending is None:
+                raise
+            if session is not None and session.stream is stream:
+                await self._write_update(session, context)
+            await self._refused(context, stream.ending)
+        except TuplewireError as error:
+            await self._refused(context, error)
+        finally:
+            self._streams.discard(stream)
+            if session is not None and session.stream is stream:
+                session.stream = None
+
+    async def _refused(self, context: _Context, error: TuplewireError) -> None:
+        self.refused[code_of(error)] += 1
+        logger.warning("stream.refused", extra={"peer": context.peer(), "reason": str(error)})
+        await refuse(context, error)
+
+    @staticmethod
+    async def _hello(context: _Context) -> pb.Hello | None:
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                data = await context.read()
+        except TimeoutError:
+            raise MalformedError(f"no hello within {_HELLO_SECONDS:.0f} s") from None
+        if data is grpc.aio.EOF:
+            return None
+        request = decode_send_request(data)
+        if isinstance(request, OpaqueFrame) or not request.HasField("hello"):
+            raise MalformedError("the first request of a Send stream must be a hello")
+        return request.hello
+
+    def _open(self, hello: pb.Hello) -> _Session:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"this worker speaks protocol {PROTOCOL_VERSION}, the sender {hello.protocol_version}"
+            )
+        if hello.topology != self.topology:
+            raise WrongTopologyError(
+                f"this worker serves topology {self.topology!r}, the sender belongs to {hello.topology!r}"
+            )
+        if not hello.sender_id:
+            raise MalformedError("a hello needs a sender_id")
+        if self.draining:
+            raise DrainingError("the worker is draining; connect again later, or to another one")
+        session = self._sessions.get(hello.sender_id)
+        if session is not None and session.state.incarnation > hello.incarnation:
+            raise StaleIncarnationError(
+                f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
+                f"from {hello.incarnation}"
+            )
+        if session is None or session.state.incarnation < hello.incarnation:
+            if session is not None and session.stream is not None:
+                session.stream.end(
+                    StaleIncarnationError(
+                        f"sender {hello.sender_id!r}: incarnation {hello.incarnation} has taken over"
+                    )
+                )
+            self._make_room()
+            session = self._sessions[hello.sender_id] = _Session(self, hello)
+            self._window = self.settings.window(len(self._sessions))
+        return session
+
+    def _make_room(self) -> None:
+        """Forget the session that has been without a stream for longest, when there are too many."""
+        if len(self._sessions) < self.settings.max_sessions:
+            return
+        idle = next((key for key, each in self._sessions.items() if each.stream is None), None)
+        if idle is None:
+            raise ResourceLimitError(
+                f"{self.settings.max_sessions} senders are connected already; raise max_sessions"
+            )
+        del self._sessions[idle]
+
+    def _welcome(self, session: _Session, hello: pb.Hello) -> pb.SendResponse:
+        settings = self.settings
+        state = session.state
+        update = state.resume(hello.acknowledged)
+        ack = update_to_wire(update)
+        initial = state.credit.initial
+        return pb.SendResponse(
+            welcome=pb.Welcome(
+                protocol_version=PROTOCOL_VERSION,
+                receiver_id=settings.worker_id,
+                receiver_incarnation=settings.incarnation,
+                last_sequence=ack.sequence,
+                ack_mode=pb.ACK_MODE_PROCESSED
+                if session.ack_mode is AckMode.PROCESSED
+                else pb.ACK_MODE_QUEUED,
+                initial_credit=grant_to_wire(Grant(0, initial.messages, initial.size_bytes, 0)),
+                credits=ack.credits,
+                max_message_bytes=settings.session.max_message_bytes,
+                max_frame_bytes=settings.session.max_request_bytes,
+                refusals=ack.refusals,
+                load=self._loads,
+            )
+        )
+
+    async def _carry(self, session: _Session, stream: _Stream) -> None:
+        writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
+        try:
+            await self._read(session, stream)
+        finally:
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                await writer
+        await self._write_update(session, stream.context)
+
+    async def _read(self, session: _Session, stream: _Stream) -> None:
+        context = stream.context
+        while (data := await context.read()) is not grpc.aio.EOF:
+            request = decode_send_request(data)
+            if isinstance(request, OpaqueFrame):
+                self._frame(session, request.sequence, groups_of(request))
+                stream.wake.set()
+                continue
+            kind = request.WhichOneof("kind")
+            if kind == "goodbye":
+                if self._sessions.get(session.state.sender_id) is session:
+                    del self._sessions[session.state.sender_id]
+                    self._window = self.settings.window(len(self._sessions))
+                return
+            if kind in {None, "hello"}:
+                raise MalformedError(f"a request of kind {kind} within a stream")
+
+    def _frame(self, session: _Session, sequence: int, groups: list[TaskGroup]) -> None:
+        limit = self.settings.session.max_message_bytes
+        for group in groups:
+            if len(group.data) > limit and (size := max(group.sizes())) > limit:
+                raise PayloadRefusedError(
+                    f"a message of {size} bytes to task {group.task} is over the limit of {limit}"
+                )
+        if not session.state.accept(sequence, groups):
+            return
+        counts = self._count(session.source)
+        counts[0] += sum(map(len, groups))
+        counts[1] += 1
+        counts[2] += sum(len(group.data) for group in groups)
+        batch = ReceivedBatch.arrived(groups, session)
+        try:
+            self.callback.recv(batch)
+        except Exception:
+            logger.exception("callback.failed", extra={"peer": session.state.sender_id})
+            batch.refusals = [
+                (group, RefusedError("the receiver failed; its log says why")) for group in groups
+            ]
+        refused = set()
+        for group, error in batch.refusals:
+            refused.add(id(group))
+            self.refused[error.code] += len(group)
+            session.state.refuse(sequence, group, error)
+        if not batch.held:
+            for group in groups:
+                if id(group) not in refused:
+                    session.state.credit.released(group.task, len(group), len(group.data))
+
+    def _count(self, source: str) -> list[int]:
+        counts = self._received.get(source)
+        if counts is None:
+            if len(self._received) >= MAX_SOURCES:
+                source = OTHER_SOURCE
+            counts = self._received.setdefault(source, [0, 0, 0])
+        return counts
+
+    async def _write(self, session: _Session, stream: _Stream) -> None:
+        while True:
+            await stream.wake.wait()
+            stream.wake.clear()
+            notices, stream.notices = stream.notices, []
+            for notice in notices:
+                await stream.context.write(notice.SerializeToString())
+            await self._write_update(session, stream.context)
+
+    @staticmethod
+    async def _write_update(session: _Session, context: _Context) -> None:
+        update = session.state.update()
+        if update is not None:
+            await context.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())

@@ -1,0 +1,69 @@
+"""What a bound server needs to answer Recv: somebody who holds messages for consumers to fetch.
+
+A callback of `bind` that is also an ISubscriptionSource gets the subscriptions; without one, Recv is refused.
+All methods are called on the transport's event loop and must not block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuplewire.errors import RefusedError
+from tuplewire.session.consume import Cursor
+from tuplewire.session.delivery import Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeRequest:
+    """Who wants which tasks, and where it stands in each.
+
+    worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
+    """
+
+    topology: str
+    consumer_id: str
+    incarnation: int
+    worker_incarnation: int
+    cursors: Sequence[Cursor]
+
+
+class ISubscription(ABC):
+    """One consumer's hold on some tasks."""
+
+    worker_id: str
+    worker_incarnation: int
+
+    @property
+    @abstractmethod
+    def starts(self) -> Sequence[tuple[int, int]]:
+        """For each task the sequence before the first message that will come."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> RefusedError | None:
+        """Why the subscription is over (superseded, the task moved, a drain); None while it holds."""
+
+    @abstractmethod
+    def take(self, max_bytes: int) -> list[Delivery]:
+        """Return what the consumer has room for, up to about so many payload bytes."""
+
+    @abstractmethod
+    def progress(self, cursors: Sequence[Cursor]) -> None:
+        """Take account of what the consumer says."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it: what is not acknowledged waits, in order, for this consumer to resume or for the next."""
+
+
+class ISubscriptionSource(ABC):
+    """Holds messages for consumers."""
+
+    @abstractmethod
+    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
+        """Give the tasks to a consumer, taking them from whoever has them; raises RefusedError.
+
+        wake: called when there may be something to take, or the subscription has ended.
+        """

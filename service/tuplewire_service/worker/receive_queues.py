@@ -1,0 +1,245 @@
+"""The receive queues of a worker's local tasks, and the consumers that fetch from them.
+
+Source: Storm's `receive-queue-map`, task to Disruptor queue. One queue has one consumer at a time; the newest
+subscriber takes it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tuplewire.errors import NotLocalError, RefusedError, StaleIncarnationError, SupersededError
+from tuplewire.message import TaskGroup
+from tuplewire.session.consume import Cursor
+from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire_service.messaging.base import Origin
+from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
+from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.status import TaskSnapshot
+
+
+class _Queue:
+    __slots__ = ("consumer", "consumer_id", "credit", "credit_bytes", "incarnation", "log", "task")
+
+    def __init__(self, task: int) -> None:
+        self.task = task
+        self.log = DeliveryLog()
+        self.consumer: Subscription | None = None
+        self.consumer_id = ""
+        self.incarnation = 0
+        self.credit = 0
+        self.credit_bytes = 0
+
+
+class ReceiveQueues:
+    """All queues of a worker. Belongs to the event loop; bounded by the senders' credit."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        incarnation: int,
+        on_done: Callable[[int, Iterable[Done]], None],
+        unknown: Callable[[int], RefusedError],
+    ) -> None:
+        """Start empty.
+
+        on_done: told the task and what its consumer has acknowledged. unknown: the error for a task that
+        is not local.
+        """
+        self.worker_id = settings.worker_id
+        self.incarnation = incarnation
+        self._settings = settings
+        self._on_done = on_done
+        self._unknown = unknown
+        self._queues: dict[int, _Queue] = {}
+
+    def __contains__(self, task: int) -> bool:
+        return task in self._queues
+
+    def assign(self, tasks: Iterable[int]) -> list[tuple[TaskGroup, Origin]]:
+        """Hold these tasks and no others; return, in order, what was queued for tasks that are gone."""
+        wanted = set(tasks)
+        for task in wanted - self._queues.keys():
+            self._queues[task] = _Queue(task)
+        left: list[tuple[TaskGroup, Origin]] = []
+        for task in [task for task in self._queues if task not in wanted]:
+            queue = self._queues.pop(task)
+            if queue.consumer is not None:
+                queue.consumer.end(NotLocalError(f"task {task} was assigned to another worker"))
+            left += queue.log.remove()
+        return left
+
+    def put(self, group: TaskGroup, origin: Origin) -> None:
+        """Queue messages for a local task."""
+        queue = self._queues[group.task]
+        queue.log.append(group, origin)
+        if queue.consumer is not None:
+            queue.consumer.mark(queue)
+
+    def load(self, task: int) -> float:
+        """Return how full a local task's queue is, from 0 to 1."""
+        log = self._queues[task].log
+        settings = self._settings
+        return min(
+            1.0,
+            max(
+                log.queued_messages / settings.receive_queue_messages,
+                log.queued_bytes / settings.receive_queue_bytes,
+            ),
+        )
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages that wait or are not acknowledged, in all queues."""
+        return sum(queue.log.queued_messages for queue in self._queues.values())
+
+    def snapshot(self) -> list[TaskSnapshot]:
+        """Return every queue as it is."""
+        return [
+            TaskSnapshot(
+                task,
+                queue.log.queued_messages,
+                queue.log.queued_bytes,
+                self._settings.receive_queue_messages,
+                queue.consumer is not None,
+                queue.log.acknowledged,
+            )
+            for task, queue in sorted(self._queues.items())
+        ]
+
+    def end_consumers(self, error: RefusedError) -> None:
+        """End every subscription."""
+        for queue in self._queues.values():
+            if queue.consumer is not None:
+                queue.consumer.end(error)
+
+    def clear(self) -> int:
+        """Give everything up; return how many messages that were."""
+        given_up = 0
+        for queue in self._queues.values():
+            for group, origin in queue.log.remove():
+                given_up += len(group)
+                origin.release(group.task, len(group), len(group.data))
+        return given_up
+
+    # --- consumers -----------------------------------------------------------------------------
+
+    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> Subscription:
+        """See ISubscriptionSource. All tasks must be local."""
+        for cursor in request.cursors:
+            queue = self._queues.get(cursor.task)
+            if queue is None:
+                raise self._unknown(cursor.task)
+            if queue.consumer_id == request.consumer_id and queue.incarnation > request.incarnation:
+                raise StaleIncarnationError(
+                    f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
+                )
+        subscription = Subscription(self, wake)
+        for cursor in request.cursors:
+            self._hand_over(self._queues[cursor.task], subscription, cursor, request)
+        return subscription
+
+    def _hand_over(
+        self, queue: _Queue, subscription: Subscription, cursor: Cursor, request: SubscribeRequest
+    ) -> None:
+        resumes = (
+            queue.consumer_id == request.consumer_id
+            and queue.incarnation == request.incarnation
+            and request.worker_incarnation == self.incarnation
+        )
+        if queue.consumer is not None:
+            queue.consumer.end(
+                SupersededError(f"consumer {request.consumer_id!r} has taken task {queue.task} over")
+            )
+        queue.consumer = subscription
+        queue.consumer_id, queue.incarnation = request.consumer_id, request.incarnation
+        if resumes:
+            self._on_done(queue.task, queue.log.progress(cursor.acknowledged, cursor.received))
+            queue.log.rewind(cursor.received)
+            queue.credit = cursor.credit
+        else:
+            queue.log.rewind()
+            # The cursor of a newcomer starts at 0; ours goes on from what is acknowledged.
+            queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
+        queue.credit_bytes = cursor.credit_bytes
+        subscription.add(queue)
+
+    def progress(self, queue: _Queue, cursor: Cursor) -> None:
+        """Take account of what a queue's consumer says."""
+        done = queue.log.progress(cursor.acknowledged, cursor.received)
+        queue.credit = max(queue.credit, cursor.credit)
+        queue.credit_bytes = cursor.credit_bytes
+        if done:
+            self._on_done(queue.task, done)
+
+
+class Subscription(ISubscription):
+    """A consumer's hold on some queues."""
+
+    def __init__(self, queues: ReceiveQueues, wake: Callable[[], None]) -> None:
+        self.worker_id = queues.worker_id
+        self.worker_incarnation = queues.incarnation
+        self._queues = queues
+        self._wake = wake
+        self._held: dict[int, _Queue] = {}
+        self._ready: dict[int, None] = {}
+        self._ended: RefusedError | None = None
+
+    def add(self, queue: _Queue) -> None:
+        """Hold a queue."""
+        self._held[queue.task] = queue
+        self._ready[queue.task] = None
+
+    def mark(self, queue: _Queue) -> None:
+        """Note that a queue has something new."""
+        self._ready[queue.task] = None
+        self._wake()
+
+    def end(self, error: RefusedError) -> None:
+        """End the subscription, as seen by its consumer; its queues wait for the next."""
+        self.close()
+        self._ended = error
+        self._wake()
+
+    @property
+    def starts(self) -> Sequence[tuple[int, int]]:
+        """See ISubscription."""
+        return [(task, queue.log.taken) for task, queue in self._held.items()]
+
+    @property
+    def ended(self) -> RefusedError | None:
+        """See ISubscription."""
+        return self._ended
+
+    def take(self, max_bytes: int) -> list[Delivery]:
+        """See ISubscription. Takes turns between the tasks."""
+        deliveries: list[Delivery] = []
+        while self._ready and max_bytes > 0:
+            task = next(iter(self._ready))
+            del self._ready[task]
+            queue = self._held[task]
+            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes)
+            max_bytes -= sum(len(delivery.group.data) for delivery in taken)
+            deliveries += taken
+            if taken and queue.log.waiting:
+                self._ready[task] = None
+        return deliveries
+
+    def progress(self, cursors: Sequence[Cursor]) -> None:
+        """See ISubscription."""
+        for cursor in cursors:
+            queue = self._held.get(cursor.task)
+            if queue is not None:
+                self._queues.progress(queue, cursor)
+                if queue.log.waiting:
+                    self._ready[cursor.task] = None
+        if self._ready:
+            self._wake()
+
+    def close(self) -> None:
+        """See ISubscription."""
+        held, self._held = self._held, {}
+        self._ready.clear()
+        for queue in held.values():
+            if queue.consumer is self:
+                queue.consumer = None

@@ -1,0 +1,288 @@
+"""The worker: routes what arrives to its own queues or to other workers, and accounts for all of it.
+
+Source: Storm's `Worker` and `WorkerState`. A user of IContext like anybody else: its server connection feeds
+the router, its client connections carry what belongs elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from tuplewire.config import SessionSettings
+from tuplewire.errors import ClosedError, ConfigError, DrainingError, StaleAssignmentError, UnknownTaskError
+from tuplewire.message import TaskGroup
+from tuplewire.session.delivery import Done
+from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
+from tuplewire.session.send import Settled
+from tuplewire_service.messaging.base import (
+    IConnectionCallback,
+    IContext,
+    IServerConnection,
+    Origin,
+    ReceivedBatch,
+)
+from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.connections import Connections
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
+from tuplewire_service.worker.transfer import TransferQueue
+
+logger = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+_CLOSE_SECONDS = 10.0
+
+
+def peer_session(settings: SessionSettings) -> SessionSettings:
+    """Return the settings of a session between workers.
+
+    It needs no bound of its own: all that goes through it was granted to a sender, whose window is the bound,
+    and a bound here would let one stopped task hold up the others.
+    """
+    return dataclasses.replace(
+        settings,
+        max_pending_messages=sys.maxsize,
+        max_pending_task_messages=sys.maxsize,
+        max_pending_bytes=sys.maxsize,
+    )
+
+
+class Worker(IConnectionCallback, ISubscriptionSource):
+    """One worker of a topology. Every method belongs to the event loop, unless it says otherwise."""
+
+    def __init__(self, settings: WorkerSettings, context: IContext, incarnation: int | None = None) -> None:
+        self.settings = settings
+        self.incarnation = incarnation or time.time_ns()
+        self.assignment: Assignment | None = None
+        self.state = WorkerState.STARTING
+        self.addresses: list[str] = []
+        """Every address that is bound."""
+        self._context = context
+        self._server: IServerConnection | None = None
+        self._ledger = Ledger()
+        self._listeners: list[Callable[[], None]] = []
+        self._activity = asyncio.Event()
+        self._ticker: asyncio.Task[None] | None = None
+        self._local: frozenset[int] = frozenset()
+        self._queues = ReceiveQueues(settings, self.incarnation, self._done, self._not_here)
+        self._connections = Connections(context, settings.topology, self._settled)
+        self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def start(self, port: int) -> None:
+        """Bind the port and begin to serve; BindError when that fails."""
+        self._server = await asyncio.to_thread(self._context.bind, self.settings.topology, port, self)
+        self.addresses = list(getattr(self._server, "addresses", ()))
+        self._ticker = asyncio.create_task(self._tick(), name="tick")
+
+    async def _tick(self) -> None:
+        while True:
+            self._check_ready()
+            self._report_load()
+            await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
+
+    def _check_ready(self) -> None:
+        if self.state is WorkerState.STARTING and not self.not_ready_because:
+            self._enter(WorkerState.READY)
+
+    def _enter(self, state: WorkerState) -> None:
+        self.state = state
+        logger.info("worker.state", extra={"state": state.value})
+        for listener in self._listeners:
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call the listener whenever the state changes."""
+        self._listeners.append(listener)
+
+    @property
+    def not_ready_because(self) -> str:
+        """What is missing, in words; empty when nothing is."""
+        if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
+            return f"the worker is {self.state.value}"
+        if self.assignment is None:
+            return "no assignment yet: push one (tuplewire assign), or configure an assignment file"
+        if self.state is WorkerState.STARTING and (missing := self._connections.not_ready):
+            return f"not connected yet to {', '.join(missing)}"
+        return ""
+
+    async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
+        """Finish and stop: take nothing new, deliver and pass on what is held, close; return the balance.
+
+        What nobody has taken by the deadline is counted as dropped{shutdown}.
+        """
+        deadline = time.monotonic() + deadline_seconds
+        self._enter(WorkerState.DRAINING)
+        drain_senders = getattr(self._server, "drain_senders", None)
+        if drain_senders is not None:
+            await drain_senders()
+        while self._held_messages() and (left := deadline - time.monotonic()) > 0:
+            self._activity.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._activity.wait()
+            except TimeoutError:
+                break
+        self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
+        self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
+        await self._connections.close(max(0.1, deadline - time.monotonic()))
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close, _CLOSE_SECONDS)
+        self._enter(WorkerState.STOPPED)
+        return self.ledger()
+
+    def _held_messages(self) -> int:
+        return (
+            self._queues.pending_messages
+            + self._transfer.pending_messages
+            + self._connections.pending_messages
+        )
+
+    # --- assignment --------------------------------------------------------------------------------
+
+    def update_assignment(self, assignment: Assignment) -> bool:
+        """Put a newer assignment in force; False when this version is in force already.
+
+        Raises StaleAssignmentError for an older version, ConfigError for another topology.
+        """
+        if assignment.topology != self.settings.topology:
+            raise ConfigError(
+                f"the assignment is for topology {assignment.topology!r}, "
+                f"this worker serves {self.settings.topology!r}"
+            )
+        if self.assignment is not None and assignment.version <= self.assignment.version:
+            if assignment == self.assignment:
+                return False
+            raise StaleAssignmentError(
+                f"assignment version {assignment.version} is not newer than {self.assignment.version}, "
+                "which is in force"
+            )
+        self.assignment = assignment
+        local = assignment.tasks_of(self.settings.worker_id)
+        others = [w for w in assignment.workers if w.worker_id != self.settings.worker_id and w.tasks]
+        self._local = frozenset(local)
+        self._transfer.owner_of = {task: worker for worker in others for task in worker.tasks}
+        self._connections.refresh(others, _CLOSE_SECONDS)
+        moved = self._queues.assign(local)
+        for group, origin in moved:
+            self._transfer.put(group, origin)
+        logger.info(
+            "assignment.changed",
+            extra={"version": assignment.version, "local_tasks": len(local), "peers": len(others)},
+        )
+        self._check_ready()
+        return True
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def recv(self, batch: ReceivedBatch) -> None:
+        """Route a batch: to the queues of local tasks, to the transfer queue, or back as refused."""
+        batch.hold()
+        origin = batch.origin
+        local, owner_of = self._local, self._transfer.owner_of
+        for group in batch.groups:
+            if group.task in local:
+                self._ledger.accepted += len(group)
+                self._queues.put(group, origin)
+            elif group.task in owner_of:
+                self._ledger.accepted += len(group)
+                self._transfer.put(group, origin)
+            else:
+                batch.refuse(group, self._not_here(group.task))
+
+    def _not_here(self, task: int) -> UnknownTaskError:
+        if self.assignment is None:
+            return UnknownTaskError(
+                f"task {task} is unknown: worker {self.settings.worker_id} has no assignment"
+            )
+        owner = self._transfer.owner_of.get(task)
+        if owner is not None:
+            return UnknownTaskError(
+                f"task {task} is not on worker {self.settings.worker_id} but on {owner.worker_id} "
+                f"at {owner.address}",
+                owner.address,
+            )
+        return UnknownTaskError(f"task {task} is not in assignment version {self.assignment.version}")
+
+    def _send(self, owner: AssignedWorker, origin: Origin, groups: list[TaskGroup]) -> None:
+        connection = self._connections.get(owner)
+        try:
+            taken = connection is not None and connection.forward(groups, origin)
+        except ClosedError:
+            taken = False
+        if not taken:
+            for group in groups:
+                self._unroutable(group, origin)
+
+    def _unroutable(self, group: TaskGroup, origin: Origin) -> None:
+        """Give up messages that were accepted for a task that nobody holds any more."""
+        logger.warning("messages.dropped", extra={"task": group.task, "messages": len(group)})
+        self._ledger.dropped[DropReason.UNKNOWN_TASK] += len(group)
+        origin.release(group.task, len(group), len(group.data))
+
+    def _settled(self, settled: Sequence[Settled]) -> None:
+        """Account for what other workers have taken, and give room to those who sent it."""
+        ledger = self._ledger
+        for each in settled:
+            if each.dropped is None:
+                ledger.acknowledged += each.messages
+            else:
+                ledger.dropped[each.dropped] += each.messages
+            each.token.release(each.task, each.messages, each.size_bytes)
+        self._activity.set()
+
+    def _done(self, task: int, done: Iterable[Done]) -> None:
+        """Account for what a consumer has acknowledged, and give room to those who sent it."""
+        for each in done:
+            self._ledger.acknowledged += each.messages
+            each.token.release(task, each.messages, each.size_bytes)
+        self._activity.set()
+
+    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
+        """See ISubscriptionSource."""
+        return self._queues.subscribe(request, wake)
+
+    # --- load and status -----------------------------------------------------------------------------
+
+    def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
+        """Return the load, 0 to 1, of these tasks (none: of all) as far as it is known."""
+        wanted = list(tasks) or [*self._local, *self._transfer.owner_of]
+        loads = self._connections.loads([task for task in wanted if task not in self._local])
+        loads.update({task: self._queues.load(task) for task in wanted if task in self._local})
+        return loads
+
+    def _report_load(self) -> None:
+        if self._server is not None and self._local and self.state is WorkerState.READY:
+            self._server.send_load_metrics({task: self._queues.load(task) for task in self._local})
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return the balance of the whole worker."""
+        return self._ledger.snapshot(self._held_messages())
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Return the worker as it is."""
+        statistics = self._server.statistics() if self._server is not None else None
+        return WorkerSnapshot(
+            worker_id=self.settings.worker_id,
+            incarnation=self.incarnation,
+            topology=self.settings.topology,
+            state=self.state,
+            assignment_version=self.assignment.version if self.assignment is not None else 0,
+            ledger=self.ledger(),
+            peers=self._connections.snapshot(),
+            tasks=self._queues.snapshot(),
+            received=statistics.received if statistics is not None else (),
+            refused=dict(statistics.refused) if statistics is not None else {},
+            addresses=tuple(self.addresses),
+            not_ready_because=self.not_ready_because,
+        )
