@@ -39,6 +39,57 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 .PHONY: install
 install: $(VENV)/.dev ## Set up .venv with everything that development needs
 
+.PHONY: clean
+clean: ## Remove everything that make made
+	rm -rf $(VENV) .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find clients service tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- the main job -----------------------------------------------------------------------------
+
+.PHONY: run
+run: $(VENV)/.demo ## The flights of NYC 2013 through two workers and PySpark (needs no Java)
+	$(BIN)/tuplewire run flights
+
+# --- checks -----------------------------------------------------------------------------------
+
+.PHONY: test
+test: $(VENV)/.dev ## Run every test; ARGS='-k name' for some of them
+	$(BIN)/python -m pytest --durations=10 $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev ## Check style and form of the Python code
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+.PHONY: types
+types: $(VENV)/.dev ## Check types, strictly
+	$(BIN)/mypy
+
+.PHONY: check
+check: lint types proto-check test ## Everything that must hold before a change goes in
+
+.PHONY: bench
+bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of one run
+	$(BIN)/python tests/bench/run.py $(ARGS)
+
+# The lower bounds of pyproject.toml, read from there; the other checks use the newest versions.
+OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)
+
+.venv-oldest/.done: pyproject.toml
+	@test -n "$(OLDEST)" || { echo "no lower bounds found in pyproject.toml"; exit 1; }
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) hypothesis numpy pyarrow pytest pytest-timeout --editable .
+	@touch $@
+
+.PHONY: compat
+compat: .venv-oldest/.done ## Test values, session and wire with the oldest protobuf and grpcio allowed
+	.venv-oldest/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
+	.venv-oldest/bin/python -m pytest tests/unit/test_message.py tests/property tests/contract/test_proto.py
+
+.PHONY: wheel
+wheel: $(VENV)/.dev ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel --outdir dist
+
 # --- generated code ---------------------------------------------------------------------------
 
 # Imports are mapped from the wire's package (tuplewire.v1) to ours (tuplewire.wire).

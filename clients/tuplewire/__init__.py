@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import TuplewireError
-from tuplewire.message import TaskGroup, TaskMessage, TaskMessageBatch
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage, TaskMessageBatch
 
 if TYPE_CHECKING:
     from tuplewire.client import Client

@@ -10,10 +10,9 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from tuplewire.channel import resolve_address, resolve_topology
-from tuplewire.client import groups_of
 from tuplewire.config import Overflow, SessionSettings
 from tuplewire.errors import ClosedError
-from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
 from tuplewire.receiver import Receiver
 from tuplewire.sender import Identity, Sender
 from tuplewire.session.consume import Arrived
@@ -67,7 +66,7 @@ class Client:
         self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None
     ) -> None:
         """Hand over messages, waiting for room; see tuplewire.Client.send."""
-        groups = groups_of(messages, payload, self.source)
+        groups = as_groups(messages, payload, self.source)
         sender = self._connected()
         try:
             async with asyncio.timeout(timeout):
@@ -84,7 +83,7 @@ class Client:
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Hand over messages if there is room now; needs a running loop, and never waits."""
-        return self._connected().try_send(groups_of(messages, payload, self.source))
+        return self._connected().try_send(as_groups(messages, payload, self.source))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was sent is acknowledged; see tuplewire.Client.flush."""

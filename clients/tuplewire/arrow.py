@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedError
-from tuplewire.message import TaskGroup, check_task
+from tuplewire.group import TaskGroup, check_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,30 +16,11 @@ from tuplewire.channel import resolve_address, resolve_topology
 from tuplewire.config import Overflow, SessionSettings
 from tuplewire.errors import ClosedError
 from tuplewire.loop import EventLoopThread, messaging_loop
-from tuplewire.message import TaskGroup, TaskMessage, TaskMessageBatch
+from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
 from tuplewire.receiver import Receiver
 from tuplewire.sender import Identity, Sender
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot
-
-
-def groups_of(
-    messages: TaskMessageBatch | Iterable[TaskMessage] | int, payload: bytes | None, source: int | None
-) -> tuple[TaskGroup, ...]:
-    """Return what `send` was called with as groups; `source` holds for what does not name its own."""
-    if isinstance(messages, int):
-        if payload is None:
-            raise TypeError("send(task, payload): the payload is missing")
-        return (TaskGroup.of(messages, (payload,), source),)
-    if payload is not None:
-        raise TypeError("a payload goes with a task id; a batch has its own")
-    batch = messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)
-    if source is None:
-        return batch.groups
-    return tuple(
-        group if group.source is not None else TaskGroup(group.task, source, group.lengths, group.data)
-        for group in batch.groups
-    )
 
 
 class Client:
@@ -137,7 +118,7 @@ class Client:
         returns once everything is accepted: all of it or nothing. Raises BufferFullError,
         MessageTooLargeError, ClosedError, or the RefusedError for which the session has ended.
         """
-        groups = groups_of(messages, payload, self.source)
+        groups = as_groups(messages, payload, self.source)
         sender = self._connected()
         if self._settings.overflow is Overflow.BLOCK:
             sender.send(groups, timeout)
@@ -150,7 +131,7 @@ class Client:
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Hand over as `send` does if there is room now; never waits."""
-        return self._connected().try_send(groups_of(messages, payload, self.source))
+        return self._connected().try_send(as_groups(messages, payload, self.source))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was sent is acknowledged.

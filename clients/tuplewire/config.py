@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -61,8 +62,13 @@ class SessionSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and value <= 0:
-                raise ConfigError(f"{field.name} must be more than 0, not {value}")
+            kind = type(field.default)
+            if issubclass(kind, enum.Enum):
+                object.__setattr__(self, field.name, _member(kind, field.name, value))
+            elif isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+                raise ConfigError(f"{field.name} must be {_NUMBERS[kind]}, not {value!r}")
+            elif not 0 < value < math.inf:
+                raise ConfigError(f"{field.name} must be more than 0, not {value!r}")
         if self.max_pending_bytes < self.max_message_bytes:
             raise ConfigError(
                 f"max_pending_bytes ({self.max_pending_bytes}) must be at least "
@@ -81,13 +87,15 @@ class SessionSettings:
         for name in settings:
             if name not in known:
                 raise ConfigError(f"unknown setting {name!r}; known are: {', '.join(known)}")
-        try:
-            return cls(
-                **{
-                    **settings,
-                    **({"ack_mode": AckMode(settings["ack_mode"])} if "ack_mode" in settings else {}),
-                    **({"overflow": Overflow(settings["overflow"])} if "overflow" in settings else {}),
-                }
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        return cls(**settings)
+
+
+_NUMBERS = {int: "a whole number", float: "a number"}
+
+
+def _member(kind: type[enum.Enum], name: str, value: Any) -> enum.Enum:
+    try:
+        return kind(value)
+    except ValueError as error:
+        known = ", ".join(str(member.value) for member in kind)
+        raise ConfigError(f"{name} must be one of {known}, not {value!r}") from error

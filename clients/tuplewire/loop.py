@@ -12,8 +12,10 @@ import gc
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _SUSPEND_SECONDS = 5.0
+_GRPC_THREADS = ("event_engine", "grpc_", "lifeguard")
+"""How the names of gRPC's own threads begin (grpcio 1.74 to 1.85)."""
 
 
 class Suspendable(Protocol):
@@ -92,13 +96,14 @@ class EventLoopThread:
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
 _suspended: EventLoopThread | None = None
+_survives = True
 _unusable = ""
 
 
 def messaging_loop() -> EventLoopThread:
     """Return the process's loop thread; started at the first call.
 
-    Raises ClosedError in a child that was forked while a server was bound, where gRPC would hang.
+    Raises ClosedError in a child that was forked while gRPC could not be closed down: it would hang.
     """
     global _current
     if _unusable:
@@ -109,18 +114,36 @@ def messaging_loop() -> EventLoopThread:
         return _current
 
 
+def _grpc_is_running() -> bool:
+    """Whether any thread of gRPC's core is alive; it ends some milliseconds after its last object."""
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            if (thread / "comm").read_text().startswith(_GRPC_THREADS):
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended between the two looks
+    return False
+
+
 def _before_fork() -> None:
-    global _suspended
+    global _suspended, _survives
     _lock.acquire()
     current = _current
-    if current is None or current.pinned or current.inside or not current.suspendables:
+    if current is None:
+        return
+    _survives = False
+    if current.pinned or current.inside:
         return
     try:
         current.run(current._suspend(), _SUSPEND_SECONDS)
     except Exception:
         logger.exception("fork.suspend_failed")
     _suspended = current
-    gc.collect()  # gRPC ends when its last object does
+    deadline = time.monotonic() + _SUSPEND_SECONDS
+    gc.collect()  # gRPC ends with the last of its objects
+    while (running := _grpc_is_running()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    _survives = not running
 
 
 def _after_in_parent() -> None:
@@ -133,10 +156,10 @@ def _after_in_parent() -> None:
 
 def _after_in_child() -> None:
     global _current, _suspended, _unusable, _lock
-    if _current is not None and _current.pinned:
+    if not _survives:
         _unusable = (
-            f"process {os.getpid()} was forked from one that had a gRPC server bound, which gRPC does not "
-            "survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
+            f"process {os.getpid()} was forked while gRPC was in use by a server or by other code, which it "
+            "does not survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
         )
     _current = _suspended = None
     _lock = threading.Lock()

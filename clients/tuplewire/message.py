@@ -7,26 +7,27 @@ message or a metric call per message; a TaskMessage exists only while somebody l
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import index as to_int
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
-from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedError, MessageError
+from tuplewire.errors import (
+    MAX_TASK,
+    InvalidTaskError,
+    MalformedError,
+    MessageError,
+)
+from tuplewire.group import BytesLike, TaskGroup, as_bytes, as_task, payload_column, task_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SHUTDOWN_TASK = -1
 """The task id of Storm's shutdown notice; it ends a receive loop and never crosses a session."""
-
-BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""What may be handed over as a payload; it is kept as bytes, so later changes to a bytearray do no harm."""
 
 _MAX_SERIALIZED_TASK = 2**15 - 1
 _NO_SOURCE = -1
@@ -44,18 +45,18 @@ class TaskMessage:
 
         Raises InvalidTaskError for an id over 32767, which two bytes do not hold.
         """
-        task = _integer(self.task)
+        task = as_task(self.task)
         if not SHUTDOWN_TASK <= task <= _MAX_SERIALIZED_TASK:
             raise InvalidTaskError(
                 f"task {task} does not fit Storm's two-byte task id (-1 to {_MAX_SERIALIZED_TASK}); "
                 f"send it through a transport, whose task ids go to {MAX_TASK}"
             )
-        return struct.pack(">h", task) + _as_bytes(self.message)
+        return struct.pack(">h", task) + as_bytes(self.message)
 
     @classmethod
     def deserialize(cls, packet: BytesLike) -> Self:
         """Read what serialize() wrote; MalformedError when it is too short, InvalidTaskError below -1."""
-        packet = _as_bytes(packet)
+        packet = as_bytes(packet)
         if len(packet) < 2:
             raise MalformedError(
                 f"a serialized TaskMessage has a task id of two bytes, this is {len(packet)} byte(s) long"
@@ -64,187 +65,6 @@ class TaskMessage:
         if task < SHUTDOWN_TASK:
             raise InvalidTaskError(f"task {task} is negative; ids run from 0, and -1 is the shutdown notice")
         return cls(task, packet[2:])
-
-
-def check_task(task: SupportsIndex) -> int:
-    """Return a task id as an int; InvalidTaskError for anything but an integer from 0 to 2^31-1."""
-    number = _integer(task)
-    if not MIN_TASK <= number <= MAX_TASK:
-        raise InvalidTaskError(f"task {number} is outside {MIN_TASK} to {MAX_TASK}")
-    return number
-
-
-def _integer(task: SupportsIndex) -> int:
-    try:
-        return to_int(task)
-    except TypeError as error:
-        raise InvalidTaskError(f"a task id is an integer, not {task!r} ({type(task).__name__})") from error
-
-
-def _as_bytes(payload: Any) -> bytes:
-    if type(payload) is bytes:
-        return payload
-    try:
-        return memoryview(payload).tobytes()
-    except TypeError as error:
-        hint = "; encode it first" if isinstance(payload, str) else ""
-        raise MessageError(f"a payload is bytes, not {type(payload).__name__}{hint}") from error
-
-
-def _payload_column(payloads: Iterable[Any]) -> list[bytes]:
-    column = list(payloads)
-    if set(map(type, column)) <= {bytes}:  # nearly always, and found out without a loop in Python
-        return column
-    return [_as_bytes(payload) for payload in column]
-
-
-def _task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, name: str) -> array[int]:
-    """Return so many checked ids in four bytes each."""
-    if not isinstance(tasks, Collection):
-        return array("i", [check_task(tasks)]) * count
-    if len(tasks) != count:
-        raise MalformedError(f"{len(tasks)} {name} and {count} payloads: the columns differ in length")
-    values: list[Any] = list(tasks)
-    try:
-        column = array("i", values)
-    except (OverflowError, TypeError):
-        for task in values:
-            check_task(task)
-        raise
-    if count:
-        check_task(min(column))
-    return column
-
-
-def _to_wire(lengths: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        lengths.byteswap()
-    return lengths.tobytes()
-
-
-def _from_wire(lengths: bytes) -> array[int]:
-    column = array("I", lengths)
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column
-
-
-class TaskGroup:
-    """A column of messages from one source task to one destination task; never changed once made.
-
-    task: the destination. source: the sending task, None when the sender is not a task.
-    lengths: the length of each payload, four little-endian bytes each. data: the payloads end to end.
-    redelivered: True when they may have been delivered before, to a process that has died.
-    """
-
-    __slots__ = ("data", "lengths", "redelivered", "source", "task")
-
-    def __init__(
-        self, task: int, source: int | None, lengths: bytes, data: bytes, *, redelivered: bool = False
-    ) -> None:
-        self.task = task
-        self.source = source
-        self.lengths = lengths
-        self.data = data
-        self.redelivered = redelivered
-
-    @classmethod
-    def of(
-        cls, task: SupportsIndex, payloads: Iterable[BytesLike], source: SupportsIndex | None = None
-    ) -> Self:
-        """Build a group from payloads.
-
-        Raises InvalidTaskError for an id outside 0 to 2^31-1, MessageError for a payload that is not bytes.
-        """
-        sender = None if source is None else check_task(source)
-        return cls._joined(check_task(task), sender, _payload_column(payloads))
-
-    @classmethod
-    def _joined(cls, task: int, source: int | None, payloads: list[bytes]) -> Self:
-        return cls(task, source, _to_wire(array("I", map(len, payloads))), b"".join(payloads))
-
-    @classmethod
-    def checked(
-        cls, task: int, source: int | None, lengths: bytes, data: bytes, *, redelivered: bool = False
-    ) -> Self:
-        """Build a group from columns of unknown origin.
-
-        Raises MalformedError when they do not hold together or are empty, InvalidTaskError for a bad id.
-        """
-        check_task(task)
-        if source is not None:
-            check_task(source)
-        if len(lengths) % 4 or not lengths:
-            raise MalformedError(
-                f"a group to task {task} has {len(lengths)} bytes of lengths; each message takes four"
-            )
-        total = sum(_from_wire(lengths))
-        if total != len(data):
-            raise MalformedError(
-                f"a group to task {task} says {total} bytes of payload and holds {len(data)}"
-            )
-        return cls(task, source, lengths, data, redelivered=redelivered)
-
-    def __len__(self) -> int:
-        """Return the number of messages."""
-        return len(self.lengths) >> 2
-
-    def __repr__(self) -> str:
-        return f"<TaskGroup {self.source} -> {self.task}: {len(self)} messages, {len(self.data)} bytes>"
-
-    def sizes(self) -> array[int]:
-        """Return the length of each payload in bytes."""
-        return _from_wire(self.lengths)
-
-    def payloads(self) -> list[bytes]:
-        """Return the payloads, one bytes object each."""
-        data, lengths = self.data, _from_wire(self.lengths)
-        count = len(lengths)
-        if count == 1:
-            return [data]
-        size = lengths[0] if count else 0
-        # Memory comparison, not a loop: are all lengths the same?
-        if size and size * count == len(data) and self.lengths[4:] == self.lengths[:-4]:
-            return [payload for (payload,) in struct.iter_unpack(f"{size}s", data)]
-        payloads = []
-        start = 0
-        for length in lengths:
-            end = start + length
-            payloads.append(data[start:end])
-            start = end
-        return payloads
-
-    def slice(self, start: int, stop: int) -> TaskGroup:
-        """Return the messages from start up to stop (both within the group) as a group."""
-        sizes = _from_wire(self.lengths)
-        begin = sum(sizes[:start])
-        return self._piece(start, stop, begin, begin + sum(sizes[start:stop]))
-
-    def split(self, max_bytes: int) -> list[TaskGroup]:
-        """Cut into groups of at most so many payload bytes, or of one message where that is larger."""
-        pieces = []
-        start = begin = end = 0
-        sizes = _from_wire(self.lengths)
-        for index, size in enumerate(sizes):
-            if end + size - begin > max_bytes and index > start:
-                pieces.append(self._piece(start, index, begin, end))
-                start, begin = index, end
-            end += size
-        pieces.append(self._piece(start, len(sizes), begin, end))
-        return pieces
-
-    def _piece(self, start: int, stop: int, begin: int, end: int) -> TaskGroup:
-        return TaskGroup(
-            self.task,
-            self.source,
-            self.lengths[4 * start : 4 * stop],
-            self.data[begin:end],
-            redelivered=self.redelivered,
-        )
-
-    def as_redelivered(self) -> TaskGroup:
-        """Return the same messages, marked as possibly delivered before."""
-        return TaskGroup(self.task, self.source, self.lengths, self.data, redelivered=True)
 
 
 class TaskMessageBatch(Sequence[TaskMessage]):
@@ -333,11 +153,11 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         payloads: Iterable[BytesLike],
         sources: SupportsIndex | Collection[SupportsIndex] | None,
     ) -> None:
-        column = _payload_column(payloads)
+        column = payload_column(payloads)
         count = len(column)
         self._columns = (
-            _task_column(tasks, count, "tasks"),
-            array("i", [_NO_SOURCE]) * count if sources is None else _task_column(sources, count, "sources"),
+            task_column(tasks, count, "tasks"),
+            array("i", [_NO_SOURCE]) * count if sources is None else task_column(sources, count, "sources"),
             column,
         )
         self._count = count
@@ -371,7 +191,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
                 for key, payload in zip(zip(sources, tasks, strict=True), payloads, strict=True):
                     buckets[key].append(payload)
             self._groups = tuple(
-                TaskGroup._joined(task, None if source < 0 else source, bucket)
+                TaskGroup.joined(task, None if source < 0 else source, bucket)
                 for (source, task), bucket in buckets.items()
             )
         return self._groups
@@ -473,8 +293,16 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return f"<TaskMessageBatch: {len(self)} messages, {self.nbytes} bytes>"
 
 
-def as_batch(
-    messages: TaskMessageBatch | Iterable[TaskMessage], source: int | None = None
-) -> TaskMessageBatch:
-    """Return a batch as it is, and build one from any other iterable of TaskMessages."""
-    return messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)
+def as_groups(messages: Any, payload: Any = None, source: int | None = None) -> tuple[TaskGroup, ...]:
+    """Return what a `send` was called with: a batch, an iterable of TaskMessages, or a task and a payload.
+
+    source: the sending task of messages that do not name their own.
+    """
+    if payload is not None:
+        return (TaskGroup.of(messages, (payload,), source),)
+    if isinstance(messages, SupportsIndex):
+        raise TypeError("send(task, payload): the payload is missing")
+    batch = messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)
+    if source is None:
+        return batch.groups
+    return tuple(group.with_source(source) if group.source is None else group for group in batch.groups)

@@ -29,7 +29,7 @@ from tuplewire.errors import (
     TuplewireError,
     UnreachableError,
 )
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire.session.backoff import Backoff
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.session.receive import Refusal
@@ -85,6 +85,7 @@ class Sender:
         self.identity = identity
         self.counts = SendCounts()
         self.loads: dict[int, float] = {}
+        self.congested: frozenset[int] = frozenset()
         self.connected = False
         self.assignment_version: Callable[[], int] = lambda: 0
         self.on_change: Callable[[], None] = lambda: None
@@ -392,6 +393,9 @@ class Sender:
                 self._changed.set()
             elif kind == "load":
                 self._take_load(response.load)
+            elif kind == "backpressure":
+                status = response.backpressure
+                self.congested = self.congested.union(status.congested).difference(status.relieved)
             elif kind == "drain":
                 logger.info("peer.draining", extra={"peer": self.address})
 

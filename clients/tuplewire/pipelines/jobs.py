@@ -8,12 +8,12 @@ never start.
 from __future__ import annotations
 
 import queue
-import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.control import ControlClient
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 SUBSCRIBE_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 CANCEL_SECONDS = 30.0
+_TRACEBACK = "Traceback (most recent call last):"
 _POLL_SECONDS = 0.25
 _QUICK_POLL_SECONDS = 0.05
 
 
 class PipelineError(TuplewireError):
-    """A spout or a bolt failed; the message has its own error, the cause Spark's."""
+    """A spout or a bolt failed; the message has its error, a note its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def run_jobs(
             _Job(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished),
             _Job(spark, "spout", spouts.collect, finished),
         ]
-        stack.callback(lambda: [job.stop() for job in jobs])
+        for job in jobs:
+            stack.callback(job.stop)
         jobs[0].start()
         progress.stage(f"Waiting for {len(tasks)} bolts to subscribe ...")
         _wait_subscribed(controls, set(tasks), finished)
@@ -156,16 +158,26 @@ class _Job:
 
     def check(self) -> None:
         """Raise PipelineError if the job has failed."""
-        if self.error is not None:
-            raise PipelineError(f"a {self.name} failed: {_root(self.error)}") from self.error
+        if self.error is None:
+            return
+        summary, traceback = _root(self.error)
+        failure = PipelineError(f"a {self.name} failed: {summary}")
+        if traceback:
+            failure.add_note(f"In the PySpark task:\n{traceback}")
+        # Spark's own exception is of no use as a cause: it cannot be printed once the JVM has gone.
+        raise failure from None
 
 
-def _root(error: Exception) -> str:
-    """Return the last line of the Python traceback in a Spark error, else the error's first line."""
-    text = str(error)
-    _, found, traceback = text.rpartition("Traceback (most recent call last):\n")
-    match = re.search(r"^(?!\s).+$", traceback, re.MULTILINE) if found else None
-    return match[0] if match else text.partition("\n")[0]
+def _root(error: Exception) -> tuple[str, str]:
+    """Return what a Spark error comes down to, and the traceback of the Python task, if one caused it."""
+    lines = str(error).splitlines()
+    if _TRACEBACK not in lines:
+        return lines[0], ""
+    traceback = list(takewhile(lambda line: not line.startswith("\tat "), lines[lines.index(_TRACEBACK) :]))
+    # Of several tracebacks the last is the outermost; what is not indented after it is the exception.
+    last = len(traceback) - traceback[::-1].index(_TRACEBACK)
+    raised = (line for line in traceback[last:] if line and not line[0].isspace())
+    return next(raised, _TRACEBACK), "\n".join(traceback).rstrip()
 
 
 def _wait_subscribed(

@@ -101,11 +101,11 @@ def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[s
     for line in lines:
         first, *others = zip(line, widths, strict=True)
         cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
-        stream.write(f"{'  '.join(cells)}\n")
+        print(*cells, sep="  ", file=stream)
 
 
 def write_account(stream: TextIO, result: RunResult) -> None:
-    """Write what was skipped, whether the result is right, the ledgers, the rate and where the metrics are."""
+    """Write what was skipped, whether the result is right, the ledgers, the rate, the metrics' URLs."""
     _write_skipped(stream, result.skipped)
     if result.differences:
         stream.write("This is NOT what Spark's own groupBy gives on the same rows:\n")
@@ -118,7 +118,7 @@ def write_account(stream: TextIO, result: RunResult) -> None:
     rate = result.messages / result.seconds
     stream.write(f"{result.messages:,} messages in {result.seconds:.1f} s: {rate:,.0f} messages/s\n")
     for worker_id, url in result.metrics_urls.items():
-        stream.write(f"Metrics of {worker_id}: {url}\n")
+        stream.write(f"Metrics of {worker_id}, while it runs: {url}\n")
 
 
 def _clean(ledger: LedgerSnapshot) -> bool:
@@ -129,7 +129,6 @@ def _write_skipped(stream: TextIO, skipped: SkippedRows) -> None:
     if not skipped.count:
         return
     stream.write(f"Skipped {skipped.count:,} bad row(s):\n")
-    for row in skipped.first:
-        stream.write(f"  line {row.line:,} {row.problem}: {row.text}\n")
+    stream.writelines(f"  line {row.line:,} {row.problem}: {row.text}\n" for row in skipped.first)
     if skipped.count > len(skipped.first):
         stream.write(f"  ... and {skipped.count - len(skipped.first):,} more\n")

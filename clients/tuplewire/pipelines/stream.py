@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from tuplewire.client import Client
 from tuplewire.errors import TuplewireError
-from tuplewire.message import TaskGroup, TaskMessageBatch
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessageBatch
 
 _MARKER = struct.Struct(">cQ")
 _END = b"\xff"
@@ -64,24 +65,29 @@ def receive(client: Client, task: int, sources: Iterable[int]) -> Iterator[TaskG
     """
     arrived = dict.fromkeys(sources, 0)
     waiting = set(arrived)
-    for batch in client.recv([task], timeout=IDLE_SECONDS):
-        for group in batch.groups:
-            source = group.source
-            if source not in waiting:
-                state = "has ended" if source in arrived else "is no source of this task"
-                raise IncompleteError(f"task {task}: {len(group)} message(s) from task {source}, which {state}")
-            messages, declared = _without_marker(group)
-            arrived[source] += len(messages)
-            if len(messages):
-                yield messages
-            if declared is not None:
-                if arrived[source] != declared:
+    with client.recv([task], timeout=IDLE_SECONDS) as subscription:
+        for batch in subscription:
+            for group in batch.groups:
+                source = group.source
+                if source not in waiting:
+                    state = "has ended" if source in arrived else "is no source of this task"
                     raise IncompleteError(
-                        f"task {task}: task {source} sent {declared} messages, and {arrived[source]} arrived"
+                        f"task {task}: {len(group)} message(s) from task {source}, which {state}"
                     )
-                waiting.remove(source)
-        if not waiting:
-            return
+                messages, declared = _without_marker(group)
+                arrived[source] += len(messages)
+                if len(messages):
+                    yield messages
+                if declared is not None:
+                    if arrived[source] != declared:
+                        raise IncompleteError(
+                            f"task {task}: task {source} sent {declared} messages, "
+                            f"and {arrived[source]} arrived"
+                        )
+                    waiting.remove(source)
+            if not waiting:
+                subscription.acknowledge()
+                return
 
 
 def _without_marker(group: TaskGroup) -> tuple[TaskGroup, int | None]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tuplewire.errors import TuplewireError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 SHOWN_ROWS = 5
 """How many bad rows are kept to be shown; all of them are counted."""
@@ -54,15 +54,17 @@ def check_file(path: Path) -> None:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
-def read_lines(spark: SparkSession, path: Path) -> DataFrame:
-    """Return the lines of a file: `id`, from which line numbers come, and `value`, the text.
+def read_lines(spark: SparkSession, path: Path, *parsed: Column) -> DataFrame:
+    """Return the lines of a file: `id`, from which line numbers come, `value`, the text, and `parsed`.
 
-    Spark reads it in pieces, each a partition; the text may be no UTF-8.
+    Spark reads it in pieces, each a partition; the text may be no UTF-8. parsed: costly expressions over
+    `value`. Next to the id, which is no pure function, Spark does not copy them into every filter that
+    uses them (measured on flights: 4 s instead of 18).
     """
     from pyspark.sql.functions import monotonically_increasing_id
 
     lines = spark.read.text(path.absolute().as_uri())
-    return lines.select(monotonically_increasing_id().alias("id"), "value")
+    return lines.select(monotonically_increasing_id().alias("id"), "value", *parsed)
 
 
 class SkipTally:
@@ -85,7 +87,9 @@ class SkipTally:
         return rows.filter(problems.is_null())
 
 
-REPORT = "source int, sent bigint, skipped bigint, first array<struct<id: bigint, problem: string, text: string>>"
+REPORT = (
+    "source int, sent bigint, skipped bigint, first array<struct<id: bigint, problem: string, text: string>>"
+)
 """What a spout yields when it has ended: one row of this."""
 
 _REPORT = pa.schema(
@@ -112,7 +116,8 @@ def skipped_rows(lines: DataFrame, reports: Sequence[Row]) -> SkippedRows:
     first = first[:SHOWN_ROWS]
     before: dict[int, int] = {}
     if first:
-        counts = dict(lines.groupBy(spark_partition_id()).count().collect())
+        partitions = lines.groupBy(spark_partition_id().alias("partition")).count().collect()
+        counts: dict[int, int] = {row["partition"]: row["count"] for row in partitions}
         total = 0
         for partition in range(max(counts) + 1):
             before[partition] = total

@@ -1,6 +1,6 @@
 """Word count, Storm's classic, over two hops.
 
-    lines -> spouts -> shuffle grouping -> split bolts -> fields grouping on word -> count bolts -> DataFrame
+lines -> spouts -> shuffle grouping -> split bolts -> fields grouping on word -> count bolts -> DataFrame
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "word string, count bigint"
-"""The result: one row for each word. A word is what stands between white space, as in Python's str.split()."""
+"""The result: one row for each word. Words stand between white space, as in Python's str.split()."""
 
 SHOWN_WORDS = 20
 SHOWN_DIFFERENCES = 5
@@ -59,7 +59,7 @@ class WordCountTasks:
 
     @classmethod
     def of(cls, n_splitters: int, n_counters: int) -> WordCountTasks:
-        """Number the tasks from 1; ConfigError for a component without any."""
+        """Return tasks numbered from 1; ConfigError for a component without any."""
         if min(n_splitters, n_counters) < 1:
             raise ConfigError("word count needs at least one split bolt and one count bolt")
         first_counter = 1 + n_splitters

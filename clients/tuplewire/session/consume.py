@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tuplewire.errors import MalformedError
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 
 
@@ -36,12 +36,18 @@ class Arrived:
 
 
 class _Task:
-    __slots__ = ("acknowledged", "received", "unacknowledged")
+    __slots__ = ("acknowledged", "held_bytes", "received", "unacknowledged")
 
     def __init__(self) -> None:
         self.acknowledged = 0
         self.received = 0
+        self.held_bytes = 0
         self.unacknowledged: deque[tuple[int, int]] = deque()
+
+    def acknowledge(self, last: int) -> None:
+        self.acknowledged = max(self.acknowledged, last)
+        while self.unacknowledged and self.unacknowledged[0][0] <= self.acknowledged:
+            self.held_bytes -= self.unacknowledged.popleft()[1]
 
 
 class ConsumeWindow:
@@ -56,14 +62,18 @@ class ConsumeWindow:
         """The incarnation of the worker that the sequences belong to; 0 before the first connection."""
 
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
-        """Go on over a new stream: delivery goes on after these (task, sequence) positions."""
+        """Go on over a new stream: delivery goes on after these (task, sequence) positions.
+
+        A position beyond what has arrived here: another consumer had the task meanwhile, and is done with it.
+        """
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
             self._tasks = {task: _Task() for task in self._tasks}
         self._moved.clear()
         for task, received in starts:
-            if (state := self._tasks.get(task)) is not None and not state.received:
-                state.received = state.acknowledged = received
+            if (state := self._tasks.get(task)) is not None and received > state.received:
+                state.received = received
+                state.acknowledge(received)
 
     def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
         """Take messages in; return those that are new. MalformedError for a gap or a foreign task."""
@@ -84,6 +94,7 @@ class ConsumeWindow:
                 group = group.slice(state.received + 1 - first, len(group))
                 first = state.received + 1
             state.received = last
+            state.held_bytes += len(group.data)
             state.unacknowledged.append((last, len(group.data)))
             new.append(Delivery(first, group))
         return Arrived(self.worker_incarnation, tuple(new))
@@ -94,11 +105,7 @@ class ConsumeWindow:
             return False
         for delivery in arrived.deliveries:
             task = delivery.group.task
-            state = self._tasks[task]
-            last = delivery.first_sequence + len(delivery.group) - 1
-            state.acknowledged = max(state.acknowledged, last)
-            while state.unacknowledged and state.unacknowledged[0][0] <= state.acknowledged:
-                state.unacknowledged.popleft()
+            self._tasks[task].acknowledge(delivery.first_sequence + len(delivery.group) - 1)
             self._moved[task] = None
         return True
 
@@ -113,11 +120,10 @@ class ConsumeWindow:
 
     def _cursor(self, task: int) -> Cursor:
         state = self._tasks[task]
-        held = sum(size for _, size in state.unacknowledged)
         return Cursor(
             task,
             state.acknowledged,
             state.received,
             state.acknowledged + self._prefetch_messages,
-            max(0, self._prefetch_bytes - held),
+            max(0, self._prefetch_bytes - state.held_bytes),
         )

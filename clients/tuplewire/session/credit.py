@@ -7,10 +7,11 @@ nothing: the next one says everything again. Source: TCP's receive window; Flink
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tuplewire.errors import CreditExceededError, ResourceLimitError
+from tuplewire.errors import CreditExceededError, RefusedError, ResourceLimitError
+from tuplewire.group import TaskGroup
 
 MAX_TASKS = 65_536
 """Tasks that one session may send to; bounds what a hostile sender makes us remember."""
@@ -74,15 +75,32 @@ class CreditBook:
         self._accounts: dict[int, _Account] = {}
         self._changed: dict[int, None] = {}
 
-    def received(self, task: int, messages: int, size_bytes: int) -> None:
-        """Take account of what came; CreditExceededError when it was not granted."""
+    def received(self, groups: Iterable[TaskGroup]) -> None:
+        """Take account of a frame; CreditExceededError or ResourceLimitError: nothing of it is counted."""
+        counted: list[TaskGroup] = []
+        try:
+            for group in groups:
+                account = self._account(group.task)
+                account.received_messages += len(group)
+                account.received_bytes += len(group.data)
+                counted.append(group)
+                self._check(group.task, account)
+        except RefusedError:
+            for group in counted:
+                account = self._accounts[group.task]
+                account.received_messages -= len(group)
+                account.received_bytes -= len(group.data)
+            raise
+
+    def _account(self, task: int) -> _Account:
         account = self._accounts.get(task)
         if account is None:
             if len(self._accounts) >= MAX_TASKS:
                 raise ResourceLimitError(f"one session sends to at most {MAX_TASKS} tasks")
             account = self._accounts[task] = _Account(self.initial)
-        account.received_messages += messages
-        account.received_bytes += size_bytes
+        return account
+
+    def _check(self, task: int, account: _Account) -> None:
         if (
             account.received_messages > account.granted_messages
             or account.received_bytes >= account.granted_bytes + self._max_message_bytes

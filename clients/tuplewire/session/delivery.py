@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
+from tuplewire.session.pieces import LENGTH_BYTES, cut, starting_within, wire_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +96,31 @@ class DeliveryLog:
         """Hand out messages from the cursor on.
 
         credit: up to this sequence. credit_bytes: a message may start while fewer bytes than this are on the
-        way (handed out after `received`). max_bytes: likewise for this call.
+        way (handed out after `received`). max_bytes: likewise for this call, and lengths count; the frame
+        that comes of it holds less than twice that and one message.
         """
         deliveries: list[Delivery] = []
-        room = min(credit_bytes - self._taken_bytes, max_bytes)
-        while self._waiting and room > 0 and self.taken < credit:
-            entry = self._waiting[0]
-            count = min(len(entry.group), credit - self.taken)
-            if len(entry.group.data) > room:
-                starts = accumulate(entry.group.sizes(), initial=0)
-                count = min(count, sum(start < room for start in list(starts)[:-1]))
-            if count < len(entry.group):
-                entry = self._split(entry, count)
-            else:
-                self._waiting.popleft()
+        room = credit_bytes - self._taken_bytes
+        frame_room = max_bytes
+        while self._waiting and room > 0 and frame_room > 0 and self.taken < credit:
+            group = self._waiting[0].group
+            count = min(
+                starting_within(group, min(room, frame_room)),
+                credit - self.taken,
+                max(1, frame_room // LENGTH_BYTES),
+            )
+            if count < len(group):
+                _cut_first(self._waiting, count)
+            entry = self._waiting.popleft()
             self._delivered.append(entry)
             self.taken = entry.last
             size = len(entry.group.data)
             room -= size
+            frame_room -= wire_bytes(entry.group)
             self._taken_bytes += size
             self._marks.append((entry.last, size))
             deliveries.append(Delivery(entry.first, entry.group))
         return deliveries
-
-    def _split(self, entry: _Entry, count: int) -> _Entry:
-        group = entry.group
-        self._waiting[0] = _Entry(entry.first + count, group.slice(count, len(group)), entry.token)
-        return _Entry(entry.first, group.slice(0, count), entry.token)
 
     def progress(self, acknowledged: int, received: int) -> list[Done]:
         """Take the consumer's word for what has arrived and what is done with; return the latter.
@@ -135,16 +133,11 @@ class DeliveryLog:
         acknowledged = min(acknowledged, self.taken)
         done: list[Done] = []
         while self._delivered and self._delivered[0].first <= acknowledged:
-            entry = self._delivered[0]
-            if entry.last > acknowledged:
-                count = acknowledged - entry.first + 1
-                size = sum(entry.group.sizes()[:count])
-                rest = entry.group.slice(count, len(entry.group))
-                self._delivered[0] = _Entry(acknowledged + 1, rest, entry.token)
-            else:
-                count, size = len(entry.group), len(entry.group.data)
-                self._delivered.popleft()
-            done.append(Done(entry.token, count, size))
+            if self._delivered[0].last > acknowledged:
+                _cut_first(self._delivered, acknowledged - self._delivered[0].first + 1)
+            entry = self._delivered.popleft()
+            size = len(entry.group.data)
+            done.append(Done(entry.token, len(entry.group), size))
             self.queued_bytes -= size
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done
@@ -179,3 +172,12 @@ class DeliveryLog:
         self.acknowledged = self.received = self.taken = self.tail
         self.queued_bytes = 0
         return left
+
+
+def _cut_first(entries: deque[_Entry], count: int) -> None:
+    """Put the first entry's first `count` messages into an entry of their own."""
+    entry = entries.popleft()
+    stop = entry.first + len(entry.group)
+    for piece in reversed(cut(entry.group, count)):
+        stop -= len(piece)
+        entries.appendleft(_Entry(stop, piece, entry.token))

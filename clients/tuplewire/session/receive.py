@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tuplewire.errors import RefusedError, SequenceGapError
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire.session.credit import CreditBook, Grant
 
 _REMEMBERED_REFUSALS = 1024
@@ -53,7 +53,8 @@ class ReceiveSession:
         """Take a frame in; return False for one that was accepted before.
 
         Raises SequenceGapError when frames are missing before it, CreditExceededError when it holds more
-        than was granted. After an error the stream must end; the session may be resumed.
+        than was granted, ResourceLimitError when it is for too many tasks. After an error the stream must
+        end; nothing of the frame was taken, and the session may be resumed.
         """
         if sequence <= self.last_sequence:
             return False
@@ -61,8 +62,7 @@ class ReceiveSession:
             raise SequenceGapError(
                 f"frame {sequence} came after frame {self.last_sequence}; resume the session"
             )
-        for group in groups:
-            self.credit.received(group.task, len(group), len(group.data))
+        self.credit.received(groups)
         self.last_sequence = sequence
         return True
 

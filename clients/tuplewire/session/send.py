@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from tuplewire.config import AckMode, SessionSettings
-from tuplewire.errors import MessageTooLargeError
-from tuplewire.message import TaskGroup
+from tuplewire.errors import ProtocolError
+from tuplewire.group import TaskGroup, check_sizes
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
+from tuplewire.session.pieces import cut, frame_pieces, starting_within, wire_bytes
 from tuplewire.session.receive import AckUpdate, Refusal
 
 
@@ -125,10 +125,7 @@ class SendWindow:
 
     def check(self, groups: Iterable[TaskGroup]) -> None:
         """Raise MessageTooLargeError when one payload is over the limit."""
-        limit = self.max_message_bytes
-        for group in groups:
-            if len(group.data) > limit and (largest := max(group.sizes())) > limit:
-                raise MessageTooLargeError(group.task, largest, limit)
+        check_sizes(groups, self.max_message_bytes)
 
     def offer(self, groups: Sequence[TaskGroup], token: Any = None) -> bool:
         """Accept all of these messages, or (no room) none of them. The token comes back when they settle."""
@@ -140,16 +137,15 @@ class SendWindow:
             or self.size_bytes + size > settings.max_pending_bytes
         ):
             return False
-        if not all(self._task_has_room(group) for group in groups):
+        if not self._tasks_have_room(groups):
             return False
         for group in groups:
             task = self._tasks.get(group.task)
             if task is None:
                 task = self._tasks[group.task] = self._new_task()
-            if len(group.data) > settings.max_frame_bytes:
-                task.pending.extend(_Entry(piece, token) for piece in group.split(settings.max_frame_bytes))
-            else:
-                task.pending.append(_Entry(group, token))
+            task.pending.extend(
+                _Entry(piece, token) for piece in frame_pieces(group, settings.max_frame_bytes)
+            )
             task.held += len(group)
             self._ready[group.task] = None
         self.messages += messages
@@ -157,11 +153,16 @@ class SendWindow:
         self._ledger.accepted += messages
         return True
 
-    def _task_has_room(self, group: TaskGroup) -> bool:
-        task = self._tasks.get(group.task)
-        if task is None or not task.held:
-            return True
-        return task.held + len(group) <= self._settings.max_pending_task_messages
+    def _tasks_have_room(self, groups: Iterable[TaskGroup]) -> bool:
+        limit = self._settings.max_pending_task_messages
+        offered: dict[int, int] = {}
+        for group in groups:
+            task = self._tasks.get(group.task)
+            if task is not None and task.held:
+                count = offered[group.task] = offered.get(group.task, 0) + len(group)
+                if task.held + count > limit:
+                    return False
+        return True
 
     def _new_task(self) -> _Task:
         task = _Task()
@@ -171,12 +172,23 @@ class SendWindow:
     # --- streams ----------------------------------------------------------------------------
 
     def opened(self, opened: Opened) -> list[Settled]:
-        """Go on over a new stream, as the receiver's welcome says; return what is settled by it."""
-        self._initial = opened.initial
+        """Go on over a new stream, as the receiver's welcome says; return what is settled by it.
+
+        Raises ProtocolError when the receiver knows frames that are not ours.
+        """
         known = (
             opened.receiver_incarnation == self.receiver_incarnation != 0
             and opened.update.sequence >= self.acknowledged
         )
+        if not known and opened.update.sequence:
+            # It would take our first frames for repeated ones and drop them.
+            raise ProtocolError(
+                f"the receiver resumes at frame {opened.update.sequence} a session that this sender does not "
+                "have: give every process a sender id or an incarnation of its own"
+            )
+        if known:
+            self._check_sent(opened.update)
+        self._initial = opened.initial
         self.receiver_incarnation = opened.receiver_incarnation
         if known:
             settled = self.update(opened.update)
@@ -216,9 +228,7 @@ class SendWindow:
             del self._ready[number]
             task = self._tasks[number]
             room = self._take(task, entries, room)
-            if task.pending and (
-                task.sent_messages < task.limit_messages and task.sent_bytes < task.limit_bytes
-            ):
+            if task.pending and task.has_credit:
                 self._ready[number] = None
         if not entries:
             return None
@@ -234,28 +244,25 @@ class SendWindow:
             entry = pending[0]
             group = entry.group
             count, size = len(group), len(group.data)
-            if entries and size > room:
+            if entries and wire_bytes(group) > room:
                 return 0
             allowed = task.limit_messages - task.sent_messages
             allowed_bytes = task.limit_bytes - task.sent_bytes
             if allowed <= 0 or allowed_bytes <= 0:
                 return room
             if count > allowed or size > allowed_bytes:
-                if size > allowed_bytes:
-                    starts = list(accumulate(group.sizes(), initial=0))[:-1]
-                    allowed = min(allowed, sum(start < allowed_bytes for start in starts))
+                allowed = min(allowed, starting_within(group, allowed_bytes))
                 if allowed < count:
-                    pending[0] = _Entry(group.slice(allowed, count), entry.token)
-                    entry = _Entry(group.slice(0, allowed), entry.token)
-                    count, size = allowed, len(entry.group.data)
-                else:
+                    pieces = [_Entry(piece, entry.token) for piece in cut(group, allowed)]
                     pending.popleft()
-            else:
-                pending.popleft()
+                    pending.extendleft(reversed(pieces))
+                    entry = pieces[0]
+                    count, size = allowed, len(entry.group.data)
+            pending.popleft()
             entries.append(entry)
             task.sent_messages += count
             task.sent_bytes += size
-            room -= size
+            room -= wire_bytes(entry.group)
         return room
 
     # --- what the receiver says ---------------------------------------------------------------
@@ -263,8 +270,9 @@ class SendWindow:
     def update(self, update: AckUpdate) -> list[Settled]:
         """Take an acknowledgement with grants and refusals in; return what is settled by it.
 
-        Saying it again changes nothing.
+        Saying it again changes nothing. Raises ProtocolError when it acknowledges what was never sent.
         """
+        self._check_sent(update)
         settled: list[Settled] = []
         for refusal in update.refusals:
             self._refuse(refusal, settled)
@@ -281,6 +289,12 @@ class SendWindow:
             self._grant(grant, settled)
         return settled
 
+    def _check_sent(self, update: AckUpdate) -> None:
+        if update.sequence >= self._next_sequence:
+            raise ProtocolError(
+                f"frame {update.sequence} was acknowledged, and {self._next_sequence - 1} were sent"
+            )
+
     def _grant(self, grant: Grant, settled: list[Settled]) -> None:
         task = self._tasks.get(grant.task)
         if task is None:
@@ -296,18 +310,20 @@ class SendWindow:
 
     def _refuse(self, refusal: Refusal, settled: list[Settled]) -> None:
         reason = DropReason.UNKNOWN_TASK if refusal.code == "UNKNOWN_TASK" else DropReason.REFUSED
-        for frame in self._in_flight:
-            if frame.sequence != refusal.sequence:
-                continue
-            kept = []
-            for entry in frame.entries:
-                if entry.group.task == refusal.task:
-                    self._settle(entry, reason, settled)
-                    # The receiver counts what it refuses as processed.
-                    self._tasks[refusal.task].processed += len(entry.group)
-                else:
-                    kept.append(entry)
-            frame.entries = kept
+        # The frames' numbers follow by one.
+        position = refusal.sequence - self._in_flight[0].sequence if self._in_flight else -1
+        if not 0 <= position < len(self._in_flight):
+            return
+        frame = self._in_flight[position]
+        kept = []
+        for entry in frame.entries:
+            if entry.group.task == refusal.task:
+                self._settle(entry, reason, settled)
+                # The receiver counts what it refuses as processed.
+                self._tasks[refusal.task].processed += len(entry.group)
+            else:
+                kept.append(entry)
+        frame.entries = kept
 
     def _settle(self, entry: _Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
         group = entry.group

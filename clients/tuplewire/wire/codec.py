@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from tuplewire.errors import MalformedError
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire.wire.messaging_pb2 import RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 

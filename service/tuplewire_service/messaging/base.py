@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 from tuplewire.errors import RefusedError
-from tuplewire.message import TaskGroup, TaskMessage, TaskMessageBatch
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.session.send import Settled
 
@@ -173,6 +174,11 @@ class IServerConnection(IConnection):
 
 class IClientConnection(IConnection):
     """The connecting side: sends batches, knows the peer's load."""
+
+    @property
+    @abstractmethod
+    def congested(self) -> frozenset[int]:
+        """The tasks that the peer says hold their senders back; for display only, credits decide."""
 
     @overload
     def send(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.message import check_task
+from tuplewire.errors import ConfigError, InvalidTaskError
+from tuplewire.group import check_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Assignment:
     def __post_init__(self) -> None:
         if self.version < 1:
             raise ConfigError(f"an assignment's version is 1 or more, not {self.version}")
+        if not self.topology:
+            raise ConfigError("an assignment needs the name of its topology")
         owners: dict[int, AssignedWorker] = {}
         seen: set[str] = set()
         for worker in self.workers:
@@ -53,7 +55,7 @@ class Assignment:
             if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
                 raise ConfigError(f"worker {worker.worker_id}: address {worker.address!r} is not host:port")
             for task in worker.tasks:
-                if check_task(task) in owners:
+                if _checked(task, worker.worker_id) in owners:
                     raise ConfigError(
                         f"task {task} is assigned to {owners[task].worker_id} and to {worker.worker_id}"
                     )
@@ -78,28 +80,53 @@ class Assignment:
     @classmethod
     def from_json(cls, value: Any) -> Assignment:
         """Read the form of to_json; ConfigError says what is wrong with it."""
-        try:
-            return cls(
-                version=int(value["version"]),
-                topology=str(value["topology"]),
-                workers=tuple(
-                    AssignedWorker(
-                        str(worker["worker_id"]),
-                        str(worker["address"]),
-                        tuple(int(task) for task in worker["tasks"]),
-                        str(worker.get("node", "")),
-                    )
-                    for worker in value["workers"]
-                ),
-            )
-        except TuplewireError:
-            raise
-        except KeyError as error:
-            raise ConfigError(f"an assignment needs the key {error}") from error
-        except (TypeError, ValueError, AttributeError) as error:
+        fields = _object(value, "an assignment", ("version", "topology", "workers"))
+        workers = _typed(fields["workers"], list, "workers")
+        return cls(
+            _typed(fields["version"], int, "version"),
+            _typed(fields["topology"], str, "topology"),
+            tuple(_worker(worker) for worker in workers),
+        )
+
+
+def _worker(value: Any) -> AssignedWorker:
+    fields = _object(value, "a worker", ("worker_id", "address", "tasks"), ("node",))
+    tasks = _typed(fields["tasks"], list, "tasks")
+    return AssignedWorker(
+        _typed(fields["worker_id"], str, "worker_id"),
+        _typed(fields["address"], str, "address"),
+        tuple(_typed(task, int, "a task id") for task in tasks),
+        _typed(fields.get("node", ""), str, "node"),
+    )
+
+
+def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    fields: dict[str, Any] = _typed(value, dict, what)
+    for key in needed:
+        if key not in fields:
+            raise ConfigError(f"{what} needs the key {key!r}")
+    for key in fields:
+        if key not in needed and key not in optional:
             raise ConfigError(
-                f"an assignment is an object of version, topology and workers: {error}"
-            ) from error
+                f"{what} has the unknown key {key!r}; known are: {', '.join((*needed, *optional))}"
+            )
+    return fields
+
+
+_JSON_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number"}
+
+
+def _typed(value: Any, kind: type[Any], what: str) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ConfigError(f"{what} must be {_JSON_NAMES[kind]}, not {value!r}")
+    return value
+
+
+def _checked(task: int, worker_id: str) -> int:
+    try:
+        return check_task(task)
+    except InvalidTaskError as error:
+        raise ConfigError(f"worker {worker_id}: {error}") from error
 
 
 def load_assignment(path: Path) -> Assignment:

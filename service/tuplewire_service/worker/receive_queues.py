@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tuplewire.errors import NotLocalError, RefusedError, StaleIncarnationError, SupersededError
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire_service.messaging.base import Origin

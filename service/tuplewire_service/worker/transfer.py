@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.base import Origin
 from tuplewire_service.worker.assignment import AssignedWorker
 

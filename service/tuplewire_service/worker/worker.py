@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError, ConfigError, DrainingError, StaleAssignmentError, UnknownTaskError
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
 from tuplewire.session.send import Settled

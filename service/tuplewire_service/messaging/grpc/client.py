@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tuplewire.config import Overflow
+from tuplewire.group import TaskGroup
 from tuplewire.loop import EventLoopThread
-from tuplewire.message import TaskGroup, TaskMessageBatch, as_batch
+from tuplewire.message import as_groups
 from tuplewire.sender import Sender
 from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IClientConnection
@@ -32,6 +33,11 @@ class GrpcClientConnection(IClientConnection):
             self._callback(settled)
 
     @property
+    def congested(self) -> frozenset[int]:
+        """See IClientConnection."""
+        return self._sender.congested
+
+    @property
     def port(self) -> int:
         """See IConnection."""
         return int(self._sender.address.rpartition(":")[2])
@@ -45,7 +51,7 @@ class GrpcClientConnection(IClientConnection):
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """See IClientConnection."""
-        groups = _groups(messages, payload)
+        groups = as_groups(messages, payload)
         if self._overflow is Overflow.BLOCK:
             self._sender.send(groups, timeout)
         elif not self._sender.try_send(groups):
@@ -53,7 +59,7 @@ class GrpcClientConnection(IClientConnection):
 
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """See IClientConnection."""
-        return self._sender.try_send(_groups(messages, payload))
+        return self._sender.try_send(as_groups(messages, payload))
 
     def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
         """See IClientConnection."""
@@ -90,11 +96,3 @@ class GrpcClientConnection(IClientConnection):
         if not self._closed:
             self._closed = True
             self._thread.run(self._sender.abort())
-
-
-def _groups(messages: Any, payload: bytes | None) -> Sequence[TaskGroup]:
-    if isinstance(messages, int):
-        return (TaskGroup.of(messages, (b"" if payload is None else payload,)),)
-    if isinstance(messages, TaskMessageBatch):
-        return messages.groups
-    return as_batch(messages).groups

@@ -18,7 +18,7 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.message import TaskGroup, check_task
+from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb

@@ -25,7 +25,7 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.message import TaskGroup
+from tuplewire.group import TaskGroup
 from tuplewire.session.credit import CreditBook, Grant, Window
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.wire import messaging_pb2 as pb

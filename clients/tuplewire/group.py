@@ -1,0 +1,218 @@
+"""TaskGroup: the column in which messages travel, and the checks on what goes into one."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Collection, Iterable
+from operator import index as to_int
+from typing import Any, Self, SupportsIndex, TypeAlias
+
+from tuplewire.errors import (
+    MAX_TASK,
+    MIN_TASK,
+    InvalidTaskError,
+    MalformedError,
+    MessageError,
+    MessageTooLargeError,
+)
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+"""What may be handed over as a payload; it is kept as bytes, so later changes to a bytearray do no harm."""
+
+
+def check_task(task: SupportsIndex) -> int:
+    """Return a task id as an int; InvalidTaskError for anything but an integer from 0 to 2^31-1."""
+    number = as_task(task)
+    if not MIN_TASK <= number <= MAX_TASK:
+        raise InvalidTaskError(f"task {number} is outside {MIN_TASK} to {MAX_TASK}")
+    return number
+
+
+def as_task(task: SupportsIndex) -> int:
+    """Return an id as an int (numpy's too); InvalidTaskError for what is no integer."""
+    try:
+        return to_int(task)
+    except TypeError as error:
+        raise InvalidTaskError(f"a task id is an integer, not {task!r} ({type(task).__name__})") from error
+
+
+def as_bytes(payload: Any) -> bytes:
+    """Return a payload as bytes; MessageError for what is not bytes-like."""
+    if type(payload) is bytes:
+        return payload
+    try:
+        return memoryview(payload).tobytes()
+    except TypeError as error:
+        hint = "; encode it first" if isinstance(payload, str) else ""
+        raise MessageError(f"a payload is bytes, not {type(payload).__name__}{hint}") from error
+
+
+def payload_column(payloads: Iterable[Any]) -> list[bytes]:
+    """Return payloads as a list of bytes; MessageError for what is not bytes-like."""
+    column = list(payloads)
+    if set(map(type, column)) <= {bytes}:  # nearly always, and found out without a loop in Python
+        return column
+    return [as_bytes(payload) for payload in column]
+
+
+def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, name: str) -> array[int]:
+    """Return so many ids, checked, in four bytes each."""
+    if not isinstance(tasks, Collection):
+        return array("i", [check_task(tasks)]) * count
+    if len(tasks) != count:
+        raise MalformedError(f"{len(tasks)} {name} and {count} payloads: the columns differ in length")
+    values: list[Any] = list(tasks)
+    try:
+        column = array("i", values)
+    except (OverflowError, TypeError):
+        for task in values:
+            check_task(task)
+        raise
+    if count:
+        check_task(min(column))
+    return column
+
+
+def _to_wire(lengths: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        lengths.byteswap()
+    return lengths.tobytes()
+
+
+def _from_wire(lengths: bytes) -> array[int]:
+    column = array("I", lengths)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
+
+
+class TaskGroup:
+    """A column of messages from one source task to one destination task; never changed once made.
+
+    task: the destination. source: the sending task, None when the sender is not a task.
+    lengths: the length of each payload, four little-endian bytes each. data: the payloads end to end.
+    redelivered: True when they may have been delivered before, to a process that has died.
+    """
+
+    __slots__ = ("data", "lengths", "redelivered", "source", "task")
+
+    def __init__(
+        self, task: int, source: int | None, lengths: bytes, data: bytes, *, redelivered: bool = False
+    ) -> None:
+        self.task = task
+        self.source = source
+        self.lengths = lengths
+        self.data = data
+        self.redelivered = redelivered
+
+    @classmethod
+    def of(
+        cls, task: SupportsIndex, payloads: Iterable[BytesLike], source: SupportsIndex | None = None
+    ) -> Self:
+        """Build a group from payloads.
+
+        Raises InvalidTaskError for an id outside 0 to 2^31-1, MessageError for a payload that is not bytes.
+        """
+        sender = None if source is None else check_task(source)
+        return cls.joined(check_task(task), sender, payload_column(payloads))
+
+    @classmethod
+    def joined(cls, task: int, source: int | None, payloads: list[bytes]) -> Self:
+        """Build a group from checked ids and bytes."""
+        return cls(task, source, _to_wire(array("I", map(len, payloads))), b"".join(payloads))
+
+    @classmethod
+    def checked(
+        cls, task: int, source: int | None, lengths: bytes, data: bytes, *, redelivered: bool = False
+    ) -> Self:
+        """Build a group from columns of unknown origin.
+
+        Raises MalformedError when they do not hold together or are empty, InvalidTaskError for a bad id.
+        """
+        check_task(task)
+        if source is not None:
+            check_task(source)
+        if len(lengths) % 4 or not lengths:
+            raise MalformedError(
+                f"a group to task {task} has {len(lengths)} bytes of lengths; each message takes four"
+            )
+        total = sum(_from_wire(lengths))
+        if total != len(data):
+            raise MalformedError(
+                f"a group to task {task} says {total} bytes of payload and holds {len(data)}"
+            )
+        return cls(task, source, lengths, data, redelivered=redelivered)
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return len(self.lengths) >> 2
+
+    def __repr__(self) -> str:
+        return f"<TaskGroup {self.source} -> {self.task}: {len(self)} messages, {len(self.data)} bytes>"
+
+    def sizes(self) -> array[int]:
+        """Return the length of each payload in bytes."""
+        return _from_wire(self.lengths)
+
+    def payloads(self) -> list[bytes]:
+        """Return the payloads, one bytes object each."""
+        data, lengths = self.data, _from_wire(self.lengths)
+        count = len(lengths)
+        if count == 1:
+            return [data]
+        size = lengths[0] if count else 0
+        # Memory comparison, not a loop: are all lengths the same?
+        if size and size * count == len(data) and self.lengths[4:] == self.lengths[:-4]:
+            return [payload for (payload,) in struct.iter_unpack(f"{size}s", data)]
+        payloads = []
+        start = 0
+        for length in lengths:
+            end = start + length
+            payloads.append(data[start:end])
+            start = end
+        return payloads
+
+    def slice(self, start: int, stop: int) -> TaskGroup:
+        """Return the messages from start up to stop (both within the group) as a group."""
+        sizes = _from_wire(self.lengths)
+        begin = sum(sizes[:start])
+        return self._piece(start, stop, begin, begin + sum(sizes[start:stop]))
+
+    def split(self, max_bytes: int) -> list[TaskGroup]:
+        """Cut into groups of at most so many payload bytes, or of one message where that is larger."""
+        pieces = []
+        start = begin = end = 0
+        sizes = _from_wire(self.lengths)
+        for index, size in enumerate(sizes):
+            if end + size - begin > max_bytes and index > start:
+                pieces.append(self._piece(start, index, begin, end))
+                start, begin = index, end
+            end += size
+        pieces.append(self._piece(start, len(sizes), begin, end))
+        return pieces
+
+    def _piece(self, start: int, stop: int, begin: int, end: int) -> TaskGroup:
+        return TaskGroup(
+            self.task,
+            self.source,
+            self.lengths[4 * start : 4 * stop],
+            self.data[begin:end],
+            redelivered=self.redelivered,
+        )
+
+    def with_source(self, source: int) -> TaskGroup:
+        """Return the same messages as sent by a task."""
+        return TaskGroup(self.task, source, self.lengths, self.data, redelivered=self.redelivered)
+
+    def as_redelivered(self) -> TaskGroup:
+        """Return the same messages, marked as possibly delivered before."""
+        return TaskGroup(self.task, self.source, self.lengths, self.data, redelivered=True)
+
+
+def check_sizes(groups: Iterable[TaskGroup], limit_bytes: int) -> None:
+    """Raise MessageTooLargeError when one payload is over the limit."""
+    for group in groups:
+        if len(group.data) > limit_bytes and (largest := max(group.sizes())) > limit_bytes:
+            raise MessageTooLargeError(group.task, largest, limit_bytes)

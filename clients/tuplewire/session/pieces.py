@@ -1,0 +1,56 @@
+"""Cutting groups where credit or a frame ends, and what a group takes up in a frame."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+
+from tuplewire.group import TaskGroup
+
+LENGTH_BYTES = 4
+"""What a frame holds for each message beside its payload."""
+
+_GROUP_BYTES = 32
+"""At most what a frame holds for each group beside its columns."""
+
+
+def wire_bytes(group: TaskGroup) -> int:
+    """Return at most how many bytes of a frame a group takes up; more than 0 even without payload."""
+    return len(group.data) + len(group.lengths) + _GROUP_BYTES
+
+
+def starting_within(group: TaskGroup, size_bytes: int) -> int:
+    """Return how many messages start before so many payload bytes of the group have passed."""
+    if size_bytes > len(group.data):
+        return len(group)
+    return min(len(group), bisect_left(list(accumulate(group.sizes(), initial=0)), size_bytes))
+
+
+def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
+    """Return the first `count` messages (some, not all), then the rest in pieces that double in size.
+
+    Taking few messages at a time off a large group would copy the rest of it every time; like this each
+    message is copied log(n) times at most.
+    """
+    ends = list(accumulate(group.sizes(), initial=0))
+    pieces = []
+    start, stop = 0, count
+    while start < len(group):
+        pieces.append(group._piece(start, stop, ends[start], ends[stop]))
+        start, stop = stop, min(2 * stop, len(group))
+    return pieces
+
+
+def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
+    """Return the group, cut if it is too large for a frame: by payload, and apart from it by lengths."""
+    if len(group.data) <= max_bytes and len(group.lengths) <= max_bytes:
+        return [group]
+    most = max(1, max_bytes // LENGTH_BYTES)
+    count = len(group)
+    if count <= most:
+        return group.split(max_bytes)
+    return [
+        piece
+        for start in range(0, count, most)
+        for piece in group.slice(start, min(start + most, count)).split(max_bytes)
+    ]

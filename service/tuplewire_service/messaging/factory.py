@@ -1,0 +1,69 @@
+"""TransportFactory: from the setting `storm.messaging.transport` to a prepared IContext.
+
+Source: Storm's `TransportFactory.makeContext`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from tuplewire.errors import ConfigError
+from tuplewire_service.messaging.base import IContext
+
+TRANSPORT_KEY = "storm.messaging.transport"
+DEFAULT_TRANSPORT = "grpc"
+ENTRY_POINT_GROUP = "tuplewire.transports"
+
+
+class TransportFactory:
+    """Makes contexts; a transport is imported only when it is asked for."""
+
+    @staticmethod
+    def known() -> list[str]:
+        """Return the names of the installed transports."""
+        return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+
+    @staticmethod
+    def make_context(conf: Mapping[str, Any]) -> IContext:
+        """Return the context that the configuration names, prepared.
+
+        `storm.messaging.transport` is the name of an installed entry point, or `package.module:Class` or
+        `package.module.Class`. The class is an IContext, or has `make_context(conf)` that returns a prepared
+        one. Raises ConfigError for a name that leads nowhere.
+        """
+        name = conf.get(TRANSPORT_KEY, DEFAULT_TRANSPORT)
+        made = _find(name)()
+        if isinstance(made, IContext):
+            made.prepare(conf)
+            return made
+        make_context = getattr(made, "make_context", None)
+        context = make_context(conf) if callable(make_context) else None
+        if not isinstance(context, IContext):
+            raise ConfigError(
+                f"{TRANSPORT_KEY}={name!r} is neither an IContext "
+                "nor has a make_context(conf) that returns one"
+            )
+        return context
+
+
+def _find(name: str) -> Any:
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == name:
+            return _load(name, point.load)
+    if ":" not in name and "." not in name:
+        raise ConfigError(
+            f"unknown transport {name!r} in {TRANSPORT_KEY}; known are: "
+            f"{', '.join(TransportFactory.known())}; or name a class as package.module:Class"
+        )
+    module, _, attribute = name.partition(":") if ":" in name else name.rpartition(".")
+    return _load(name, lambda: getattr(importlib.import_module(module), attribute))
+
+
+def _load(name: str, load: Any) -> Any:
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load the transport {name!r} of {TRANSPORT_KEY}: {error}") from error

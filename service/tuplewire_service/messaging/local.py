@@ -1,0 +1,396 @@
+"""The local transport: workers of one process, without a wire.
+
+Source: Storm's `messaging.local.Context` (LocalServer, LocalClient). Batches pass by reference, so that
+nothing can be lost, doubled or reordered on the way; a registry that all contexts of the process share joins
+the two sides. What is sent before the server is bound, or has its callback, waits and is then delivered.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tuplewire.config import Overflow, SessionSettings
+from tuplewire.errors import BindError, BufferFullError, ClosedError, ConfigError, TuplewireError
+from tuplewire.group import TaskGroup, check_sizes
+from tuplewire.message import TaskMessage, as_groups
+from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.session.send import Settled
+from tuplewire_service.messaging.base import (
+    BLOCK,
+    ClientStatistics,
+    ConnectionStatus,
+    IClientConnection,
+    IConnectionCallback,
+    IContext,
+    IServerConnection,
+    ReceiveCount,
+    ReceivedBatch,
+    ServerStatistics,
+)
+from tuplewire_service.messaging.inbox import Inbox
+
+_PREFIX = "tuplewire.local."
+_FIRST_EPHEMERAL_PORT = 49152
+
+
+class _Endpoint:
+    """What stands at one (topology, port): a server or nobody yet, and the clients that wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.server: LocalServer | None = None
+        self.waiting: deque[tuple[LocalClient, Sequence[TaskGroup], Any]] = deque()
+        self.clients: list[LocalClient] = []
+        self.loads: dict[int, float] = {}
+
+
+class _Registry:
+    """Every endpoint of the process. Source: Storm's `queues-map`, keyed by topology and port."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._endpoints: dict[tuple[str, int], _Endpoint] = {}
+
+    def endpoint(self, topology: str, port: int) -> _Endpoint:
+        with self._lock:
+            return self._endpoints.setdefault((topology, port), _Endpoint())
+
+    def bind(self, topology: str, port: int, server: LocalServer) -> tuple[int, _Endpoint]:
+        with self._lock:
+            if port == 0:
+                port = _FIRST_EPHEMERAL_PORT
+                while self._is_bound(topology, port):
+                    port += 1
+            elif self._is_bound(topology, port):
+                raise BindError(f"port {port} of topology {topology!r} is bound in this process already")
+            endpoint = self._endpoints.setdefault((topology, port), _Endpoint())
+            endpoint.server = server
+            return port, endpoint
+
+    def _is_bound(self, topology: str, port: int) -> bool:
+        endpoint = self._endpoints.get((topology, port))
+        return endpoint is not None and endpoint.server is not None
+
+
+_registry = _Registry()
+
+
+class LocalContext(IContext):
+    """Binds and connects within the process; all its instances share one registry."""
+
+    def __init__(self) -> None:
+        self._worker_id = ""
+        self._session = SessionSettings()
+        self._made: list[LocalServer | LocalClient] = []
+
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        """See IContext. Keys: `tuplewire.local.worker_id`, `tuplewire.local.session` (SessionSettings)."""
+        for key in conf:
+            if key.startswith(_PREFIX) and key.removeprefix(_PREFIX) not in {"worker_id", "session"}:
+                raise ConfigError(f"unknown setting {key!r}; known are: {_PREFIX}worker_id, {_PREFIX}session")
+        self._worker_id = conf.get(_PREFIX + "worker_id", "")
+        self._session = conf.get(_PREFIX + "session", self._session)
+
+    def bind(
+        self, topology_id: str, port: int, callback: IConnectionCallback | None = None
+    ) -> IServerConnection:
+        """See IContext. Raises BindError when the port of this topology is bound."""
+        server = LocalServer(topology_id, port, callback)
+        self._made.append(server)
+        return server
+
+    def connect(self, topology_id: str, host: str, port: int) -> IClientConnection:
+        """See IContext. The host does not matter: everything is here."""
+        del host
+        endpoint = _registry.endpoint(topology_id, port)
+        client = LocalClient(endpoint, port, self._worker_id or "client", self._session)
+        self._made.append(client)
+        return client
+
+    def term(self) -> None:
+        """See IContext."""
+        made, self._made = self._made, []
+        for connection in reversed(made):
+            connection.close()
+
+
+class LocalServer(IServerConnection):
+    """The bound side."""
+
+    def __init__(self, topology: str, port: int, callback: IConnectionCallback | None) -> None:
+        self._inbox = Inbox()
+        if callback is not None:
+            self._inbox.register(callback)
+        self._received: dict[str, list[int]] = {}
+        self.refused: Counter[str] = Counter()
+        self._status = ConnectionStatus.READY
+        self._port, self._endpoint = _registry.bind(topology, port, self)
+        self._flush_waiting()
+
+    def _flush_waiting(self) -> None:
+        with self._endpoint.lock:
+            while self._endpoint.waiting:
+                client, groups, token = self._endpoint.waiting.popleft()
+                self.deliver(client, groups, token)
+
+    def deliver(self, client: LocalClient, groups: Sequence[TaskGroup], token: Any) -> None:
+        """Pass a batch on; the endpoint's lock is held, so that batches keep their order."""
+        counts = self._received.setdefault(client.source, [0, 0, 0])
+        counts[0] += sum(map(len, groups))
+        counts[1] += 1
+        counts[2] += sum(len(group.data) for group in groups)
+        batch = ReceivedBatch.arrived(groups, _Origin(client, token))
+        self._inbox.recv(batch)
+        refused = {id(group): error for group, error in batch.refusals}
+        for group, error in batch.refusals:
+            self.refused[error.code] += len(group)
+            client.refused(group, error, token)
+        if not batch.held:
+            for group in groups:
+                if id(group) not in refused:
+                    batch.origin.release(group.task, len(group), len(group.data))
+
+    @property
+    def port(self) -> int:
+        """See IConnection."""
+        return self._port
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """See IConnection."""
+        return self._status
+
+    def register_recv(self, callback: IConnectionCallback) -> None:
+        """See IServerConnection."""
+        with self._endpoint.lock:
+            self._inbox.register(callback)
+
+    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
+        """See IServerConnection."""
+        return self._inbox.pull(flags)
+
+    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
+        """See IServerConnection."""
+        self._check_open()
+        with self._endpoint.lock:
+            self._endpoint.loads = dict(loads)
+            for client in self._endpoint.clients:
+                client.loads.update(loads)
+
+    def send_backpressure_status(
+        self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
+    ) -> None:
+        """See IServerConnection."""
+        del worker_id
+        self._check_open()
+        with self._endpoint.lock:
+            for client in self._endpoint.clients:
+                client.take_status(congested, relieved)
+
+    def _check_open(self) -> None:
+        if self._status is ConnectionStatus.CLOSED:
+            raise ClosedError(f"the server on port {self._port} is closed")
+
+    def statistics(self) -> ServerStatistics:
+        """See IServerConnection."""
+        received = [ReceiveCount(source, *counts) for source, counts in self._received.items()]
+        return ServerStatistics(received, len(self._endpoint.clients), dict(self.refused))
+
+    def close(self, timeout: float = 10.0) -> None:
+        """See IConnection. The port may be bound again; what is sent meanwhile waits."""
+        del timeout
+        self.abort()
+
+    def abort(self) -> None:
+        """See IConnection."""
+        with self._endpoint.lock:
+            self._status = ConnectionStatus.CLOSED
+            if self._endpoint.server is self:
+                self._endpoint.server = None
+        self._inbox.close()
+
+
+class _Origin:
+    """Settles a client's messages as the receiver releases them."""
+
+    __slots__ = ("_client", "_token")
+
+    def __init__(self, client: LocalClient, token: Any) -> None:
+        self._client = client
+        self._token = token
+
+    @property
+    def source(self) -> str:
+        return self._client.source
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        self._client.settle(Settled(self._token, task, messages, size_bytes, None))
+
+
+class LocalClient(IClientConnection):
+    """The connecting side."""
+
+    def __init__(self, endpoint: _Endpoint, port: int, source: str, settings: SessionSettings) -> None:
+        self.source = source
+        self.loads: dict[int, float] = {}
+        self._congested: frozenset[int] = frozenset()
+        self._endpoint = endpoint
+        self._port = port
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
+        self._ledger = Ledger()
+        self._pending = 0
+        self._pending_bytes = 0
+        self._batches = 0
+        self._closed = False
+        self._callback: Callable[[Sequence[Settled]], None] | None = None
+        with endpoint.lock:
+            endpoint.clients.append(self)
+            self.loads.update(endpoint.loads)
+
+    @property
+    def port(self) -> int:
+        """See IConnection."""
+        return self._port
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """See IConnection."""
+        if self._closed:
+            return ConnectionStatus.CLOSED
+        return ConnectionStatus.CONNECTING if self._endpoint.server is None else ConnectionStatus.READY
+
+    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
+        """See IClientConnection."""
+        groups = as_groups(messages, payload)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._accept(groups):
+            if self._settings.overflow is Overflow.FAIL:
+                raise self._full()
+            with self._lock:
+                pending = self._pending
+                left = None if deadline is None else deadline - time.monotonic()
+                moved = partial(self._has_moved, pending)
+                if not self._moved.wait_for(moved, left):
+                    raise self._full()
+        self._pass_on(groups, None)
+
+    def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
+        """See IClientConnection."""
+        return self.forward(as_groups(messages, payload), None)
+
+    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+        """See IClientConnection."""
+        if not self._accept(groups):
+            return False
+        self._pass_on(groups, token)
+        return True
+
+    def _has_moved(self, pending: int) -> bool:
+        return self._pending < pending or self._closed
+
+    def _full(self) -> BufferFullError:
+        return BufferFullError(
+            f"no room: {self._pending} messages ({self._pending_bytes} bytes) are pending, "
+            "the receiver is slow"
+        )
+
+    def _accept(self, groups: Sequence[TaskGroup]) -> bool:
+        messages = sum(map(len, groups))
+        size = sum(len(group.data) for group in groups)
+        settings = self._settings
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"the connection to port {self._port} is closed")
+            check_sizes(groups, settings.max_message_bytes)
+            if self._pending and (
+                self._pending + messages > settings.max_pending_messages
+                or self._pending_bytes + size > settings.max_pending_bytes
+            ):
+                return False
+            self._pending += messages
+            self._pending_bytes += size
+            self._ledger.accepted += messages
+            return True
+
+    def _pass_on(self, groups: Sequence[TaskGroup], token: Any) -> None:
+        if not groups:
+            return
+        self._batches += 1
+        endpoint = self._endpoint
+        with endpoint.lock:
+            if endpoint.server is None:
+                endpoint.waiting.append((self, groups, token))
+            else:
+                endpoint.server.deliver(self, groups, token)
+
+    def settle(self, settled: Settled) -> None:
+        """Take account of what is done with."""
+        with self._lock:
+            self._pending -= settled.messages
+            self._pending_bytes -= settled.size_bytes
+            if settled.dropped is None:
+                self._ledger.acknowledged += settled.messages
+            else:
+                self._ledger.dropped[settled.dropped] += settled.messages
+            self._moved.notify_all()
+        if self._callback is not None:
+            self._callback((settled,))
+
+    def refused(self, group: TaskGroup, error: TuplewireError, token: Any) -> None:
+        """Take account of what the receiver refused."""
+        unknown = getattr(error, "code", "") == "UNKNOWN_TASK"
+        reason = DropReason.UNKNOWN_TASK if unknown else DropReason.REFUSED
+        self.settle(Settled(token, group.task, len(group), len(group.data), reason))
+
+    @property
+    def congested(self) -> frozenset[int]:
+        """See IClientConnection."""
+        return self._congested
+
+    def take_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
+        """Take account of the server's backpressure status."""
+        self._congested = self._congested.union(congested).difference(relieved)
+
+    def register_settled(self, callback: Callable[[Sequence[Settled]], None]) -> None:
+        """See IClientConnection."""
+        self._callback = callback
+
+    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
+        """See IClientConnection."""
+        return {task: self.loads[task] for task in tasks if task in self.loads}
+
+    def statistics(self) -> ClientStatistics:
+        """See IClientConnection."""
+        with self._lock:
+            ledger = self._ledger.snapshot(self._pending)
+            return ClientStatistics(ledger, self._ledger.accepted, self._batches)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """See IConnection."""
+        with self._lock:
+            if not self._closed:
+                self._moved.wait_for(lambda: not self._pending, timeout)
+        self.abort()
+
+    def abort(self) -> None:
+        """See IConnection. What waits for a server is dropped; what a server holds stays with it."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._moved.notify_all()
+        endpoint = self._endpoint
+        with endpoint.lock:
+            endpoint.clients.remove(self)
+            mine = [entry for entry in endpoint.waiting if entry[0] is self]
+            endpoint.waiting = deque(entry for entry in endpoint.waiting if entry[0] is not self)
+        for _, groups, token in mine:
+            for group in groups:
+                self.settle(Settled(token, group.task, len(group), len(group.data), DropReason.CLOSED))

@@ -1,0 +1,20 @@
+"""What holds for every test: it leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from helpers import leaks
+
+leaks.install()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaks a thread, a child process or an asyncio task.
+
+    What a fixture of a wider scope holds was there before, and is not the test's.
+    """
+    with leaks.no_leaks():
+        yield

@@ -1,0 +1,125 @@
+"""The wire contract: its form, and that the relay's view of it is the same bytes.
+
+That the generated code is current is checked by `make proto-check`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuplewire.wire import control_pb2, health_pb2, messaging_pb2, opaque_pb2
+
+PROTO = Path(__file__).parents[2] / "proto"
+
+# A buf beside the interpreter is the pinned one.
+BUF = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
+
+
+@pytest.mark.skipif(BUF is None, reason="buf is not installed: pip install buf-bin, or make install")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lint"],
+        # Comments are asked of every file, also of the one whose names are given.
+        ["lint", "--config", '{"version": "v2", "lint": {"use": ["COMMENTS"]}}'],
+        ["format", "--diff", "--exit-code"],
+        ["breaking", "--against", "baseline.binpb"],
+    ],
+    ids=["lint", "comments", "format", "breaking"],
+)
+def test_buf(command: list[str]) -> None:
+    """The contract is lint clean, commented throughout, formatted, and breaks no earlier one."""
+    assert BUF is not None
+    run = subprocess.run([BUF, *command], cwd=PROTO, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_standard_health() -> None:
+    """The health service has the names that every gRPC probe asks for."""
+    service = health_pb2.DESCRIPTOR.services_by_name["Health"]
+    assert service.full_name == "grpc.health.v1.Health"
+    assert [method.name for method in service.methods] == ["Check", "Watch"]
+    states = health_pb2.HealthCheckResponse.ServingStatus.items()
+    assert dict(states) == {"UNKNOWN": 0, "SERVING": 1, "NOT_SERVING": 2, "SERVICE_UNKNOWN": 3}
+
+
+def test_services() -> None:
+    """The services and their methods, by the names that other languages call."""
+    messaging = messaging_pb2.DESCRIPTOR.services_by_name["Messaging"]
+    assert messaging.full_name == "tuplewire.v1.Messaging"
+    assert [method.name for method in messaging.methods] == ["Send", "Recv"]
+    control = control_pb2.DESCRIPTOR.services_by_name["Control"]
+    assert [method.name for method in control.methods] == [
+        "GetStatus",
+        "GetLoad",
+        "GetAssignment",
+        "UpdateAssignment",
+        "Drain",
+    ]
+
+
+def shape(message: Any) -> dict[str, tuple[object, ...]]:
+    """Return number, repetition, presence and type of each field."""
+    return {
+        field.name: (
+            field.number,
+            field.is_repeated,
+            field.has_presence,
+            field.type,
+            field.message_type and field.message_type.name.removeprefix("Opaque"),
+        )
+        for field in message.fields
+    }
+
+
+def test_opaque_fields() -> None:
+    """The relay's view has the same fields and numbers; only `lengths` is bytes there."""
+    seen, opaque = shape(messaging_pb2.Group.DESCRIPTOR), shape(opaque_pb2.OpaqueGroup.DESCRIPTOR)
+    lengths, blind = seen.pop("lengths"), opaque.pop("lengths")
+    assert (lengths[0], lengths[3]) == (blind[0], FieldDescriptor.TYPE_FIXED32)
+    assert blind[3] == FieldDescriptor.TYPE_BYTES
+    assert opaque == seen
+    assert shape(opaque_pb2.OpaqueFrame.DESCRIPTOR) == shape(messaging_pb2.Frame.DESCRIPTOR)
+
+
+groups = st.builds(
+    messaging_pb2.Group,
+    task=st.integers(0, 2**31 - 1),
+    source=st.none() | st.integers(0, 2**31 - 1),
+    lengths=st.lists(st.integers(0, 2**32 - 1), max_size=5),
+    data=st.binary(max_size=20),
+    first_sequence=st.integers(0, 2**64 - 1),
+    redelivered=st.booleans(),
+)
+frames = st.builds(
+    messaging_pb2.Frame, sequence=st.integers(0, 2**64 - 1), groups=st.lists(groups, max_size=4)
+)
+
+
+@given(frames)
+def test_opaque_reads_the_same(frame: messaging_pb2.Frame) -> None:
+    """The relay's view of a frame has its values, and writes the very bytes that it read."""
+    data = frame.SerializeToString()
+    opaque = opaque_pb2.OpaqueFrame.FromString(data)
+    assert opaque.sequence == frame.sequence
+    assert len(opaque.groups) == len(frame.groups)
+    for blind, group in zip(opaque.groups, frame.groups, strict=True):
+        assert blind.lengths == b"".join(length.to_bytes(4, "little") for length in group.lengths)
+        assert (blind.task, blind.data, blind.first_sequence, blind.redelivered) == (
+            group.task,
+            group.data,
+            group.first_sequence,
+            group.redelivered,
+        )
+        assert (blind.HasField("source"), blind.source) == (group.HasField("source"), group.source)
+    assert opaque.SerializeToString() == data
+    assert messaging_pb2.Frame.FromString(opaque.SerializeToString()) == frame

@@ -1,0 +1,112 @@
+"""What is published: the wheel's content, and that it installs and runs by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from email import message_from_bytes
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command; its output is in the error when it fails."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from the source tree."""
+    out = tmp_path_factory.mktemp("wheel")
+    # With the build backend at hand there is no need to install it again.
+    isolation = ["--no-isolation"] if find_spec("hatchling") else []
+    run(sys.executable, "-m", "build", "--wheel", *isolation, "--outdir", out, ROOT, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    """List the wheel's files."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_pure(wheel: Path) -> None:
+    """One wheel serves every platform."""
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_every_module(names: set[str]) -> None:
+    """Every module of both packages is in it, with the type markers and the stubs of generated code."""
+    for folder in ("clients", "service"):
+        for pattern in ("*.py", "*.pyi", "py.typed"):
+            for path in (ROOT / folder).rglob(pattern):
+                assert path.relative_to(ROOT / folder).as_posix() in names
+    assert {"tuplewire/py.typed", "tuplewire_service/py.typed"} <= names
+
+
+def test_every_proto(names: set[str]) -> None:
+    """The wire contract is in it, for those who generate code of their own."""
+    protos = [path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")]
+    assert protos
+    assert {f"tuplewire/proto/{path}" for path in protos} <= names
+
+
+def test_nothing_else(names: set[str]) -> None:
+    """No tests, no caches, no build files, and no other top-level package."""
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} <= {
+        "tuplewire",
+        "tuplewire_service",
+        "pyspark_tuplewire",
+    }
+    assert not [name for name in names if "test_" in name or "conftest" in name or "__pycache__" in name]
+
+
+def test_metadata(wheel: Path, names: set[str]) -> None:
+    """Name, license, extras, the command and the transports are declared."""
+    info = next(name for name in names if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = message_from_bytes(archive.read(info))
+        entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
+    assert metadata["Name"] == "tuplewire"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert {"service", "zmq", "spark", "demo", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert "tuplewire = tuplewire_service.server.cli:main" in entry_points
+    assert "[tuplewire.transports]" in entry_points
+    assert info.replace("METADATA", "licenses/LICENSE") in names
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel, with nothing but what it asks for, and return the folder of its programs."""
+    home = tmp_path_factory.mktemp("install")
+    run(sys.executable, "-m", "venv", home / "venv", cwd=home)
+    programs = home / "venv" / "bin"
+    run(programs / "python", *PIP, "install", wheel, cwd=home)
+    return programs
+
+
+def test_import(installed: Path, tmp_path: Path) -> None:
+    """The installed package imports, with its generated code, away from the source tree."""
+    code = "import tuplewire, tuplewire.wire.messaging_pb2_grpc; print(tuplewire.__file__)"
+    where = run(installed / "python", "-c", code, cwd=tmp_path).stdout
+    assert Path(where.strip()).is_relative_to(installed.parent)
+
+
+def test_command(installed: Path, tmp_path: Path) -> None:
+    """The installed command runs."""
+    shown = run(installed / "tuplewire", "--help", cwd=tmp_path).stdout
+    assert "worker" in shown
+    assert "run" in shown

@@ -1,0 +1,94 @@
+"""What a test may leave behind: threads, child processes, asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.runners
+import os
+import threading
+import time
+from asyncio import AbstractEventLoop, BaseEventLoop, Task
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+_GRACE_SECONDS = 3.0
+
+# These belong to the interpreter, not to a test: PySpark keeps its JVM, multiprocessing its helpers.
+_KEPT_PROCESSES = (
+    "java",
+    "org.apache.spark",
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+)
+
+_loops: WeakSet[AbstractEventLoop] = WeakSet()
+_left_by_runners: list[Task[Any]] = []
+
+
+def install() -> None:
+    """Start to take note of every event loop; asyncio.run cancels what is left, so it is asked first."""
+    make = BaseEventLoop.__init__
+    cancel_all: Any = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]
+
+    def noted(loop: BaseEventLoop) -> None:
+        make(loop)
+        _loops.add(loop)
+
+    def asked(loop: AbstractEventLoop) -> None:
+        if tasks := asyncio.all_tasks(loop):
+            _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+            _left_by_runners.extend(pending)
+        cancel_all(loop)
+
+    BaseEventLoop.__init__ = noted  # type: ignore[assignment, method-assign]
+    asyncio.runners._cancel_all_tasks = asked  # type: ignore[attr-defined]
+
+
+def children() -> dict[int, str]:
+    """Return this process's children and their command lines; `defunct` for one that nobody waited for."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # pid (name) state ppid ...; the name may hold spaces and brackets
+            state, parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
+            if int(parent) != os.getpid():
+                continue
+            command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        command = "defunct" if state == "Z" else command
+        if not any(kept in command for kept in _KEPT_PROCESSES):
+            found[int(stat.parent.name)] = command.strip()
+    return found
+
+
+def _running() -> dict[object, str]:
+    """Return everything that runs now and should not outlive a test."""
+    running: dict[object, str] = {t: f"thread {t.name}" for t in threading.enumerate() if not t.daemon}
+    for pid, command in children().items():
+        running[pid] = f"child process {pid}: {command}"
+    for loop in list(_loops):
+        if not loop.is_closed():
+            running.update((task, f"asyncio task {task!r}") for task in asyncio.all_tasks(loop))
+    return running
+
+
+@contextmanager
+def no_leaks() -> Iterator[None]:
+    """Fail when something that was started within still runs a moment after its end."""
+    before = _running().keys()
+    _left_by_runners.clear()
+    yield
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while (left := {key: text for key, text in _running().items() if key not in before}) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.01)
+    found = [
+        *left.values(),
+        *(f"asyncio task {task!r}, cancelled by asyncio.run" for task in _left_by_runners),
+    ]
+    assert not found, "the test left behind:\n" + "\n".join(found)

@@ -1,0 +1,241 @@
+"""The laws of TaskMessageBatch: it behaves as a plain list of (source, task, payload) would."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuplewire.errors import InvalidTaskError, MalformedError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage, TaskMessageBatch
+
+Row = tuple[int, int, bytes]  # source (-1: none), task, payload
+
+tasks = st.integers(0, 3) | st.integers(0, 2**31 - 1)
+# Payloads of one size take another way through a group than payloads of many.
+payloads = st.binary(max_size=6) | st.binary(min_size=4, max_size=4)
+rows = st.tuples(st.sampled_from([-1, -1, 0, 7]), tasks, payloads)
+slices = st.builds(
+    slice, *[st.none() | st.integers(-12, 12)] * 2, st.none() | st.integers(-3, 3).filter(lambda step: step)
+)
+
+
+def by_pair(model: list[Row]) -> dict[tuple[int, int], list[bytes]]:
+    """Return the payloads of each (source, task), in order."""
+    buckets = defaultdict(list)
+    for source, task, payload in model:
+        buckets[source, task].append(payload)
+    return dict(buckets)
+
+
+def groups_of(model: list[Row]) -> list[TaskGroup]:
+    """Return a group for each run of rows with one source and task."""
+    groups: list[TaskGroup] = []
+    run: list[bytes] = []
+    for position, (source, task, payload) in enumerate(model):
+        run.append(payload)
+        following = model[position + 1][:2] if position + 1 < len(model) else None
+        if following != (source, task):
+            groups.append(TaskGroup.of(task, run, None if source < 0 else source))
+            run = []
+    return groups
+
+
+def of_columns(model: list[Row]) -> TaskMessageBatch:
+    """Build from columns; a source column cannot say none, so each run of one source is built alone."""
+    batch = TaskMessageBatch()
+    start = 0
+    while start < len(model):
+        stop = start
+        while stop < len(model) and (model[stop][0] < 0) == (model[start][0] < 0):
+            stop += 1
+        part = model[start:stop]
+        sources = None if part[0][0] < 0 else [row[0] for row in part]
+        batch += TaskMessageBatch.from_columns([row[1] for row in part], [row[2] for row in part], sources)
+        start = stop
+    return batch
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[TaskMessageBatch, list[Row]]:
+    """Make a batch, in either of its forms, and the list that it should behave as."""
+    model = draw(st.lists(rows, max_size=12))
+    if draw(st.booleans()):
+        return of_columns(model), model
+    batch = TaskMessageBatch.from_groups(groups_of(model))
+    if draw(st.booleans()):
+        list(batch)  # fills the columns in beside the groups
+    return batch, model
+
+
+def rows_of(batch: TaskMessageBatch) -> list[Row]:
+    """Read a batch through its columns."""
+    return list(zip(batch.sources, batch.tasks, batch.payloads, strict=True))
+
+
+@given(batches())
+def test_reads_as_a_list(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
+    """Length, size, iteration and indexing are those of the list."""
+    batch, model = pair
+    messages = [TaskMessage(task, payload) for _, task, payload in model]
+    assert len(batch) == len(model)
+    assert batch.nbytes == sum(len(row[2]) for row in model)
+    assert list(batch) == messages
+    assert rows_of(batch) == model
+    for index in range(-len(model), len(model)):
+        assert batch[index] == messages[index]
+    for index in (len(model), -len(model) - 1):
+        with pytest.raises(IndexError):
+            batch[index]
+
+
+@given(batches(), slices)
+def test_slices(pair: tuple[TaskMessageBatch, list[Row]], part: slice) -> None:
+    """A slice is the slice of the list, and its groups agree with it."""
+    batch, model = pair
+    piece = batch[part]
+    assert len(piece) == len(model[part])
+    assert rows_of(piece) == model[part]
+    assert group_payloads(piece) == by_pair(model[part])
+
+
+@given(batches(), batches())
+def test_sums(left: tuple[TaskMessageBatch, list[Row]], right: tuple[TaskMessageBatch, list[Row]]) -> None:
+    """A sum is the sum of the lists, whichever forms meet."""
+    total = left[0] + right[0]
+    assert rows_of(total) == left[1] + right[1]
+    assert group_payloads(total) == by_pair(left[1] + right[1])
+
+
+def group_payloads(batch: TaskMessageBatch) -> dict[tuple[int, int], list[bytes]]:
+    """Read a batch through its groups; none of them may be empty."""
+    found = defaultdict(list)
+    for group in batch.groups:
+        assert len(group) == len(group.sizes()) > 0
+        found[-1 if group.source is None else group.source, group.task].extend(group.payloads())
+    return dict(found)
+
+
+@given(batches())
+def test_order_within_a_pair(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
+    """Groups hold every message once, in order within each (source, task)."""
+    batch, model = pair
+    assert group_payloads(batch) == by_pair(model)
+    assert group_payloads(TaskMessageBatch.from_groups(batch.groups)) == by_pair(model)
+
+
+@given(batches())
+def test_group_by_task(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
+    """Grouping by task splits the list, and keeps the order within each (source, task)."""
+    batch, model = pair
+    parts = batch.group_by_task()
+    assert parts.keys() == {row[1] for row in model}
+    for task, part in parts.items():
+        assert set(part.tasks) == {task}
+        assert group_payloads(part) == by_pair([row for row in model if row[1] == task])
+
+
+@given(batches(), st.lists(rows, max_size=12))
+def test_equality(pair: tuple[TaskMessageBatch, list[Row]], other: list[Row]) -> None:
+    """Two batches are equal when their lists are, in whichever form; then their hashes are too."""
+    batch, model = pair
+    for again in (of_columns(model), TaskMessageBatch.from_groups(groups_of(model))):
+        assert batch == again
+        assert hash(batch) == hash(again)
+    assert (batch == of_columns(other)) == (model == other)
+
+
+@given(batches())
+def test_pickle(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
+    """Pickling brings back an equal batch, with the same groups."""
+    batch, model = pair
+    again = pickle.loads(pickle.dumps(batch))  # noqa: S301
+    assert rows_of(again) == model
+    assert group_payloads(again) == by_pair(model)
+
+
+@given(batches())
+def test_arrow(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
+    """To Arrow and back: the same messages, in order within each (source, task)."""
+    batch, model = pair
+    table = batch.to_arrow()
+    table.validate(full=True)
+    by_groups = [row for group in batch.groups for row in rows_of(TaskMessageBatch.from_groups([group]))]
+    assert table.column("task").to_pylist() == [row[1] for row in by_groups]
+    assert table.column("source").to_pylist() == [None if row[0] < 0 else row[0] for row in by_groups]
+    assert table.column("message").to_pylist() == [row[2] for row in by_groups]
+    back = TaskMessageBatch.from_arrow(table.column("task"), table.column("message"), source=7)
+    assert group_payloads(back) == by_pair([(7, *row[1:]) for row in by_groups])
+    assert back.tasks.tolist() == sorted(row[1] for row in model)  # type: ignore[attr-defined]
+
+
+@given(st.lists(st.tuples(tasks, payloads), max_size=12), slices)
+def test_from_arrow(model: list[tuple[int, bytes]], part: slice) -> None:
+    """Sliced Arrow columns give the same batch as the sliced lists, sorted by task."""
+    column = pa.array([task for task, _ in model], pa.int64())
+    messages = pa.array([payload for _, payload in model], pa.binary())
+    if part.step in {None, 1}:
+        start, stop, _ = part.indices(len(model))
+        column, messages = (c.slice(start, max(stop - start, 0)) for c in (column, messages))
+        model = model[part]
+    batch = TaskMessageBatch.from_arrow(column, messages)
+    assert [(m.task, m.message) for m in batch] == sorted(model, key=lambda row: row[0])
+
+
+@given(st.lists(payloads, min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 12))
+def test_group_slices(column: list[bytes], start: int, stop: int) -> None:
+    """A slice of a group is the slice of its payloads."""
+    start, stop = min(start, len(column)), min(stop, len(column))
+    group = TaskGroup.of(1, column, 2).as_redelivered()
+    piece = group.slice(start, stop)
+    assert piece.payloads() == column[start:stop]
+    assert (piece.task, piece.source, piece.redelivered) == (1, 2, True)
+
+
+@given(st.lists(payloads, min_size=1, max_size=12), st.integers(0, 20))
+def test_group_split(column: list[bytes], limit: int) -> None:
+    """The pieces are the group again; each is within the limit or a single message, none could hold more."""
+    pieces = TaskGroup.of(1, column).split(limit)
+    assert [payload for piece in pieces for payload in piece.payloads()] == column
+    for piece in pieces:
+        assert len(piece.data) <= limit or len(piece) == 1
+    for piece, following in pairwise(pieces):
+        assert len(piece.data) + following.sizes()[0] > limit
+
+
+@given(st.integers(), st.integers(), st.binary(max_size=16), st.binary(max_size=16))
+def test_hostile_columns(task: int, source: int, lengths: bytes, data: bytes) -> None:
+    """Columns from anywhere are either refused by name or hold together."""
+    try:
+        group = TaskGroup.checked(task, source, lengths, data)
+    except (InvalidTaskError, MalformedError):
+        return
+    assert b"".join(group.payloads()) == data
+    assert len(group.payloads()) == len(group) > 0
+
+
+@given(st.binary(max_size=12))
+def test_deserialize(packet: bytes) -> None:
+    """Bytes from anywhere are either refused by name or read, and then serialize to themselves."""
+    try:
+        message = TaskMessage.deserialize(packet)
+    except (InvalidTaskError, MalformedError):
+        return
+    assert message.serialize() == packet
+
+
+@given(st.integers(), payloads)
+def test_serialize(task: int, payload: bytes) -> None:
+    """Whatever two bytes hold comes back the same; the rest is refused."""
+    message = TaskMessage(task, payload)
+    if -1 <= task < 2**15:
+        assert TaskMessage.deserialize(message.serialize()) == message
+    else:
+        with pytest.raises(InvalidTaskError):
+            message.serialize()

@@ -1,0 +1,179 @@
+"""Arrow columns in, Arrow columns out."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tuplewire.errors import InvalidTaskError, MalformedError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage, TaskMessageBatch
+
+TASKS = [3, 1, 3, 0]
+PAYLOADS = [b"a", b"", b"ccc", b"dd"]
+SORTED = [TaskMessage(0, b"dd"), TaskMessage(1, b""), TaskMessage(3, b"a"), TaskMessage(3, b"ccc")]
+
+
+def binary() -> pa.Array:
+    """Return the payloads as the plainest column."""
+    return pa.array(PAYLOADS, pa.binary())
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)
+def test_task_types(kind: pa.DataType) -> None:
+    """Task ids may be integers of any width."""
+    assert list(TaskMessageBatch.from_arrow(pa.array(TASKS, kind), binary())) == SORTED
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.string(),
+        pa.large_string(),
+        pa.dictionary(pa.int8(), pa.binary()),
+        pa.dictionary(pa.int32(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_payload_types(kind: pa.DataType) -> None:
+    """Payloads may be binary or text of any layout; text travels as UTF-8."""
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    binaries = pa.types.is_binary(values) or pa.types.is_large_binary(values) or values == pa.binary_view()
+    column = pa.array(PAYLOADS if binaries else [p.decode() for p in PAYLOADS], values)
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_encode().cast(kind)
+    assert list(TaskMessageBatch.from_arrow(pa.array(TASKS), column)) == SORTED
+
+
+def test_text() -> None:
+    """Text outside ASCII is its UTF-8 bytes."""
+    batch = TaskMessageBatch.from_arrow(1, pa.array(["Ærø"]))
+    assert batch.payloads == ["Ærø".encode()]
+
+
+def test_fixed_size() -> None:
+    """Payloads of one fixed size are payloads."""
+    column = pa.array([b"ab", b"cd"], pa.binary(2))
+    assert TaskMessageBatch.from_arrow(1, column).payloads == [b"ab", b"cd"]
+
+
+def test_chunked() -> None:
+    """Columns may be in chunks, and each in other ones, some of them empty."""
+    tasks = pa.chunked_array([TASKS[:1], [], TASKS[1:]], pa.int64())
+    payloads = pa.chunked_array([PAYLOADS[:3], PAYLOADS[3:], []], pa.binary())
+    assert list(TaskMessageBatch.from_arrow(tasks, payloads)) == SORTED
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary()], ids=str)
+def test_sliced(kind: pa.DataType) -> None:
+    """A slice of a longer column brings its own rows only."""
+    tasks = pa.array([9, *TASKS, 9]).slice(1, 4)
+    payloads = pa.array([b"before", *PAYLOADS, b"after"]).cast(kind).slice(1, 4)
+    batch = TaskMessageBatch.from_arrow(tasks, payloads)
+    assert list(batch) == SORTED
+    assert batch.nbytes == 6
+    assert TaskMessageBatch.from_arrow(5, payloads).payloads == PAYLOADS
+
+
+def test_dictionary_tasks() -> None:
+    """A dictionary-encoded task column is read through its dictionary."""
+    tasks = pa.array(TASKS).dictionary_encode()
+    assert list(TaskMessageBatch.from_arrow(tasks, binary())) == SORTED
+
+
+@pytest.mark.parametrize("empty", [pa.array([], pa.binary()), pa.chunked_array([], pa.string())])
+def test_empty(empty: Any) -> None:
+    """No rows make an empty batch; it goes back to Arrow with its columns."""
+    for batch in (
+        TaskMessageBatch.from_arrow(1, empty),
+        TaskMessageBatch.from_arrow(pa.array([], pa.int32()), empty),
+    ):
+        assert batch == TaskMessageBatch()
+        table = batch.to_arrow()
+        assert (table.num_rows, table.schema.names) == (0, ["task", "source", "message"])
+
+
+@pytest.mark.parametrize("task", [7, np.int64(7)])
+def test_one_task(task: Any) -> None:
+    """One id stands for a column of it; the order stays."""
+    batch = TaskMessageBatch.from_arrow(task, binary(), source=np.int32(2))
+    assert batch == TaskMessageBatch.from_columns(7, PAYLOADS, 2)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "payloads", "says"),
+    [
+        (pa.array([1, None]), pa.array([b"a", b"b"]), "1 null"),
+        (pa.array([1, 2]), pa.array([b"a", None]), r"1 null\(s\); filter or fill"),
+        (pa.array([1, 2]), pa.nulls(2), r"2 null\(s\)"),
+        (pa.array([1, 2]), pa.array(["a", None]).dictionary_encode(), "1 null"),
+        (pa.array([1.0, 2.0]), pa.array([b"a", b"b"]), "integers .* not double"),
+        (pa.array(["1", "2"]), pa.array([b"a", b"b"]), "integers .* not string"),
+        (pa.array([1, 2]), pa.array([1, 2]), "binary or string, not int64"),
+        (pa.array([1, 2]), pa.array([["a"], []]), "binary or string, not list"),
+        (pa.array([1]), pa.array([b"a", b"b"]), "differ in length"),
+        (pa.array([1]), pa.array([], pa.binary()), "differ in length"),
+        (pa.array([1, 2]), [b"a", b"b"], "is a list, not an Arrow array.*from_columns"),
+    ],
+)
+def test_malformed(tasks: Any, payloads: Any, says: str) -> None:
+    """Nulls, other types and columns that do not match are refused, with the reason."""
+    with pytest.raises(MalformedError, match=says):
+        TaskMessageBatch.from_arrow(tasks, payloads)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        -1,
+        2**31,
+        2**70,
+        pa.array([0, -1]),
+        pa.array([2**31, 1]),
+        pa.array([2**64 - 1, 1], pa.uint64()),
+        [1, 2],
+    ],
+)
+def test_bad_tasks(tasks: Any) -> None:
+    """Ids outside 0 to 2^31-1 are refused, and so is what is no column."""
+    with pytest.raises(InvalidTaskError):
+        TaskMessageBatch.from_arrow(tasks, pa.array([b"a", b"b"]))
+
+
+def test_bad_source() -> None:
+    """The source is checked too, even when there is nothing to send."""
+    with pytest.raises(InvalidTaskError):
+        TaskMessageBatch.from_arrow(1, pa.array([], pa.binary()), source=-1)
+
+
+def test_too_large() -> None:
+    """A column over 2 GiB is refused, not cut: its offsets would not fit."""
+    with mmap.mmap(-1, 2**31) as untouched:  # takes no memory
+        column = pa.Array.from_buffers(
+            pa.large_binary(), 1, [None, pa.py_buffer(struct.pack("<2q", 0, 2**31)), pa.py_buffer(untouched)]
+        )
+        with pytest.raises(MalformedError, match="smaller batches"):
+            TaskMessageBatch.from_arrow(1, column)
+        half = pa.Array.from_buffers(
+            pa.binary(), 1, [None, pa.py_buffer(struct.pack("<2i", 0, 2**31 - 1)), pa.py_buffer(untouched)]
+        )
+        with pytest.raises(MalformedError, match="smaller batches"):
+            TaskMessageBatch.from_arrow(1, pa.chunked_array([half, half]))
+        del column, half
+
+
+def test_to_arrow() -> None:
+    """Columns come out group by group, without a source where there is none."""
+    batch = TaskMessageBatch.from_groups([TaskGroup.of(1, [b"a", b""], 4), TaskGroup.of(2, [b"bb"])])
+    table = batch.to_arrow()
+    table.validate(full=True)
+    assert table.to_pydict() == {"task": [1, 1, 2], "source": [4, 4, None], "message": [b"a", b"", b"bb"]}
+    assert table.schema.types == [pa.int32(), pa.int32(), pa.binary()]

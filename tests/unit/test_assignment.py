@@ -1,0 +1,107 @@
+"""The assignment: what is valid, and what its file's errors say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment, load_assignment
+
+ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
+TWO = AssignedWorker("two", "[::1]:6701", (1,))
+
+
+def test_owners() -> None:
+    """Each task has its worker, each worker its tasks."""
+    assignment = Assignment(1, "t", (ONE, TWO))
+    assert assignment.owner_of == {0: ONE, 2: ONE, 1: TWO}
+    assert assignment.tasks_of("one") == (0, 2)
+    assert assignment.tasks_of("three") == ()
+
+
+def test_host_port() -> None:
+    """An address comes apart into host and port; an IPv6 host loses its brackets."""
+    assert ONE.host_port == ("host-1", 6700)
+    assert TWO.host_port == ("::1", 6701)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    """What is written as JSON is read back the same."""
+    path = tmp_path / "assignment.json"
+    assignment = Assignment(3, "t", (ONE, TWO))
+    path.write_text(json.dumps(assignment.to_json()))
+    assert load_assignment(path) == assignment
+
+
+@pytest.mark.parametrize(
+    ("version", "workers", "says"),
+    [
+        (0, [ONE], "version is 1 or more, not 0"),
+        (1, [ONE, ONE], "'one' is empty or twice"),
+        (1, [AssignedWorker("", "h:1", ())], "'' is empty or twice"),
+        (1, [ONE, AssignedWorker("two", "h:1", (2,))], "task 2 is assigned to one and to two"),
+        (1, [AssignedWorker("w", "h:1", (4, 4))], "task 4 is assigned to w and to w"),
+        *[
+            (1, [AssignedWorker("w", address, ())], "is not host:port")
+            for address in ("", "h", ":1", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:\u0661")
+        ],
+    ],
+)
+def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None:
+    """A wrong version, worker, address or task list is refused by name."""
+    with pytest.raises(ConfigError, match=says):
+        Assignment(version, "t", tuple(workers))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting"),
+        ("[]", "an assignment must be an object, not"),
+        ("null", "an assignment must be an object, not None"),
+        ('{"version": 1, "topology": "t"}', "needs the key 'workers'"),
+        ('{"version": "x", "topology": "t", "workers": []}', "version must be a whole number, not 'x'"),
+        ('{"version": 1, "topology": "t", "workers": [{"worker_id": "w"}]}', "needs the key 'address'"),
+        ('{"version": 1, "topology": "t", "workers": 5}', "workers must be a list, not 5"),
+        ('{"version": 1.9, "topology": "t", "workers": []}', "version must be a whole number, not 1.9"),
+        ('{"version": 1, "topology": null, "workers": []}', "topology must be a string, not None"),
+        ('{"version": 1, "topology": "", "workers": []}', "needs the name of its topology"),
+        ('{"version": 1, "topology": "t", "workers": [], "more": 1}', "unknown key 'more'; known are: version"),
+        (
+            (
+                '{"version": 1, "topology": "t", "workers": '
+                '[{"worker_id": "w", "address": "h:1", "tasks": [-1]}]}'
+            ),
+            "task -1 is outside",
+        ),
+    ],
+)
+def test_bad_file(tmp_path: Path, text: str, says: str) -> None:
+    """A file that is no assignment is a ConfigError that names the file and what is wrong with it."""
+    path = tmp_path / "assignment.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_assignment(path)
+    assert str(path) in str(caught.value)
+
+
+def test_no_text(tmp_path: Path) -> None:
+    """A file that is not UTF-8 is a ConfigError too."""
+    path = tmp_path / "assignment.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="utf-8"):
+        load_assignment(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    """A file that cannot be read is a ConfigError that says why."""
+    missing: Any = tmp_path / "missing.json"
+    with pytest.raises(ConfigError, match=r"missing\.json: No such file"):
+        load_assignment(missing)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_assignment(tmp_path)

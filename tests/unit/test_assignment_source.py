@@ -1,0 +1,131 @@
+"""The assignment file: what is handed on when it changes, and what stays when it is bad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tuplewire.errors import StaleAssignmentError
+from tuplewire_service.worker.assignment import Assignment
+from tuplewire_service.worker.assignment_source import AssignmentFile
+
+
+def _text(version: int) -> str:
+    workers = [{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, version]}]
+    return json.dumps({"version": version, "topology": "default", "workers": workers})
+
+
+class _Taker:
+    """Takes assignments as a worker does."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.reached: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def update(self, assignment: Assignment) -> bool:
+        if self.versions and assignment.version < self.versions[-1]:
+            raise StaleAssignmentError(f"version {assignment.version} is older")
+        if self.versions and assignment.version == self.versions[-1]:
+            return False
+        self.versions.append(assignment.version)
+        self.reached[assignment.version].set()
+        return True
+
+
+@pytest.fixture
+def taker() -> _Taker:
+    """One that has taken nothing yet."""
+    return _Taker()
+
+
+def _source(path: Path, taker: _Taker) -> AssignmentFile:
+    return AssignmentFile(path, taker.update, poll_seconds=0.01)
+
+
+def test_a_changed_file_is_handed_on_once(tmp_path: Path, taker: _Taker) -> None:
+    """Each content is handed on once, however often it is looked at."""
+    file = tmp_path / "assignment.json"
+    file.write_text(_text(1))
+    source = _source(file, taker)
+    assert [source.check(), source.check()] == [True, False]
+    file.write_text(_text(2))
+    assert [source.check(), source.check()] == [True, False]
+    assert taker.versions == [1, 2]
+
+
+def test_a_swapped_symlink_is_seen(tmp_path: Path, taker: _Taker) -> None:
+    """A ConfigMap's update swaps the directory behind a symlink; same size, same times."""
+    for version in (1, 2):
+        (tmp_path / f"..{version}").mkdir()
+        (tmp_path / f"..{version}" / "assignment.json").write_text(_text(version))
+        os.utime(tmp_path / f"..{version}" / "assignment.json", ns=(0, 0))
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "assignment.json").symlink_to("..data/assignment.json")
+    source = _source(tmp_path / "assignment.json", taker)
+    assert source.check()
+    (tmp_path / "..next").symlink_to("..2")
+    (tmp_path / "..next").replace(tmp_path / "..data")
+    assert source.check()
+    assert taker.versions == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "{", "[]", '{"version": 2}', _text(0), '{"version": 2, "topology": "t", "workers": [3]}']
+)
+def test_a_bad_file_is_counted_and_the_old_one_stays(
+    tmp_path: Path, taker: _Taker, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bad content is logged and counted once, and the next good one works."""
+    file = tmp_path / "assignment.json"
+    file.write_text(_text(1))
+    source = _source(file, taker)
+    source.check()
+    file.write_text(bad)
+    assert [source.check(), source.check()] == [False, False]
+    assert (source.errors, taker.versions) == (1, [1])
+    (record,) = [r for r in caplog.records if r.message == "assignment_file.refused"]
+    assert str(file) in vars(record)["reason"]
+    file.write_text(_text(2))
+    assert source.check()
+    assert taker.versions == [1, 2]
+
+
+def test_a_refused_assignment_is_counted(tmp_path: Path, taker: _Taker) -> None:
+    """A version older than the one in force is an error of the file."""
+    taker.versions.append(7)
+    file = tmp_path / "assignment.json"
+    file.write_text(_text(3))
+    source = _source(file, taker)
+    assert not source.check()
+    assert source.errors == 1
+
+
+def test_a_missing_file_may_come_later(tmp_path: Path, taker: _Taker) -> None:
+    """A file that is not there counts once, and is read when it comes."""
+    file = tmp_path / "assignment.json"
+    source = _source(file, taker)
+    assert [source.check(), source.check()] == [False, False]
+    assert source.errors == 1
+    file.write_text(_text(1))
+    assert source.check()
+
+
+def test_watch_goes_on_until_cancelled(tmp_path: Path, taker: _Taker) -> None:
+    """The watch takes one change after the other."""
+    file = tmp_path / "assignment.json"
+
+    async def scenario() -> None:
+        watch = asyncio.create_task(_source(file, taker).watch())
+        for version in (1, 2, 3):
+            file.write_text(_text(version))
+            await asyncio.wait_for(taker.reached[version].wait(), 5)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert taker.versions == [1, 2, 3]

@@ -1,0 +1,66 @@
+"""SessionSettings: what they accept and what their errors say."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from tuplewire.config import AckMode, Overflow, SessionSettings
+from tuplewire.errors import ConfigError
+
+NUMBERS = [f.name for f in fields(SessionSettings) if f.name not in {"ack_mode", "overflow"}]
+
+
+def test_frozen() -> None:
+    """Settings in use do not change."""
+    with pytest.raises(FrozenInstanceError):
+        SessionSettings().ack_mode = AckMode.PROCESSED  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [0, -1])
+def test_positive(name: str, value: int) -> None:
+    """Every bound and time is more than 0; the error names the one that is not."""
+    with pytest.raises(ConfigError, match=f"{name} must be more than 0, not {value}"):
+        SessionSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_pending_holds_a_message() -> None:
+    """The bound on pending bytes has room for the largest message."""
+    SessionSettings(max_pending_bytes=10, max_message_bytes=10)
+    with pytest.raises(ConfigError, match=r"max_pending_bytes \(10\) must be at least max_message_bytes"):
+        SessionSettings(max_pending_bytes=10, max_message_bytes=11)
+
+
+def test_request_holds_a_frame() -> None:
+    """A request may be larger than a full frame and one more message."""
+    settings = SessionSettings(max_frame_bytes=1000, max_message_bytes=500)
+    assert settings.max_request_bytes > 1500
+
+
+def test_names() -> None:
+    """Modes may be given by name."""
+    settings = SessionSettings.of(ack_mode="processed", overflow="fail", prefetch_messages=1)
+    assert settings == SessionSettings(
+        ack_mode=AckMode.PROCESSED, overflow=Overflow.FAIL, prefetch_messages=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"ack_mod": "queued"}, "unknown setting 'ack_mod'; known are: ack_mode, overflow"),
+        ({"ack_mode": "never"}, "ack_mode must be one of queued, processed, not 'never'"),
+        ({"overflow": "spill"}, "overflow must be one of block, fail, not 'spill'"),
+        ({"max_pending_messages": 1.5}, "max_pending_messages must be a whole number, not 1.5"),
+        ({"max_pending_bytes": "5"}, "max_pending_bytes must be a whole number, not '5'"),
+        ({"keepalive_seconds": float("nan")}, "keepalive_seconds must be more than 0, not nan"),
+        ({"max_frame_bytes": 0}, "max_frame_bytes must be more than 0"),
+    ],
+)
+def test_errors(given: dict[str, Any], says: str) -> None:
+    """An unknown name or value is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match=says):
+        SessionSettings.of(**given)

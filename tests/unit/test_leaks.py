@@ -1,0 +1,75 @@
+"""The watch over leaks sees each kind of them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+from helpers import eventually, leaks
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(leaks, "_GRACE_SECONDS", 0.05)
+    yield
+    leaks._left_by_runners.clear()
+
+
+def _finished_child() -> subprocess.Popen[bytes]:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    eventually(lambda: leaks.children()[child.pid] == "defunct")
+    return child
+
+
+def _sleeping_on(loop: asyncio.AbstractEventLoop) -> Future[None]:
+    future = asyncio.run_coroutine_threadsafe(asyncio.sleep(60), loop)
+    eventually(lambda: asyncio.all_tasks(loop))
+    return future
+
+
+@pytest.mark.usefixtures("_impatient")
+class TestLeaks:
+    def test_thread(self) -> None:
+        """A thread that goes on is found."""
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait, name="forgotten")
+        with pytest.raises(AssertionError, match="thread forgotten"), leaks.no_leaks():
+            thread.start()
+        stop.set()
+        thread.join()
+
+    def test_process(self) -> None:
+        """A child process that goes on is found, and one that nobody waited for."""
+        with pytest.raises(AssertionError, match=r"child process .* sys\.stdin\.read"), leaks.no_leaks():
+            child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
+        with pytest.raises(AssertionError, match="defunct"), leaks.no_leaks():
+            dead = _finished_child()
+        child.communicate()
+        dead.wait()
+
+    def test_task(self) -> None:
+        """An asyncio task that asyncio.run had to cancel is found."""
+
+        async def main() -> None:
+            main.task = asyncio.create_task(asyncio.sleep(60), name="forgotten")  # type: ignore[attr-defined]
+
+        with pytest.raises(AssertionError, match=r"forgotten.*cancelled by asyncio\.run"), leaks.no_leaks():
+            asyncio.run(main())
+
+    def test_task_of_a_thread(self) -> None:
+        """A task is found on a loop that goes on in another thread."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        with pytest.raises(AssertionError, match="asyncio task"), leaks.no_leaks():
+            future = _sleeping_on(loop)
+        future.cancel()
+        eventually(lambda: not asyncio.all_tasks(loop))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,283 @@
+"""TaskMessage, TaskGroup and TaskMessageBatch: single cases. The laws are in property/test_batch.py."""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuplewire.errors import InvalidTaskError, MalformedError, MessageError, MessageTooLargeError
+from tuplewire.group import TaskGroup, check_sizes, check_task
+from tuplewire.message import SHUTDOWN_TASK, TaskMessage, TaskMessageBatch, as_groups
+
+OUTSIDE = [-1, 2**31, 2**70, -(2**70), np.int64(-1), np.int64(2**40)]
+NO_INTEGERS: list[Any] = [1.0, "1", None, b"1", np.float64(1)]
+
+
+class TestTaskMessage:
+    def test_storms_bytes(self) -> None:
+        """The packet is the id in two bytes, big-endian, then the payload."""
+        assert TaskMessage(258, b"ab").serialize() == b"\x01\x02ab"
+        assert TaskMessage.deserialize(b"\x01\x02ab") == TaskMessage(258, b"ab")
+
+    def test_shutdown(self) -> None:
+        """Storm's shutdown notice, task -1, goes both ways."""
+        notice = TaskMessage(SHUTDOWN_TASK, b"")
+        assert notice.serialize() == b"\xff\xff"
+        assert TaskMessage.deserialize(b"\xff\xff") == notice
+
+    @pytest.mark.parametrize("task", [-2, 32768, 2**31, 2**70])
+    def test_does_not_fit(self, task: int) -> None:
+        """An id that two bytes do not hold is refused, with the way out."""
+        with pytest.raises(InvalidTaskError, match=r"two-byte task id.*through a transport"):
+            TaskMessage(task, b"").serialize()
+
+    @pytest.mark.parametrize("packet", [b"", b"\x00"])
+    def test_truncated(self, packet: bytes) -> None:
+        """A packet without a whole id is malformed."""
+        with pytest.raises(MalformedError, match=f"this is {len(packet)} byte"):
+            TaskMessage.deserialize(packet)
+
+    def test_negative(self) -> None:
+        """A packet for a task below -1 is refused."""
+        with pytest.raises(InvalidTaskError, match="task -2"):
+            TaskMessage.deserialize(b"\xff\xfe")
+
+    def test_bytes_like(self) -> None:
+        """A packet may be any bytes-like object; the payload is bytes of its own."""
+        buffer = bytearray(b"\x00\x01ab")
+        message = TaskMessage.deserialize(memoryview(buffer))
+        buffer[2:] = b"xx"
+        assert message == TaskMessage(1, b"ab")
+
+    def test_text(self) -> None:
+        """Text is no payload and no packet."""
+        text: Any = "ab"
+        with pytest.raises(MessageError, match="not str; encode it first"):
+            TaskMessage(1, text).serialize()
+        with pytest.raises(MessageError, match="not str; encode it first"):
+            TaskMessage.deserialize(text)
+
+
+class TestTaskIds:
+    @pytest.mark.parametrize("task", [0, 2**31 - 1, np.int64(7), np.uint8(7), True])
+    def test_integers(self, task: int) -> None:
+        """Every kind of integer is an id, and becomes an int."""
+        for given in (
+            check_task(task),
+            TaskMessageBatch.from_columns(task, [b""], task).tasks[0],
+            TaskMessageBatch.from_columns([task], [b""]).tasks[0],
+            TaskMessageBatch([TaskMessage(task, b"")]).tasks[0],
+        ):
+            assert (type(given), given) == (int, int(task))
+
+    @pytest.mark.parametrize("task", [*OUTSIDE, *NO_INTEGERS])
+    def test_refused(self, task: Any) -> None:
+        """Whatever is no id from 0 to 2^31-1 is an InvalidTaskError, wherever it is handed over."""
+        for build in (
+            lambda: check_task(task),
+            lambda: TaskGroup.of(task, [b""]),
+            lambda: TaskMessageBatch([TaskMessage(1, b""), TaskMessage(task, b"")]),
+            lambda: TaskMessageBatch.from_columns([1, task], [b"", b""]),
+            lambda: TaskMessageBatch.from_columns(1, [b"", b""], [1, task]),
+        ):
+            with pytest.raises(InvalidTaskError):
+                build()
+
+    @pytest.mark.parametrize("task", [-1, 2**70, 1.0])
+    def test_scalar(self, task: Any) -> None:
+        """One id for a whole column is checked alike."""
+        with pytest.raises(InvalidTaskError):
+            TaskMessageBatch.from_columns(task, [b""])
+        with pytest.raises(InvalidTaskError):
+            TaskMessageBatch.from_columns([1], [b""], task)
+        with pytest.raises(InvalidTaskError):
+            TaskMessageBatch([TaskMessage(1, b"")], task)
+
+    def test_named(self) -> None:
+        """The error names the id that is wrong."""
+        with pytest.raises(InvalidTaskError, match=f"task {2**70} is outside"):
+            TaskMessageBatch.from_columns([1, 2**70, 3], [b""] * 3)
+        with pytest.raises(InvalidTaskError, match=r"not '2' \(str\)"):
+            TaskMessageBatch.from_columns([1, "2", 3], [b""] * 3)  # type: ignore[list-item]
+
+    @pytest.mark.parametrize("column", [np.array([3, 4]), array("q", [3, 4]), range(3, 5), b"\x03\x04"])
+    def test_columns(self, column: Any) -> None:
+        """Any collection of integers is a column of ids."""
+        assert list(TaskMessageBatch.from_columns(column, [b"a", b"b"]).tasks) == [3, 4]
+
+
+class TestPayloads:
+    @pytest.mark.parametrize(
+        "payload", [b"ab", bytearray(b"ab"), memoryview(b"ab"), memoryview(b"xaxb")[1::2], np.bytes_(b"ab")]
+    )
+    def test_bytes_like(self, payload: bytes) -> None:
+        """Whatever is bytes-like is a payload, and becomes bytes."""
+        for batch in (
+            TaskMessageBatch([TaskMessage(1, payload)]),
+            TaskMessageBatch.from_columns(1, [payload]),
+            TaskMessageBatch.from_columns([1], [payload]),
+            TaskMessageBatch.from_groups([TaskGroup.of(1, [payload])]),
+        ):
+            assert type(batch.payloads[0]) is bytes
+            assert batch[0] == TaskMessage(1, b"ab")
+
+    def test_own_copy(self) -> None:
+        """A bytearray that its owner goes on using does not change the batch."""
+        buffer = bytearray(b"ab")
+        batch = TaskMessageBatch.from_columns([1], [buffer])
+        buffer[:] = b"xx"
+        assert batch.payloads == [b"ab"]
+
+    def test_wide_items(self) -> None:
+        """A buffer of wide items is measured in bytes."""
+        numbers = memoryview(array("I", [1, 2]))
+        group = TaskGroup.of(1, [numbers, b"x"])
+        assert list(group.sizes()) == [8, 1]
+        assert group.payloads() == [numbers.tobytes(), b"x"]
+
+    @pytest.mark.parametrize("payload", ["ab", 5, None, [1, 2]])
+    def test_refused(self, payload: Any) -> None:
+        """Anything else is a MessageError that names its type; no payload is made up."""
+        for build in (
+            lambda: TaskMessageBatch([TaskMessage(1, payload)]),
+            lambda: TaskMessageBatch.from_columns(1, [b"", payload]),
+            lambda: TaskMessageBatch.from_columns([1, 1], [b"", payload]),
+            lambda: TaskGroup.of(1, [payload]),
+        ):
+            with pytest.raises(MessageError, match=f"not {type(payload).__name__}"):
+                build()
+
+    def test_no_messages(self) -> None:
+        """What is no TaskMessage is refused, and the error says what to use for plain values."""
+        pairs: Any = [(1, b"ab")]
+        with pytest.raises(MessageError, match=r"this is a tuple.*from_columns"):
+            TaskMessageBatch(pairs)
+
+
+class TestColumns:
+    @pytest.mark.parametrize(("tasks", "sources"), [([1], None), ([1, 2, 3], None), ([1, 2], [1]), (1, [1])])
+    def test_lengths(self, tasks: Any, sources: Any) -> None:
+        """Columns of different length are malformed."""
+        with pytest.raises(MalformedError, match="differ in length"):
+            TaskMessageBatch.from_columns(tasks, [b"a", b"b"], sources)
+
+    def test_own_copy(self) -> None:
+        """A batch does not change with the lists that it was built from."""
+        tasks, payloads = [1, 2], [b"a", b"b"]
+        batch = TaskMessageBatch.from_columns(tasks, payloads)
+        tasks[0], payloads[0] = 9, b"x"
+        assert list(batch) == [TaskMessage(1, b"a"), TaskMessage(2, b"b")]
+
+    def test_empty(self) -> None:
+        """An empty batch has no groups, however it was made."""
+        full = TaskMessageBatch.from_columns(1, [b"a", b"b"])
+        for batch in (
+            TaskMessageBatch(),
+            TaskMessageBatch.from_columns(1, []),
+            TaskMessageBatch.from_columns([], []),
+            TaskMessageBatch.from_groups([]),
+            TaskMessageBatch.from_groups([TaskGroup.of(1, [])]),
+            full[1:1],
+            full[2:1],
+        ):
+            assert (len(batch), batch.groups, list(batch), batch.nbytes) == (0, (), [], 0)
+            assert batch == TaskMessageBatch()
+
+
+class TestTaskGroup:
+    @pytest.mark.parametrize(
+        ("lengths", "data"),
+        [
+            (b"", b""),
+            (b"\x01\0\0", b"a"),
+            (b"\x01\0\0\0\0", b"a"),
+            (b"\x02\0\0\0", b"a"),
+            (b"\0\0\0\0", b"a"),
+            (b"\xff\xff\xff\xff", b"a"),
+            (b"\xff\xff\xff\xff\x02\0\0\0", b"a"),  # one, if the sum wrapped
+        ],
+    )
+    def test_hostile(self, lengths: bytes, data: bytes) -> None:
+        """Columns that do not hold together are malformed."""
+        with pytest.raises(MalformedError):
+            TaskGroup.checked(1, None, lengths, data)
+
+    @pytest.mark.parametrize(("task", "source"), [(-1, None), (1, -1), (2**31, 1), (1, 2**31)])
+    def test_hostile_ids(self, task: int, source: int | None) -> None:
+        """Ids that no task has are refused."""
+        with pytest.raises(InvalidTaskError):
+            TaskGroup.checked(task, source, b"\x01\0\0\0", b"a")
+
+    def test_checked(self) -> None:
+        """Columns that hold together are taken as they are."""
+        group = TaskGroup.checked(1, 2, b"\x01\0\0\0\x02\0\0\0", b"abb", redelivered=True)
+        assert (group.task, group.source, group.payloads(), group.redelivered) == (1, 2, [b"a", b"bb"], True)
+
+    def test_redelivered(self) -> None:
+        """The mark stays through slices, sums and pickling of batches that were built from groups."""
+        group = TaskGroup.of(1, [b"a", b"b", b"c"]).as_redelivered()
+        batch = TaskMessageBatch.from_groups([group])
+        assert batch.payloads == [b"a", b"b", b"c"]  # reading makes columns; they must not take over
+        for kept in (batch[1:], batch + batch, pickle.loads(pickle.dumps(batch))):  # noqa: S301
+            assert all(part.redelivered for part in kept.groups)
+
+    def test_shared(self) -> None:
+        """A slice that takes whole groups shares their columns."""
+        groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (1, 2, 3)]
+        middle = TaskMessageBatch.from_groups(groups)[1:4]
+        assert [len(group) for group in middle.groups] == [1, 2]
+        assert middle.groups[1] is groups[1]
+
+
+class TestAsGroups:
+    def test_forms(self) -> None:
+        """A task with its payload, a batch and an iterable of messages come to the same."""
+        message = TaskMessage(1, b"a")
+        batch = TaskMessageBatch([message])
+        for groups in (as_groups(1, b"a"), as_groups(batch), as_groups(iter([message]))):
+            assert TaskMessageBatch.from_groups(groups) == batch
+
+    def test_source(self) -> None:
+        """The sending task is filled in where the messages name none, and only there."""
+        named, bare = TaskGroup.of(1, [b"a"], 4), TaskGroup.of(1, [b"b"])
+        batch = TaskMessageBatch.from_groups([named, bare])
+        assert [group.source for group in as_groups(batch, source=7)] == [4, 7]
+        assert [group.source for group in as_groups(1, b"a", source=7)] == [7]
+
+    def test_misuse(self) -> None:
+        """A task without a payload, or a payload without a task, is an error."""
+        with pytest.raises(TypeError, match="the payload is missing"):
+            as_groups(1)
+        with pytest.raises(InvalidTaskError, match="a task id is an integer"):
+            as_groups(TaskMessageBatch(), b"a")
+
+
+def test_check_sizes() -> None:
+    """One payload over the limit is refused by its task and size; many small ones are not."""
+    small, large = TaskGroup.of(1, [b"aa"] * 5), TaskGroup.of(2, [b"a", b"aaaa", b"aaa"])
+    check_sizes([small, large], 4)
+    with pytest.raises(MessageTooLargeError, match="4 bytes to task 2 is over the limit of 3"):
+        check_sizes([small, large], 3)
+
+
+def test_subclass() -> None:
+    """A subclass builds its own kind; its slices and sums, and what a pickle brings, are plain batches."""
+
+    class Own(TaskMessageBatch):
+        __slots__ = ()
+
+    built = [Own.from_columns(1, [b"a"]), Own.from_columns([1], [b"a"]), Own.from_groups([]), Own()]
+    assert {type(batch) for batch in built} == {Own}
+    again = pickle.loads(pickle.dumps(built[0]))  # noqa: S301
+    assert type(built[0][:1]) is type(built[1] + built[0]) is type(again) is TaskMessageBatch
+
+
+def test_repr() -> None:
+    """A batch and a group show their size, not their content."""
+    batch = TaskMessageBatch.from_columns(1, [b"secret"] * 3, 2)
+    assert repr(batch) == "<TaskMessageBatch: 3 messages, 18 bytes>"
+    assert repr(batch.groups[0]) == "<TaskGroup 2 -> 1: 3 messages, 18 bytes>"

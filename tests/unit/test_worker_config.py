@@ -1,0 +1,246 @@
+"""The worker's configuration: sources, precedence, types, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire_service.server.cli import main
+from tuplewire_service.server.config import SETTINGS, WorkerConfig, load_config, to_toml
+from tuplewire_service.server.setting import (
+    Raw,
+    advertised,
+    count,
+    host_port,
+    mode,
+    seconds,
+    size_bytes,
+    socket_path,
+)
+
+
+def _file(directory: Path, text: str) -> Path:
+    file = directory / "worker.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_defaults_are_valid_and_storms_first_slot() -> None:
+    """Without any source the worker listens on Storm's first port."""
+    loaded = load_config({}, {})
+    assert loaded.config.listen == "127.0.0.1:6700"
+    assert loaded.config.worker_id.endswith(":6700")
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    """Each source hides the ones below it, setting by setting."""
+    file = _file(tmp_path, 'topology = "file"\nlog_level = "error"\nlisten = "127.0.0.1:1"\n')
+    environment = {"TUPLEWIRE_TOPOLOGY": "environment", "TUPLEWIRE_LOG_LEVEL": "debug"}
+    loaded = load_config({"topology": "flag"}, environment, file)
+    assert (loaded.config.topology, loaded.config.log_level, loaded.config.listen) == (
+        "flag",
+        "debug",
+        "127.0.0.1:1",
+    )
+    assert loaded.origins["topology"] == "flag --topology"
+    assert loaded.origins["log_level"] == "environment TUPLEWIRE_LOG_LEVEL"
+    assert loaded.origins["listen"] == f"listen in {file}"
+
+
+def test_environment_names_the_file(tmp_path: Path) -> None:
+    """TUPLEWIRE_CONFIG stands for --config."""
+    file = _file(tmp_path, 'topology = "words"')
+    assert load_config({}, {"TUPLEWIRE_CONFIG": str(file)}).config.topology == "words"
+
+
+def test_file_takes_storms_keys(tmp_path: Path) -> None:
+    """A key of Storm's configuration works in the file, bare (tables, for TOML) or quoted."""
+    file = _file(tmp_path, 'storm.messaging.transport = "grpc"\n"topology.receiver.buffer.size" = 1024\n')
+    config = load_config({}, {}, file).config
+    assert (config.transport, config.receive_queue_messages) == ("grpc", 1024)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("receive_queue_mesages = 1", "did you mean receive_queue_messages"),
+        ('storm.messaging.transprot = "grpc"', "storm.messaging.transport"),
+        ("receive_queue_messages = 1\ntopology.receiver.buffer.size = 2", "the same setting"),
+        ("topology = true", "a text or a number is expected"),
+        ("listen = [1]", "a text or a number is expected"),
+        ("listen = ", "is not TOML"),
+        ('max_message_bytes = "1 parsec"', "max_message_bytes in "),
+    ],
+)
+def test_bad_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    """An error of the file names the key, and the nearest known ones when it is unknown."""
+    with pytest.raises(ConfigError, match=r"worker\.toml") as caught:
+        load_config({}, {}, _file(tmp_path, text))
+    assert complaint in str(caught.value)
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    """A configuration file that is not there is not ignored."""
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*gone\.toml: No such file"):
+        load_config({}, {}, tmp_path / "gone.toml")
+
+
+def test_unknown_variable_is_an_error() -> None:
+    """A misspelt TUPLEWIRE_ variable is not ignored either."""
+    with pytest.raises(ConfigError, match="TUPLEWIRE_LISTEM; did you mean TUPLEWIRE_LISTEN"):
+        load_config({}, {"TUPLEWIRE_LISTEM": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "TUPLEWIRE_ADDRESS",
+        "TUPLEWIRE_SERVICE_HOST",
+        "TUPLEWIRE_METRICS_SERVICE_PORT_HTTP",
+        "TUPLEWIRE_PORT_9464_TCP_ADDR",
+        "TUPLEWIRE_PORT",
+        "PATH",
+    ],
+)
+def test_variables_of_others_are_left_alone(variable: str) -> None:
+    """The client's variable, and those that Kubernetes makes of a Service, are no settings of the worker."""
+    assert load_config({}, {variable: "whatever"}).origins == load_config({}, {}).origins
+
+
+def test_bad_flag_is_named() -> None:
+    """An error of a flag says which."""
+    with pytest.raises(ConfigError, match="flag --listen: 'nowhere' is not host:port"):
+        load_config({"listen": "nowhere"}, {})
+
+
+def test_settings_that_do_not_fit_together() -> None:
+    """A queue that does not hold one message is refused."""
+    with pytest.raises(ConfigError, match="receive_queue_bytes at least max_message_bytes"):
+        WorkerConfig(receive_queue_bytes=1024, max_message_bytes=4096)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("512", 512), ("64k", 65536), ("8MiB", 8 << 20), ("8 mi", 8 << 20), ("1Gi", 1 << 30), ("7B", 7)],
+)
+def test_sizes(text: str, value: int) -> None:
+    """Sizes take units of 1024."""
+    assert size_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "8MB", "-1", "1.5k", "k", "8 bits"])
+def test_bad_sizes(text: str) -> None:
+    """MB could mean two things, and a fraction of a byte none."""
+    with pytest.raises(ConfigError, match="is not a size"):
+        size_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (count, "0"),
+        (count, "1.5"),
+        (seconds, "0"),
+        (seconds, "nan"),
+        (seconds, "inf"),
+        (seconds, "soon"),
+        (host_port, "127.0.0.1"),
+        (host_port, "127.0.0.1:65536"),
+        (host_port, "::1:6700"),
+        (host_port, ":6700"),
+        (host_port, "h:\uff16"),
+        (advertised, "10.0.0.1:0"),
+        (mode, "0888"),
+        (mode, "0"),
+        (mode, "7777"),
+        (socket_path, "relative.sock"),
+        (socket_path, "/" + 107 * "x"),
+    ],
+)
+def test_bad_values(read: Callable[[Raw], object], text: str) -> None:
+    """What is out of range is refused when it is read."""
+    with pytest.raises(ConfigError):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (host_port, "[::1]:6700", "[::1]:6700"),
+        (host_port, "localhost:0", "localhost:0"),
+        (advertised, "10.0.0.1", "10.0.0.1"),
+        (advertised, "[::1]", "[::1]"),
+        (advertised, "pod-1:6700", "pod-1:6700"),
+        (mode, "0660", 0o660),
+        (mode, 0o660, 0o660),
+        (socket_path, "unix:///run/x.sock", "/run/x.sock"),
+        (socket_path, "/" + 106 * "x", "/" + 106 * "x"),
+        (seconds, "2.5", 2.5),
+    ],
+)
+def test_good_values(read: Callable[[Raw], object], text: Raw, value: object) -> None:
+    """Addresses, modes, paths and times as people write them."""
+    assert read(text) == value
+
+
+def test_printed_configuration_is_a_configuration_file(tmp_path: Path) -> None:
+    """What --print-config shows can be given back as a file, and gives the same settings."""
+    environment = {"TUPLEWIRE_LISTEN_UNIX": "/run/ä.sock", "TUPLEWIRE_SOCKET_MODE": "0600"}
+    loaded = load_config({"max_message_bytes": "2MiB", "worker_id": 'a"b'}, environment)
+    printed = to_toml(loaded)
+    assert load_config({}, {}, _file(tmp_path, printed)).config == loaded.config
+    assert 'socket_mode = "0600"  # environment TUPLEWIRE_SOCKET_MODE' in printed
+    assert "max_message_bytes = 2097152  # flag --max-message-bytes" in printed
+    assert "# advertise is not set  # default" in printed
+
+
+def test_every_setting_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """`worker --help` shows every flag and its variable."""
+    with pytest.raises(SystemExit) as ended:
+        main(["worker", "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "example: tuplewire worker" in shown
+    for known in SETTINGS.values():
+        assert f"{known.flag} {known.metavar}" in shown
+        assert known.variable in shown
+
+
+@pytest.mark.parametrize("command", ["worker", "status", "assign", "drain"])
+def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of a command ends with one that works."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"example: tuplewire {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["worker", "--listen", "nowhere"], "tuplewire worker: flag --listen: 'nowhere' is not host:port"),
+        (["worker", "--lisen", "x"], "unrecognized arguments: --lisen"),
+        (["status"], "tuplewire status: the following arguments are required: ADDRESS"),
+        (["status", "nowhere"], "tuplewire status: address 'nowhere' is neither"),
+        (["nonsense"], "nonsense"),
+        ([], "COMMAND"),
+        (["drain", "127.0.0.1:1", "--deadline", "-1"], "--deadline must be more than 0"),
+        (["assign", "127.0.0.1:1", "/no/such/file"], "cannot read the assignment /no/such/file"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_64(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong usage and bad configuration alike: one line on standard error, exit code 64."""
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    shown = capsys.readouterr()
+    assert code == 64
+    assert shown.err.count("\n") == 1
+    assert complaint in shown.err
+    assert not shown.out
