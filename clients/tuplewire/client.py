@@ -168,8 +168,10 @@ class Client:
         return subscription
 
     def ledger(self) -> LedgerSnapshot:
-        """Return what became of everything that was sent."""
-        return LedgerSnapshot() if self._sender is None else self._sender.ledger()
+        """Return what became of everything that was sent; a forked child has sent nothing yet."""
+        if self._sender is None or self._pid != os.getpid():
+            return LedgerSnapshot()
+        return self._sender.ledger()
 
     def close(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements as long as the timeout, then end; what is left is dropped{closed}.

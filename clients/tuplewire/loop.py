@@ -93,6 +93,18 @@ class EventLoopThread:
             each.resume()
 
 
+def watched(task: asyncio.Task[None]) -> asyncio.Task[None]:
+    """Report a background task's defect to its loop's exception handler, which nobody else would see."""
+    task.add_done_callback(_report)
+    return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": f"defect in {task.get_name()}", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)
+
+
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
 _suspended: EventLoopThread | None = None

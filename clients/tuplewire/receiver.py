@@ -27,6 +27,7 @@ from tuplewire.errors import (
     TuplewireError,
     UnreachableError,
 )
+from tuplewire.loop import watched
 from tuplewire.session.backoff import Backoff
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.delivery import Delivery
@@ -117,7 +118,7 @@ class Receiver:
 
     def start(self) -> None:
         """Begin to connect; on the loop."""
-        self._task = self._loop.create_task(self._run(), name=f"receive from {self.address}")
+        self._task = watched(self._loop.create_task(self._run(), name=f"receive from {self.address}"))
 
     @property
     def closed(self) -> bool:
@@ -169,6 +170,9 @@ class Receiver:
                 return
             except UnreachableError as error:
                 self._disconnected(error)
+            except Exception as error:
+                self._fail(TuplewireError(f"the subscription at {self.address} has a defect: {error!r}"))
+                raise
             finally:
                 self.connected = False
             if not self._closed:
@@ -186,6 +190,8 @@ class Receiver:
     def _fail(self, error: TuplewireError) -> None:
         with self._lock:
             self._error = error
+            # It cannot be acknowledged any more, and comes to whoever has the task now.
+            self._buffer.clear()
             self._moved.notify_all()
         self._arrival.set()
 

@@ -30,6 +30,7 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire.group import TaskGroup
+from tuplewire.loop import watched
 from tuplewire.session.backoff import Backoff
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.session.receive import Refusal
@@ -211,7 +212,7 @@ class Sender:
 
     def start(self) -> None:
         """Begin to connect; on the loop."""
-        self._task = self._loop.create_task(self._run(), name=f"send to {self.address}")
+        self._task = watched(self._loop.create_task(self._run(), name=f"send to {self.address}"))
 
     async def close(self, timeout: float) -> list[Settled]:
         """Wait for acknowledgements as long as the timeout, say goodbye, give up the rest and return it."""
@@ -271,6 +272,9 @@ class Sender:
                     return
             except UnreachableError as error:
                 self._disconnected(error)
+            except Exception as error:
+                self._fail(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
+                raise
             finally:
                 self.connected = False
             if self._leaving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,9 @@ def read_lines(spark: SparkSession, path: Path, *parsed: Column) -> DataFrame:
     """
     from pyspark.sql.functions import monotonically_increasing_id
 
-    lines = spark.read.text(path.absolute().as_uri())
+    # Spark takes the name for a pattern.
+    name = re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path.absolute()))
+    lines = spark.read.text(f"file:{name}")
     return lines.select(monotonically_increasing_id().alias("id"), "value", *parsed)
 
 

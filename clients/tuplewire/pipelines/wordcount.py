@@ -131,8 +131,14 @@ def run_wordcount(
         {worker.worker_id: worker.metrics_url for worker in workers},
     )
     if output is not None:
-        # A quote doubled, not escaped with a backslash: the form that other readers of CSV know.
-        result.table.write.csv(output.absolute().as_uri(), header=True, escape='"')
+        # The CSV that other programs read: quotes doubled, words as they are.
+        result.table.write.csv(
+            f"file:{output.absolute()}",
+            header=True,
+            escape='"',
+            ignoreLeadingWhiteSpace=False,
+            ignoreTrailingWhiteSpace=False,
+        )
     return result
 
 

@@ -36,11 +36,11 @@ class Arrived:
 
 
 class _Task:
-    __slots__ = ("acknowledged", "held_bytes", "received", "unacknowledged")
+    __slots__ = ("acknowledged", "epoch", "held_bytes", "received", "unacknowledged")
 
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self.received = 0
+    def __init__(self, epoch: int, start: int) -> None:
+        self.epoch = epoch
+        self.acknowledged = self.received = start
         self.held_bytes = 0
         self.unacknowledged: deque[tuple[int, int]] = deque()
 
@@ -54,7 +54,8 @@ class ConsumeWindow:
     """State of one consumer's session; outlives the streams that carry it."""
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
-        self._tasks = {task: _Task() for task in tasks}
+        self._epoch = 0
+        self._tasks = {task: _Task(0, 0) for task in tasks}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self._moved: dict[int, None] = {}
@@ -64,16 +65,21 @@ class ConsumeWindow:
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
         """Go on over a new stream: delivery goes on after these (task, sequence) positions.
 
-        A position beyond what has arrived here: another consumer had the task meanwhile, and is done with it.
+        A task starts anew where the worker says, and what was not acknowledged in it is void, when the worker
+        is another one, or another consumer has had the task meanwhile.
         """
+        self._epoch += 1
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
-            self._tasks = {task: _Task() for task in self._tasks}
-        self._moved.clear()
+            for task in self._tasks:
+                self._start_task(task, 0)
         for task, received in starts:
-            if (state := self._tasks.get(task)) is not None and received > state.received:
-                state.received = received
-                state.acknowledge(received)
+            if task in self._tasks and self._tasks[task].received != received:
+                self._start_task(task, received)
+
+    def _start_task(self, task: int, start: int) -> None:
+        self._tasks[task] = _Task(self._epoch, start)
+        self._moved.pop(task, None)
 
     def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
         """Take messages in; return those that are new. MalformedError for a gap or a foreign task."""
@@ -97,17 +103,19 @@ class ConsumeWindow:
             state.held_bytes += len(group.data)
             state.unacknowledged.append((last, len(group.data)))
             new.append(Delivery(first, group))
-        return Arrived(self.worker_incarnation, tuple(new))
+        return Arrived(self._epoch, tuple(new))
 
     def acknowledge(self, arrived: Arrived) -> bool:
-        """Take account of messages that are done with; False when their worker is gone and it is void."""
-        if arrived.epoch != self.worker_incarnation:
-            return False
+        """Take account of messages that are done with; False when all of it is void, see opened()."""
+        counts = False
         for delivery in arrived.deliveries:
             task = delivery.group.task
-            self._tasks[task].acknowledge(delivery.first_sequence + len(delivery.group) - 1)
-            self._moved[task] = None
-        return True
+            state = self._tasks[task]
+            if arrived.epoch >= state.epoch:
+                state.acknowledge(delivery.first_sequence + len(delivery.group) - 1)
+                self._moved[task] = None
+                counts = True
+        return counts
 
     def moved(self) -> list[Cursor]:
         """Return the cursors that have moved since the last call."""

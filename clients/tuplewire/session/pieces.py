@@ -10,7 +10,7 @@ from tuplewire.group import TaskGroup
 LENGTH_BYTES = 4
 """What a frame holds for each message beside its payload."""
 
-_GROUP_BYTES = 32
+_GROUP_BYTES = 48
 """At most what a frame holds for each group beside its columns."""
 
 

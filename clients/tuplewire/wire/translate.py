@@ -54,7 +54,7 @@ def refusal_to_wire(refusal: Refusal) -> pb.Refusal:
         sequence=refusal.sequence,
         task=refusal.task,
         messages=refusal.messages,
-        code=pb.ErrorCode.Value(f"ERROR_CODE_{refusal.code}"),
+        code=f"ERROR_CODE_{refusal.code}",
         detail=refusal.detail,
         owner=refusal.owner,
     )

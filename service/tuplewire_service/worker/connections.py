@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from tuplewire.loop import watched
 from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import ConnectionStatus, IClientConnection, IContext
 from tuplewire_service.worker.assignment import AssignedWorker
@@ -44,7 +45,7 @@ class Connections:
             self._leaving[key] = connection = self._connections.pop(key)
             task = asyncio.create_task(self._close(key, connection, close_timeout), name=f"close {key[1]}")
             self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            watched(task).add_done_callback(self._closing.discard)
 
     async def _close(self, key: tuple[str, str], connection: IClientConnection, timeout: float) -> None:
         await asyncio.to_thread(connection.close, timeout)

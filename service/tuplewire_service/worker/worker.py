@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError, ConfigError, DrainingError, StaleAssignmentError, UnknownTaskError
 from tuplewire.group import TaskGroup
+from tuplewire.loop import watched
 from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
 from tuplewire.session.send import Settled
@@ -81,7 +82,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         """Bind the port and begin to serve; BindError when that fails."""
         self._server = await asyncio.to_thread(self._context.bind, self.settings.topology, port, self)
         self.addresses = list(getattr(self._server, "addresses", ()))
-        self._ticker = asyncio.create_task(self._tick(), name="tick")
+        self._ticker = watched(asyncio.create_task(self._tick(), name="tick"))
 
     async def _tick(self) -> None:
         while True:

@@ -30,6 +30,8 @@ from tuplewire_service.messaging.subscription import ISubscriptionSource
 logger = logging.getLogger(__name__)
 
 SERVICE = "tuplewire.v1.Messaging"
+_LAST_CALLS_SECONDS = 0.5
+"""What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
 
 
 class GrpcServerConnection(IServerConnection):
@@ -159,15 +161,15 @@ class GrpcServerConnection(IServerConnection):
             self._recv.draining = True
         async with asyncio.timeout(timeout):
             await self._send.drain()
-        await self._stop()
+        await self._stop(_LAST_CALLS_SECONDS)
 
     def abort(self) -> None:
         """See IConnection."""
         if self._status is not ConnectionStatus.CLOSED:
             self._status = ConnectionStatus.CLOSED
-            self._thread.run(self._stop())
+            self._thread.run(self._stop(None))
 
-    async def _stop(self) -> None:
+    async def _stop(self, grace: float | None) -> None:
         self._inbox.close()
-        await self._server.stop(None)
+        await self._server.stop(grace)
         self._thread.pinned -= 1

@@ -1,0 +1,10 @@
+"""`python -m tuplewire_service` is the command `tuplewire`."""
+
+from __future__ import annotations
+
+import sys
+
+from tuplewire_service.server.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

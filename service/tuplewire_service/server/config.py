@@ -1,0 +1,242 @@
+"""The settings of `tuplewire worker`: flags over TUPLEWIRE_* variables over a TOML file over defaults."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from tuplewire.config import MIB, SessionSettings
+from tuplewire.errors import ConfigError
+from tuplewire_service.server.setting import (
+    ENVIRONMENT_PREFIX,
+    Raw,
+    Setting,
+    advertised,
+    choice,
+    count,
+    host_port,
+    mode,
+    seconds,
+    setting,
+    size_bytes,
+    socket_path,
+    split_host_port,
+    text,
+)
+from tuplewire_service.worker.settings import WorkerSettings
+
+CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+_CLIENT_VARIABLES = {ENVIRONMENT_PREFIX + "ADDRESS", ENVIRONMENT_PREFIX + "TOPOLOGY"}
+# Kubernetes puts such variables into every pod for every Service whose name begins with "tuplewire".
+_SERVICE_LINK = re.compile(r"TUPLEWIRE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Everything that a worker process can be told. Sizes are in bytes, times in seconds."""
+
+    worker_id: str = setting(
+        "", text, "ID", "name of this worker, unique in the topology (default: host name and port)"
+    )
+    topology: str = setting("default", text, "NAME", "topology to serve", storm="topology.name")
+    listen: str = setting(
+        "127.0.0.1:6700", host_port, "HOST:PORT", "address for messages and control; port 0: any free one"
+    )
+    listen_unix: str | None = setting(
+        None, socket_path, "PATH", "Unix socket to listen on as well, for programs on the same machine"
+    )
+    socket_mode: int = setting(0o660, mode, "MODE", "file mode of the Unix socket, in octal")
+    admin: str = setting(
+        "127.0.0.1:9464", host_port, "HOST:PORT", "address of /metrics, /livez and /readyz; port 0: any"
+    )
+    advertise: str | None = setting(
+        None,
+        advertised,
+        "HOST[:PORT]",
+        "where other workers reach this one (default: the bound address; for a wildcard, the host name)",
+        storm="storm.local.hostname",
+    )
+    assignment_file: str | None = setting(
+        None, text, "FILE", "assignment in JSON, read again whenever it changes"
+    )
+    transport: str = setting(
+        "grpc",
+        choice("grpc"),
+        "NAME",
+        "messaging transport; grpc is the one that carries a worker's services",
+        storm="storm.messaging.transport",
+    )
+    receive_queue_messages: int = setting(
+        32_768,
+        count,
+        "COUNT",
+        "bound of one task's receive queue in messages",
+        storm="topology.receiver.buffer.size",
+    )
+    receive_queue_bytes: int = setting(8 * MIB, size_bytes, "SIZE", "the same bound in bytes")
+    max_message_bytes: int = setting(MIB, size_bytes, "SIZE", "largest payload of one message")
+    max_frame_bytes: int = setting(
+        MIB, size_bytes, "SIZE", "a frame to another worker is closed at this size"
+    )
+    keepalive_seconds: float = setting(
+        2.0, seconds, "SECONDS", "a connection to another worker is checked after this much silence"
+    )
+    keepalive_timeout_seconds: float = setting(
+        2.0, seconds, "SECONDS", "and given up when the check is not answered in this time"
+    )
+    drain_seconds: float = setting(
+        25.0,
+        seconds,
+        "SECONDS",
+        "deadline to pass on what is held when stopping; keep it under the pod's grace period",
+        storm="supervisor.worker.shutdown.sleep.secs",
+    )
+    log_level: str = setting(
+        "info", choice("debug", "info", "warning", "error"), "LEVEL", "debug, info, warning or error"
+    )
+    log_format: str = setting("text", choice("text", "json"), "FORMAT", "text or json, one event per line")
+    address_file: str | None = setting(
+        None, text, "FILE", "write the bound addresses there, as JSON; removed at exit"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.worker_id:
+            object.__setattr__(self, "worker_id", _default_worker_id(self.listen))
+        self.worker_settings()
+
+    def worker_settings(self) -> WorkerSettings:
+        """Return the part that the data plane gets; ConfigError when its parts do not fit together."""
+        return WorkerSettings(
+            worker_id=self.worker_id,
+            topology=self.topology,
+            receive_queue_messages=self.receive_queue_messages,
+            receive_queue_bytes=self.receive_queue_bytes,
+            session=SessionSettings(
+                max_message_bytes=self.max_message_bytes,
+                max_frame_bytes=self.max_frame_bytes,
+                keepalive_seconds=self.keepalive_seconds,
+                keepalive_timeout_seconds=self.keepalive_timeout_seconds,
+            ),
+        )
+
+
+SETTINGS = {declared.name: Setting.of(declared) for declared in fields(WorkerConfig)}
+"""Every setting of a worker, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration, and where each value came from (by name: "default", "flag --listen", ...)."""
+
+    config: WorkerConfig
+    origins: Mapping[str, str]
+
+
+def load_config(
+    flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None = None
+) -> LoadedConfig:
+    """Put the sources together; ConfigError names the source, the setting and what is wrong.
+
+    flags: values by setting name. environment: all variables; those of other programs are left alone.
+    file: the TOML file; when None, the variable TUPLEWIRE_CONFIG names it.
+    """
+    if file is None and environment.get(CONFIG_VARIABLE):
+        file = Path(environment[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(SETTINGS, "default")
+
+    def take(name: str, raw: Raw, origin: str) -> None:
+        try:
+            values[name] = SETTINGS[name].read(raw)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}") from error
+        origins[name] = origin
+
+    for name, (key, raw) in (_read_file(file) if file else {}).items():
+        take(name, raw, f"{key} in {file}")
+    for name, raw in _read_environment(environment).items():
+        take(name, raw, f"environment {SETTINGS[name].variable}")
+    for name, raw in flags.items():
+        take(name, raw, f"flag {SETTINGS[name].flag}")
+    return LoadedConfig(WorkerConfig(**values), origins)
+
+
+def to_toml(loaded: LoadedConfig) -> str:
+    """Return the configuration in force as a TOML file, with the origin of each value."""
+    lines = []
+    for name in SETTINGS:
+        value = getattr(loaded.config, name)
+        origin = loaded.origins[name]
+        if value is None:
+            lines.append(f"# {name} is not set  # {origin}")
+        else:
+            shown = f'"{value:04o}"' if name == "socket_mode" else json.dumps(value, ensure_ascii=False)
+            lines.append(f"{name} = {shown}  # {origin}")
+    return "\n".join(lines)
+
+
+def _default_worker_id(listen: str) -> str:
+    """Return host name and port, Storm's way to name a worker; a free port has no number yet."""
+    port = split_host_port(listen)[1]
+    return f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    by_variable = {known.variable: name for name, known in SETTINGS.items()}
+    found = {}
+    for variable, value in environment.items():
+        if variable in by_variable:
+            found[by_variable[variable]] = value
+        elif (
+            variable.startswith(ENVIRONMENT_PREFIX)
+            and variable != CONFIG_VARIABLE
+            and variable not in _CLIENT_VARIABLES
+            and not _SERVICE_LINK.fullmatch(variable)
+        ):
+            near = _near(variable, [*by_variable, CONFIG_VARIABLE])
+            raise ConfigError(f"unknown environment variable {variable}; {near}")
+    return found
+
+
+def _read_file(file: Path) -> dict[str, tuple[str, Raw]]:
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"configuration {file} is not TOML: {error}") from error
+    by_key = {key: name for name, known in SETTINGS.items() for key in (name, known.storm) if key}
+    found: dict[str, tuple[str, Raw]] = {}
+    for key, value in _flat(tables):
+        if key not in by_key:
+            raise ConfigError(f"unknown key {key!r} in {file}; {_near(key, by_key)}")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(f"{key} in {file}: a text or a number is expected, not {value!r}")
+        name = by_key[key]
+        if name in found:
+            raise ConfigError(f"{found[name][0]} and {key} in {file} are the same setting: keep one")
+        found[name] = (key, value)
+    return found
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield dotted keys: TOML reads `storm.messaging.transport = "grpc"` as tables within tables."""
+    for key, value in tables.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _near(wrong: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.7)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names)}"

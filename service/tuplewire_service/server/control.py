@@ -1,0 +1,80 @@
+"""The control service: thin, from the wire to the worker and back."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from tuplewire.channel import ERROR_KEY
+from tuplewire.errors import ConfigError, MessageError, RefusedError, StaleAssignmentError, WrongTopologyError
+from tuplewire.wire import control_pb2
+from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
+from tuplewire_service.server.stop import Stop, StopRequest
+from tuplewire_service.server.wire import assignment_from_wire, assignment_to_wire, status_to_wire
+from tuplewire_service.worker.worker import Worker
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ControlServicer(Servicer):
+    """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
+
+    def __init__(self, worker: Worker, stop: Stop) -> None:
+        self._worker = worker
+        self._stop = stop
+
+    async def GetStatus(  # noqa: N802 - the wire's name
+        self, _request: control_pb2.GetStatusRequest, _context: Context
+    ) -> control_pb2.GetStatusResponse:
+        """Return a snapshot."""
+        return status_to_wire(self._worker.snapshot())
+
+    async def GetLoad(  # noqa: N802 - the wire's name
+        self, request: control_pb2.GetLoadRequest, _context: Context
+    ) -> control_pb2.GetLoadResponse:
+        """Return the load of the named tasks."""
+        return control_pb2.GetLoadResponse(loads=self._worker.loads(request.tasks))
+
+    async def GetAssignment(  # noqa: N802 - the wire's name
+        self, _request: control_pb2.GetAssignmentRequest, _context: Context
+    ) -> control_pb2.GetAssignmentResponse:
+        """Return the assignment in force, if any."""
+        assignment = self._worker.assignment
+        return control_pb2.GetAssignmentResponse(
+            assignment=None if assignment is None else assignment_to_wire(assignment)
+        )
+
+    async def UpdateAssignment(  # noqa: N802 - the wire's name
+        self, request: control_pb2.UpdateAssignmentRequest, context: Context
+    ) -> control_pb2.UpdateAssignmentResponse:
+        """Put a newer assignment in force."""
+        topology = self._worker.snapshot().topology
+        try:
+            assignment = assignment_from_wire(request.assignment)
+            if assignment.topology != topology:
+                raise WrongTopologyError(
+                    f"the assignment is for topology {assignment.topology!r}, this worker serves {topology!r}"
+                )
+            changed = self._worker.update_assignment(assignment)
+        except StaleAssignmentError as error:
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, error.code, error)
+        except RefusedError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, error.code, error)
+        except (ConfigError, MessageError) as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED", error)
+        return control_pb2.UpdateAssignmentResponse(version=assignment.version, changed=changed)
+
+    async def Drain(  # noqa: N802 - the wire's name
+        self, request: control_pb2.DrainRequest, context: Context
+    ) -> control_pb2.DrainResponse:
+        """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
+        deadline = request.deadline_millis / 1000 if request.deadline_millis else None
+        stop = StopRequest("drain-call", deadline_seconds=deadline)
+        context.add_done_callback(lambda _: self._stop.request(stop))  # type: ignore[arg-type]  # stub
+        return control_pb2.DrainResponse(started=not self._stop.requested)
+
+
+async def _refuse(context: Context, status: grpc.StatusCode, code: str, error: Exception) -> NoReturn:
+    await context.abort(status, str(error), ((ERROR_KEY, code),))
+    raise AssertionError("abort returned")

@@ -1,0 +1,166 @@
+"""The worker on its event loop, for the threads around it: bind, look, drain, close."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from tuplewire.loop import messaging_loop
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
+from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.server.config import WorkerConfig
+from tuplewire_service.server.control import ControlServicer
+from tuplewire_service.server.health import HealthServicer
+from tuplewire_service.server.setting import split_host_port
+from tuplewire_service.server.sockets import file_mode
+from tuplewire_service.server.stop import EXIT_DEFECT, Stop, StopRequest
+from tuplewire_service.worker.assignment_source import AssignmentFile
+from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.status import WorkerSnapshot
+from tuplewire_service.worker.worker import Worker, peer_session
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+_WATCHERS_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
+"""An event loop that does not answer in this time counts as stuck."""
+
+
+class DataPlane:
+    """One worker, its services and the watch on its assignment file; methods may be called from any thread.
+
+    A defect on the loop (an exception that nobody handled) is logged, and ends the process with code 70.
+    """
+
+    def __init__(self, config: WorkerConfig, stop: Stop) -> None:
+        self._config = config
+        self._stop = stop
+        self._loop = messaging_loop()
+        self._loop.loop.set_exception_handler(self._on_defect)
+        self._services = _Services()
+        settings, incarnation = config.worker_settings(), time.time_ns()
+        self._context = TransportFactory.make_context(
+            _transport_conf(config, settings, incarnation, self._services)
+        )
+        self._worker = self._loop.call(lambda: Worker(settings, self._context, incarnation))
+        self._health: HealthServicer | None = None
+        self._source: AssignmentFile | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        """The bound addresses: host:port, then unix:///path."""
+        return list(self._worker.addresses)
+
+    @property
+    def assignment_errors(self) -> int:
+        """How often the assignment file could not be used."""
+        return self._source.errors if self._source else 0
+
+    def bind(self) -> None:
+        """Listen on TCP and on the Unix socket; BindError when an address is in use."""
+        with file_mode(self._config.socket_mode):
+            self._loop.run(self._bind())
+
+    async def _bind(self) -> None:
+        config, worker = self._config, self._worker
+        self._health = HealthServicer(worker)
+        add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
+        control = ControlServicer(worker, self._stop)
+        add_ControlServicer_to_server(control, self._services)  # type: ignore[no-untyped-call]
+        await worker.start(split_host_port(config.listen)[1])
+        if config.assignment_file:
+            self._source = AssignmentFile(Path(config.assignment_file), self._worker.update_assignment)
+            self._watch = asyncio.create_task(self._source.watch(), name="tuplewire-assignment-file")
+            self._watch.add_done_callback(self._watch_ended)
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Return a snapshot; TimeoutError when the loop does not turn."""
+        return self._ask(self._worker.snapshot)
+
+    def live(self) -> str:
+        """Return an empty string when the loop turns, else what is wrong."""
+        try:
+            self._ask(lambda: None)
+        except TimeoutError:
+            return f"the event loop did not answer within {ANSWER_SECONDS:g} s"
+        return ""
+
+    def ready(self) -> str:
+        """Return an empty string when the worker is ready, else what it waits for."""
+        try:
+            return self._ask(lambda: self._worker.not_ready_because)
+        except TimeoutError:
+            return f"the event loop did not answer within {ANSWER_SECONDS:g} s"
+
+    def drain(self, deadline_seconds: float) -> LedgerSnapshot:
+        """Pass on what is held, for at most so long; return the balance."""
+        return self._loop.run(self._drain(deadline_seconds))
+
+    async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
+        if self._watch:
+            self._watch.cancel()
+        deadline = time.monotonic() + deadline_seconds
+        if self._health:
+            await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
+        return await self._worker.drain(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Close every connection and the server."""
+        self._context.term()
+
+    def _ask(self, question: Callable[[], _Result]) -> _Result:
+        async def answer() -> _Result:
+            return question()
+
+        return self._loop.run(answer(), ANSWER_SECONDS)
+
+    def _watch_ended(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled() and (error := watch.exception()):
+            self._on_defect(self._loop.loop, {"message": "assignment file", "exception": error})
+
+    def _on_defect(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        logger.error("worker.defect", extra={"where": context.get("message", "")}, exc_info=error)
+        self._stop.request(StopRequest("defect", EXIT_DEFECT))
+
+
+def _transport_conf(
+    config: WorkerConfig, settings: WorkerSettings, incarnation: int, services: _Services
+) -> dict[str, Any]:
+    """Return what the transport is prepared with; the services are filled in before it binds."""
+    host, _ = split_host_port(config.listen)
+    return {
+        TRANSPORT_KEY: config.transport,
+        "tuplewire.grpc.worker_id": settings.worker_id,
+        "tuplewire.grpc.incarnation": incarnation,
+        "tuplewire.grpc.host": f"[{host}]" if ":" in host else host,
+        "tuplewire.grpc.listen": [f"unix://{config.listen_unix}"] if config.listen_unix else [],
+        "tuplewire.grpc.services": services.handlers,
+        "tuplewire.grpc.receive_messages": settings.receive_queue_messages,
+        "tuplewire.grpc.receive_bytes": settings.receive_queue_bytes,
+        "tuplewire.grpc.session": peer_session(settings.session),
+    }
+
+
+class _Services:
+    """Gathers what the generated add_..._to_server functions would add to a server."""
+
+    def __init__(self) -> None:
+        self.handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        self.handlers.extend(handlers)
+
+    def add_registered_method_handlers(self, _service: str, _handlers: dict[str, Any]) -> None:
+        """Do nothing: the generic handlers serve the same methods, also on servers without this shortcut."""

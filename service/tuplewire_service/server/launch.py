@@ -1,0 +1,225 @@
+"""Workers as local subprocesses: local mode, demos and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tuplewire.control import ControlClient
+from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire_service.server.setting import ENVIRONMENT_PREFIX
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+logger = logging.getLogger(__name__)
+
+_START_SECONDS = 30.0
+_READY_SECONDS = 30.0
+_DRAIN_SECONDS = 10.0
+_STOP_MARGIN_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+class LaunchError(TuplewireError):
+    """A worker did not start; the message has what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one worker is reached: by other workers, by programs on this machine, by Prometheus."""
+
+    worker_id: str
+    address: str
+    unix_address: str
+    metrics_url: str
+    process_id: int
+
+
+class LocalWorkers:
+    """Starts so many workers of one topology and ends them with the block.
+
+    count: how many; they are called worker-0, worker-1, ... directory: where their sockets and logs go, a
+    temporary one (removed at the end) without it. flags: more flags for each `tuplewire worker`.
+
+    Guarantee: the workers do not outlive this process, even when it is killed: each stops when its standard
+    input, which this process holds open, ends. TUPLEWIRE_* variables of this process do not reach them.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        topology: str,
+        *,
+        directory: Path | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.topology = topology
+        self.endpoints: list[Endpoint] = []
+        self.directory = directory
+        self.exit_codes: list[int] = []
+        self._count = count
+        self._flags = tuple(flags)
+        self._temporary: str | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._version = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        alive = sum(process.poll() is None for process in self._processes)
+        return f"<LocalWorkers {self.topology}: {alive} of {self._count} alive>"
+
+    def start(self, timeout: float = _START_SECONDS) -> None:
+        """Start the workers and wait until each has bound its addresses; LaunchError when one does not."""
+        if self.directory is None:
+            self._temporary = tempfile.mkdtemp(prefix="tuplewire-")
+            self.directory = Path(self._temporary)
+        deadline = time.monotonic() + timeout
+        try:
+            for index in range(self._count):
+                self._processes.append(self._spawn(self.directory, f"worker-{index}"))
+            for index in range(self._count):
+                self.endpoints.append(self._await_endpoint(index, deadline))
+        except BaseException:
+            self.stop()
+            raise
+
+    def log_of(self, index: int) -> Path:
+        """Return the file that has the standard error of a worker."""
+        if self.directory is None:
+            raise LaunchError("the workers have not been started; use LocalWorkers in a with statement")
+        return self.directory / f"worker-{index}.log"
+
+    def assign(self, tasks: Mapping[int, Sequence[int]], timeout: float = _READY_SECONDS) -> Assignment:
+        """Give each worker (by index) its tasks, wait until all are ready, and return the assignment.
+
+        A worker that is not named gets no tasks. Raises ConfigError when a task is there twice, and
+        UnreachableError when a worker is not ready in time.
+        """
+        self._version += 1
+        assignment = Assignment(
+            version=self._version,
+            topology=self.topology,
+            workers=tuple(
+                AssignedWorker(endpoint.worker_id, endpoint.address, tuple(tasks.get(index, ())))
+                for index, endpoint in enumerate(self.endpoints)
+            ),
+        )
+        deadline = time.monotonic() + timeout
+        wire = assignment_to_wire(assignment)
+        with contextlib.ExitStack() as clients:
+            controls = [clients.enter_context(ControlClient(each.address)) for each in self.endpoints]
+            for control in controls:
+                control.update_assignment(wire)
+            for index, control in enumerate(controls):
+                try:
+                    control.wait_ready(max(0.1, deadline - time.monotonic()))
+                except UnreachableError as error:
+                    raise UnreachableError(f"{error}\n{self._last_words(index)}") from error
+        return assignment
+
+    def stop(self) -> list[int]:
+        """Drain and end all workers and return their exit codes (0: drained); does nothing the second time.
+
+        A worker that has not ended some seconds after its drain's deadline is killed (exit code -9).
+        """
+        if self._processes:
+            for process in self._processes:
+                if process.poll() is None:
+                    process.terminate()
+            deadline = time.monotonic() + _DRAIN_SECONDS + _STOP_MARGIN_SECONDS
+            with ThreadPoolExecutor(len(self._processes)) as pool:
+                self.exit_codes = list(pool.map(lambda process: _ended(process, deadline), self._processes))
+            self._processes.clear()
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+        return self.exit_codes
+
+    def _spawn(self, directory: Path, name: str) -> subprocess.Popen[bytes]:
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
+        }
+        settings = {
+            "worker-id": name,
+            "topology": self.topology,
+            "listen": "127.0.0.1:0",
+            "listen-unix": str(directory / f"{name}.sock"),
+            "admin": "127.0.0.1:0",
+            "address-file": str(directory / f"{name}.json"),
+            "drain-seconds": str(_DRAIN_SECONDS),
+        }
+        with (directory / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tuplewire_service",
+                    "worker",
+                    "--until-input-ends",
+                    *(f"--{key}={value}" for key, value in settings.items()),
+                    *self._flags,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                # Ctrl-C is for this process, which then drains the workers in its own order.
+                start_new_session=True,
+            )
+
+    def _await_endpoint(self, index: int, deadline: float) -> Endpoint:
+        process = self._processes[index]
+        file = self.log_of(index).with_suffix(".json")
+        while not file.exists():
+            # Both may happen first, and only the process can be waited for: its end cuts the wait short.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(_POLL_SECONDS)
+                raise LaunchError(f"worker-{index} ended with code {code}\n{self._last_words(index)}")
+            if time.monotonic() > deadline:
+                raise LaunchError(f"worker-{index} did not bind in time\n{self._last_words(index)}")
+        bound = json.loads(file.read_text(encoding="utf-8"))
+        return Endpoint(
+            bound["worker_id"],
+            bound["address"],
+            bound["unix_address"],
+            bound["metrics_url"],
+            bound["process_id"],
+        )
+
+    def _last_words(self, index: int) -> str:
+        lines = self.log_of(index).read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+        return "\n".join([f"the last lines of worker-{index}:", *lines])
+
+
+def _ended(process: subprocess.Popen[bytes], deadline: float) -> int:
+    """Wait for a process and return its exit code; kill it at the deadline."""
+    try:
+        code = process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        logger.warning("launch.killed", extra={"process_id": process.pid})
+        process.kill()
+        code = process.wait()
+    if process.stdin:
+        process.stdin.close()
+    return code

@@ -1,0 +1,135 @@
+"""The worker process, from its configuration to its exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import tuplewire
+from tuplewire.errors import TuplewireError
+from tuplewire_service.server import logs
+from tuplewire_service.server.admin import AdminServer
+from tuplewire_service.server.config import WorkerConfig
+from tuplewire_service.server.data_plane import DataPlane
+from tuplewire_service.server.metrics import make_registry
+from tuplewire_service.server.setting import join_host_port, split_host_port
+from tuplewire_service.server.sockets import claimed_socket
+from tuplewire_service.server.stop import EXIT_DEFECT, EXIT_FAILED, Stop, Watchdog
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 4.0
+"""With the drain's default deadline under 30 seconds, Kubernetes' and Spark's grace period."""
+_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - recognised here, not bound
+
+
+def run_worker(config: WorkerConfig, *, until_input_ends: bool = False) -> int:
+    """Be a worker until told to stop; return the exit code.
+
+    0: drained after SIGTERM, SIGINT or a Drain call. 1: it could not start. 70: a defect. A second signal
+    ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
+    """
+    logs.configure(config.log_level, config.log_format)
+    stop = Stop()
+    stop.on_signals()
+    if until_input_ends:
+        stop.on_end_of_input()
+    try:
+        return _serve(config, stop)
+    except TuplewireError as error:
+        print(f"tuplewire worker: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except Exception:
+        logger.exception("worker.defect")
+        return EXIT_DEFECT
+
+
+def _serve(config: WorkerConfig, stop: Stop) -> int:
+    with ExitStack() as cleanup:
+        watchdog = cleanup.enter_context(Watchdog())
+        if config.listen_unix:
+            cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
+        plane = DataPlane(config, stop)
+        cleanup.callback(plane.close)
+        plane.bind()
+        admin = AdminServer(
+            config.admin,
+            make_registry(plane.snapshot, lambda: plane.assignment_errors),
+            plane.live,
+            plane.ready,
+        )
+        cleanup.callback(admin.close)
+        _log_addresses(config, plane, admin)
+        if config.address_file:
+            cleanup.enter_context(_address_file(Path(config.address_file), config, plane, admin))
+
+        request = stop.wait()
+
+        deadline = request.deadline_seconds or config.drain_seconds
+        logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
+        watchdog.arm(deadline + _CLOSE_SECONDS)
+        ledger = plane.drain(deadline)
+        logger.info("worker.drained", extra={"ledger": str(ledger), "balanced": ledger.balanced})
+    defect = stop.failure()
+    code = request.exit_code or (defect.exit_code if defect else 0)
+    logger.info("worker.stopped", extra={"exit_code": code})
+    return code
+
+
+def _log_addresses(config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> None:
+    for address in plane.addresses:
+        logger.info("listening", extra={"purpose": "messages", "address": address})
+    logger.info("listening", extra={"purpose": "admin", "address": admin.address})
+    logger.info(
+        "worker.started",
+        extra={
+            "worker_id": config.worker_id,
+            "topology": config.topology,
+            "advertise": _advertised(config, plane),
+            "version": tuplewire.__version__,
+        },
+    )
+
+
+def _advertised(config: WorkerConfig, plane: DataPlane) -> str:
+    """Return where other workers reach this one: as configured, with the bound port where none is named."""
+    host, port = split_host_port(plane.addresses[0])
+    if config.advertise is None:
+        return join_host_port(socket.gethostname() if host in _WILDCARDS else host, port)
+    named = config.advertise
+    if ":" in named and not named.endswith("]"):
+        return named
+    return f"{named}:{port}"
+
+
+@contextmanager
+def _address_file(path: Path, config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> Iterator[None]:
+    """Write the bound addresses for whoever started this process; whoever sees the file sees all of it."""
+    sockets = [address for address in plane.addresses if address.startswith("unix:")]
+    content = {
+        "worker_id": config.worker_id,
+        "topology": config.topology,
+        "process_id": os.getpid(),
+        "address": _advertised(config, plane),
+        "unix_address": sockets[0] if sockets else None,
+        "addresses": plane.addresses,
+        "metrics_url": admin.metrics_url,
+    }
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise TuplewireError(f"cannot write the address file {path}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

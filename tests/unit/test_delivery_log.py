@@ -1,0 +1,241 @@
+"""One task's receive queue: delivery, acknowledgement, and going back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+
+PLENTY = 1_000_000
+
+
+def filled(*groups: str) -> DeliveryLog:
+    """Return a log of groups, whose messages are the letters; each group's token is its text."""
+    log = DeliveryLog()
+    for text in groups:
+        log.append(TaskGroup.of(1, [letter.encode() for letter in text]), text)
+    return log
+
+
+def taken(
+    log: DeliveryLog, credit: int = PLENTY, credit_bytes: int = PLENTY, max_bytes: int = PLENTY
+) -> list[tuple[int, str]]:
+    """Take, and return (first sequence, messages)."""
+    return [shown(delivery) for delivery in log.take(credit, credit_bytes, max_bytes)]
+
+
+def shown(delivery: Delivery) -> tuple[int, str]:
+    """Return (first sequence, messages)."""
+    return delivery.first_sequence, delivery.group.data.decode()
+
+
+# --- take -----------------------------------------------------------------------------------------
+
+
+def test_messages_are_numbered_from_one() -> None:
+    """Sequences count messages within the task, over all groups."""
+    log = filled("ab", "cde")
+    assert (log.tail, log.queued_messages, log.queued_bytes) == (5, 5, 5)
+    assert taken(log) == [(1, "ab"), (3, "cde")]
+
+
+def test_takes_each_message_once() -> None:
+    """What was handed out is not handed out again; what comes later is."""
+    log = filled("ab")
+    waiting = [log.waiting]
+    taken(log)
+    waiting.append(log.waiting)
+    assert taken(log) == []
+    log.append(TaskGroup.of(1, [b"c"]))
+    waiting.append(log.waiting)
+    assert taken(log) == [(3, "c")]
+    assert waiting == [True, False, True]
+
+
+def test_credit_in_messages() -> None:
+    """Credit is a sequence to go up to, also in the middle of a group; saying it again adds nothing."""
+    log = filled("abc", "de")
+    assert taken(log, credit=2) == [(1, "ab")]
+    assert taken(log, credit=2) == []
+    assert taken(log, credit=4) == [(3, "c"), (4, "d")]
+
+
+def test_credit_in_bytes() -> None:
+    """A message may start while there is room for a byte of what was handed out and has not arrived."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"", b"x" * 5, b"y" * 5, b"z" * 5]))
+    assert taken(log, credit_bytes=0) == []
+    assert taken(log, credit_bytes=6) == [(1, "xxxxxyyyyy")]
+    assert taken(log, credit_bytes=10) == []
+    assert taken(log, credit_bytes=11) == [(4, "zzzzz")]
+
+
+def test_arrived_bytes_no_longer_count() -> None:
+    """Once the consumer says that messages have arrived, only what came after counts against its room."""
+    log = filled("aaaa", "bbbb", "cccc")
+    assert taken(log, credit_bytes=8) == [(1, "aaaa"), (5, "bbbb")]
+    log.progress(acknowledged=0, received=4)
+    assert taken(log, credit_bytes=4) == []
+    assert taken(log, credit_bytes=6) == [(9, "cc")]
+
+
+def test_frames_are_bounded() -> None:
+    """One call hands out about max_bytes; a single larger message comes alone."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"x" * 10] * 100))
+    log.append(TaskGroup.of(1, [b"y" * 500]))
+    sizes = []
+    while deliveries := log.take(PLENTY, PLENTY, 200):
+        sizes.append(sum(len(each.group.data) for each in deliveries))
+    assert sum(sizes) == 1500
+    assert max(sizes[:-1]) <= 200
+
+
+def test_empty_messages_are_bounded_too() -> None:
+    """Lengths count against max_bytes: empty messages do not make a frame without end."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b""] * 10_000))
+    for _ in range(1_000):
+        log.append(TaskGroup.of(1, [b""]))
+    count = 0
+    while deliveries := log.take(PLENTY, PLENTY, 400):
+        count += sum(len(each.group) for each in deliveries)
+        assert sum(len(each.group.lengths) for each in deliveries) <= 800
+        assert len(deliveries) <= 10
+    assert count == 11_000
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def test_acknowledged_messages_are_done() -> None:
+    """Done comes once for each group, with its token, in order."""
+    log = filled("ab", "cde", "f")
+    taken(log)
+    assert log.progress(5, 5) == [Done("ab", 2, 2), Done("cde", 3, 3)]
+    assert (log.queued_messages, log.queued_bytes) == (1, 1)
+    assert log.progress(5, 5) == log.progress(1, 1) == []
+
+
+def test_acknowledged_in_the_middle_of_a_group() -> None:
+    """A part of a group can be done; the rest follows under the same token."""
+    log = filled("abcde")
+    taken(log)
+    assert log.progress(2, 5) == [Done("abcde", 2, 2)]
+    assert log.progress(3, 5) == [Done("abcde", 1, 1)]
+    assert (log.queued_messages, log.queued_bytes) == (2, 2)
+    assert sum(done.messages for done in log.progress(5, 5)) == 2
+    assert log.queued_bytes == 0
+
+
+def test_acknowledged_beyond_what_was_handed_out() -> None:
+    """A consumer cannot acknowledge, nor have received, what it was never given."""
+    log = filled("ab", "cd")
+    taken(log, credit=3)
+    assert sum(done.messages for done in log.progress(99, 99)) == 3
+    assert (log.acknowledged, log.received) == (3, 3)
+    assert taken(log) == [(4, "d")]
+
+
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_small_steps_are_not_quadratic(*, bytewise: bool) -> None:
+    """A large group that is fetched and acknowledged a message at a time costs little for each."""
+
+    def seconds_per_message(messages: int) -> float:
+        log = DeliveryLog()
+        log.append(TaskGroup.of(1, [b"12345678"] * messages))
+        start = time.process_time()
+        for number in range(messages):
+            credit = (PLENTY, 8) if bytewise else (number + 1, PLENTY)
+            (delivery,) = log.take(*credit, PLENTY)
+            assert len(delivery.group) == 1
+            assert log.progress(number + 1, number + 1)
+        return (time.process_time() - start) / messages
+
+    assert seconds_per_message(30_000) < 8 * seconds_per_message(300)
+
+
+def test_acknowledging_in_small_steps_is_not_quadratic() -> None:
+    """A large delivery that is acknowledged a message at a time costs little for each."""
+
+    def seconds_per_message(messages: int) -> float:
+        log = DeliveryLog()
+        log.append(TaskGroup.of(1, [b"12345678"] * messages))
+        log.take(PLENTY, PLENTY, PLENTY)
+        start = time.process_time()
+        for number in range(1, messages + 1):
+            assert sum(done.messages for done in log.progress(number, messages)) == 1
+        return (time.process_time() - start) / messages
+
+    assert seconds_per_message(30_000) < 8 * seconds_per_message(300)
+
+
+# --- going back -----------------------------------------------------------------------------------
+
+
+def test_resuming_consumer_goes_on_after_what_it_received() -> None:
+    """What a returning consumer has received does not come again; the rest does, without a mark."""
+    log = filled("abc", "def", "g")
+    taken(log, credit=6)
+    log.progress(1, 3)
+    log.rewind(received=4)
+    assert log.taken == 4
+    deliveries = log.take(PLENTY, PLENTY, PLENTY)
+    assert [shown(delivery) for delivery in deliveries] == [(5, "ef"), (7, "g")]
+    assert not any(delivery.group.redelivered for delivery in deliveries)
+
+
+def test_next_consumer_gets_what_was_not_acknowledged() -> None:
+    """Another consumer gets everything unacknowledged, in order; what was handed out before is marked."""
+    log = filled("abc", "de", "f")
+    taken(log, credit=5)
+    log.progress(2, 4)
+    log.rewind()
+    deliveries = log.take(PLENTY, PLENTY, PLENTY)
+    assert [(*shown(delivery), delivery.group.redelivered) for delivery in deliveries] == [
+        (3, "c", True),
+        (4, "de", True),
+        (6, "f", False),
+    ]
+
+
+def test_rewinding_frees_the_bytes_on_the_way() -> None:
+    """What was on the way to a consumer that is gone does not count against the next one's room."""
+    log = filled("aaaa", "bbbb")
+    taken(log, credit_bytes=8)
+    log.rewind()
+    assert taken(log, credit_bytes=8) == [(1, "aaaa"), (5, "bbbb")]
+
+
+def test_rewinding_to_before_the_acknowledged() -> None:
+    """What is acknowledged never comes back, whatever the consumer says that it has received."""
+    log = filled("abcd")
+    taken(log)
+    log.progress(3, 3)
+    log.rewind(received=1)
+    assert taken(log) == [(4, "d")]
+
+
+def test_rewinding_to_beyond_what_was_handed_out() -> None:
+    """A consumer that claims more than it was given does not make messages vanish."""
+    log = filled("abcd")
+    taken(log, credit=2)
+    log.rewind(received=99)
+    assert taken(log) == [(3, "cd")]
+
+
+def test_remove_takes_out_what_is_left() -> None:
+    """A task that moves away leaves its unacknowledged messages, in order, with their tokens, and no debt."""
+    log = filled("abc", "de", "f")
+    taken(log, credit=4)
+    log.progress(1, 4)
+    left = log.remove()
+    assert b"".join(group.data for group, _ in left) == b"bcdef"
+    assert [token for _, token in left][-2:] == ["de", "f"]
+    assert (log.queued_messages, log.queued_bytes) == (0, 0)
+    assert taken(log) == []
+    log.append(TaskGroup.of(1, [b"g"]))
+    assert taken(log) == [(7, "g")]

