@@ -23,6 +23,8 @@ ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
 TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
 DEFAULT_TOPOLOGY = "default"
 
+_CONNECT_MILLIS = 5000
+
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
 
@@ -70,9 +72,8 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_send_message_length", settings.max_request_bytes),
         ("grpc.max_receive_message_length", settings.max_request_bytes),
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
-        ("grpc.max_reconnect_backoff_ms", int(settings.backoff_max_seconds * 1000)),
+        # Each of our attempts makes a channel of its own; this bounds how long it may take to connect.
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLIS),
     ]
 
 

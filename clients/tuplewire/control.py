@@ -18,9 +18,7 @@ from tuplewire.wire.health_pb2_grpc import HealthStub
 
 _OPTIONS = (
     ("grpc.enable_retries", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
     # A worker is reached directly; a proxy of the environment would only stand in between.
     ("grpc.enable_http_proxy", 0),
 )

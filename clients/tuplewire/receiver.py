@@ -265,11 +265,12 @@ class Receiver:
             await self._progress.wait()
             self._progress.clear()
             with self._lock:
+                closed = self._closed  # before the cursors: what is acknowledged by then still goes out
                 cursors = self._window.moved()
             if cursors:
                 progress = pb.Progress(tasks=[_cursor_to_wire(cursor) for cursor in cursors])
                 await call.write(pb.RecvRequest(progress=progress).SerializeToString())
-            if self._closed:
+            if closed:
                 await call.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
                 await call.done_writing()
                 return

@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.control import ControlClient
-from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
 from tuplewire.pipelines.attachment import WorkerEndpoint
 from tuplewire.pipelines.report import Progress, Traffic
 from tuplewire.session.ledger import LedgerSnapshot
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SUBSCRIBE_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 CANCEL_SECONDS = 30.0
+DEAD_SECONDS = 5.0
 _TRACEBACK = "Traceback (most recent call last):"
 _POLL_SECONDS = 0.25
 _QUICK_POLL_SECONDS = 0.05
@@ -79,7 +80,7 @@ def run_jobs(
     """Run the bolts, then beside them the spouts, until both have ended.
 
     tasks: the bolts' task ids. Raises ConfigError when Spark has too few slots, and PipelineError with the
-    first error of a spout or a bolt; the other job is then cancelled.
+    first error of a spout or a bolt, or UnreachableError when a worker is gone; what runs is then cancelled.
     """
     check_slots(spark, len(tasks))
     finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
@@ -238,7 +239,19 @@ def _settled_ledgers(controls: Sequence[ControlClient]) -> dict[str, LedgerSnaps
 
 
 def _statuses(controls: Sequence[ControlClient]) -> list[GetStatusResponse]:
-    return [control.status() for control in controls]
+    return list(map(_status, controls))
+
+
+def _status(control: ControlClient) -> GetStatusResponse:
+    """Ask a worker; only one that stays silent for DEAD_SECONDS ends the run (UnreachableError)."""
+    deadline = time.monotonic() + DEAD_SECONDS
+    while True:
+        try:
+            return control.status()
+        except UnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_QUICK_POLL_SECONDS)
 
 
 def _subscribed(statuses: Sequence[GetStatusResponse]) -> set[int]:

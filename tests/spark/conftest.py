@@ -1,0 +1,66 @@
+"""One Spark session for all tests here, and workers for each pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tuplewire.pipelines import flights, wordcount
+from tuplewire.pipelines.attachment import WorkerEndpoint
+from tuplewire.spark.session import local_session
+from tuplewire_service.server.launch import LocalWorkers
+
+CORES = 6
+
+
+@dataclass
+class Running:
+    """Workers that have their tasks."""
+
+    local: LocalWorkers
+    endpoints: list[WorkerEndpoint]
+
+
+Launch = Callable[[str, Mapping[int, Sequence[int]]], AbstractContextManager[Running]]
+
+
+@contextmanager
+def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Running]:
+    # After a failed run nobody will take what is left.
+    with LocalWorkers(count=len(placed), topology=topology, flags=["--drain-seconds=1"]) as local:
+        local.assign(placed)
+        yield Running(
+            local,
+            [WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url) for each in local.endpoints],
+        )
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Start the session that all tests share, with slots for four bolts and two spouts."""
+    with local_session("tuplewire-tests", cores=CORES) as session:
+        yield session
+
+
+@pytest.fixture
+def launch() -> Launch:
+    """Return what runs a worker for each entry of an assignment, as a context manager."""
+    return _launched
+
+
+@pytest.fixture(scope="module")
+def flights_workers(spark: SparkSession) -> Iterator[Running]:  # noqa: ARG001 - Spark forks, so it comes first
+    """Run two workers for the flights pipeline."""
+    with _launched("flights", flights.assignment_for(2)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def wordcount_workers(spark: SparkSession) -> Iterator[Running]:  # noqa: ARG001 - Spark forks, so it comes first
+    """Run two workers for the word count."""
+    with _launched("wordcount", wordcount.assignment_for(2)) as running:
+        yield running
