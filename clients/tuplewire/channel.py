@@ -69,6 +69,8 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_retries", 0),
+        # Workers are reached directly; a proxy of the environment would only stand in between.
+        ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_send_message_length", settings.max_request_bytes),
         ("grpc.max_receive_message_length", settings.max_request_bytes),
