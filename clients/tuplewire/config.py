@@ -49,15 +49,15 @@ class SessionSettings:
     overflow: Overflow = Overflow.BLOCK
     max_pending_messages: int = 262_144
     max_pending_bytes: int = 64 * MIB
-    max_pending_task_messages: int = 32_768
+    max_pending_task_messages: int = 131_072
     max_message_bytes: int = 1 * MIB
     max_frame_bytes: int = 1 * MIB
     keepalive_seconds: float = 2.0
     keepalive_timeout_seconds: float = 2.0
     backoff_initial_seconds: float = 0.05
     backoff_max_seconds: float = 2.0
-    prefetch_messages: int = 32_768
-    prefetch_bytes: int = 8 * MIB
+    prefetch_messages: int = 131_072
+    prefetch_bytes: int = 16 * MIB
 
     def __post_init__(self) -> None:
         for field in fields(self):

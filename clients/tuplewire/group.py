@@ -116,7 +116,15 @@ class TaskGroup:
         Raises InvalidTaskError for an id outside 0 to 2^31-1, MessageError for a payload that is not bytes.
         """
         sender = None if source is None else check_task(source)
-        return cls.joined(check_task(task), sender, payload_column(payloads))
+        number = check_task(task)
+        column = payloads if isinstance(payloads, list) else list(payloads)
+        try:
+            sizes, data = array("I", map(len, column)), b"".join(column)
+        except TypeError:
+            return cls.joined(number, sender, payload_column(column))
+        if sum(sizes) != len(data):  # memoryviews of something larger than bytes
+            return cls.joined(number, sender, payload_column(column))
+        return cls(number, sender, _to_wire(sizes), data)
 
     @classmethod
     def joined(cls, task: int, source: int | None, payloads: list[bytes]) -> Self:

@@ -300,7 +300,8 @@ def as_groups(messages: Any, payload: Any = None, source: int | None = None) -> 
     """
     if payload is not None:
         return (TaskGroup.of(messages, (payload,), source),)
-    if isinstance(messages, SupportsIndex):
+    # Not isinstance(messages, SupportsIndex): a look-up by protocol takes longer than the whole send.
+    if not isinstance(messages, TaskMessageBatch) and hasattr(messages, "__index__"):
         raise TypeError("send(task, payload): the payload is missing")
     batch = messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)
     if source is None:

@@ -17,12 +17,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tuplewire.channel import error_of, is_fatal, open_channel
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.errors import (
     ClosedError,
-    MalformedError,
+    MessageError,
+    ProtocolError,
     RefusedError,
     TuplewireError,
     UnreachableError,
@@ -142,8 +144,7 @@ class Receiver:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])  # what it raised, if anything, was reported
 
     async def suspend(self) -> None:
         """Give the stream up for a fork; see tuplewire.loop."""
@@ -165,7 +166,7 @@ class Receiver:
                 if is_fatal(error) or error.code == "UNKNOWN_TASK":
                     self._fail(error)
                     return
-            except MalformedError as error:
+            except MessageError as error:
                 self._fail(error)
                 return
             except UnreachableError as error:
@@ -211,6 +212,10 @@ class Receiver:
                         await writer
             except _BROKEN:
                 pass  # the status, below, says why
+            except DecodeError as error:
+                raise ProtocolError(
+                    f"{self.address} does not answer as a Tuplewire worker: {error}"
+                ) from error
             finally:
                 cancelled = call.cancel()
             if self._closed:

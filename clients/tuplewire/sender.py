@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tuplewire.channel import error_of, is_fatal, open_channel
 from tuplewire.config import PROTOCOL_VERSION, AckMode, SessionSettings
 from tuplewire.errors import (
     BufferFullError,
     ClosedError,
+    DrainingError,
     FlushTimeoutError,
+    ProtocolError,
     ProtocolVersionError,
     RefusedError,
     RefusedMessagesError,
@@ -99,8 +102,12 @@ class Sender:
         self._window = SendWindow(settings)
         self._wake = asyncio.Event()
         self._waking = False
+        self._moving: set[int] = set()
+        self._moving_told = True
         self._closing = False
         self._leaving = False
+        self._ended = False
+        self._dismissed = False
         self._error: TuplewireError | None = None
         self._last_problem = "not connected yet"
         self._refusals: list[str] = []
@@ -208,6 +215,29 @@ class Sender:
         with self._lock:
             return self._window.ledger()
 
+    def announce_move(self, tasks: Iterable[int]) -> None:
+        """Ask to hear of every release of these tasks' messages; on_change then tells, quiet() answers."""
+        with self._lock:
+            self._moving.update(tasks)
+            self._moving_told = False
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    def quiet(self, task: int) -> bool:
+        """Whether all messages to a task that were handed over are done with at the receiver."""
+        with self._lock:
+            return self._window.quiet(task)
+
+    async def take_back(self) -> list[tuple[TaskGroup, Any]]:
+        """End now, and return what is not acknowledged, with its tokens, as if it had never been sent."""
+        with self._lock:
+            self._closing = True
+        self._ended = True
+        await self._stop_task()
+        with self._lock:
+            left = self._window.take_back()
+            self._moved.notify_all()
+        return left
+
     # --- life, on the loop -----------------------------------------------------------------------
 
     def start(self) -> None:
@@ -236,6 +266,7 @@ class Sender:
         return await self._end()
 
     async def _end(self) -> list[Settled]:
+        self._ended = True
         await self._stop_task()
         with self._lock:
             left = self._window.abandon(DropReason.CLOSED)
@@ -247,8 +278,7 @@ class Sender:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait([task])  # what it raised, if anything, was reported
 
     async def suspend(self) -> None:
         """Give the stream up for a fork; see tuplewire.loop."""
@@ -256,7 +286,7 @@ class Sender:
 
     def resume(self) -> None:
         """Go on after a fork."""
-        if not self._closing and self._error is None:
+        if not self._ended and self._error is None:  # a close() may be waiting for acknowledgements
             self.start()
 
     async def _run(self) -> None:
@@ -303,6 +333,7 @@ class Sender:
 
     async def _stream(self, backoff: Backoff) -> None:
         """Keep one stream up until it ends; always raises what ended it."""
+        self._dismissed = False
         async with open_channel(self.address, self._settings) as channel:
             call: Any = channel.stream_stream(SEND_METHOD)()
             try:
@@ -319,8 +350,14 @@ class Sender:
                         await writer
             except _BROKEN:
                 pass  # the status, below, says why
+            except DecodeError as error:
+                raise ProtocolError(
+                    f"{self.address} does not answer as a Tuplewire worker: {error}"
+                ) from error
             finally:
                 cancelled = call.cancel()
+            if self._dismissed:
+                raise DrainingError(f"{self.address} is draining; it takes nothing new")
             if cancelled:
                 raise UnreachableError(f"{self.address}: the stream broke")
             raise error_of(
@@ -366,9 +403,16 @@ class Sender:
         counts = self.counts
         while True:
             self._wake.clear()
+            if self._dismissed:
+                await call.done_writing()  # the peer acknowledges what it has, and ends the stream
+                return
             with self._lock:
                 self._waking = False
+                moving = () if self._moving_told else tuple(self._moving)
+                self._moving_told = True
                 frame = self._window.next_frame()
+            if moving:
+                await call.write(pb.SendRequest(moving=pb.Moving(tasks=moving)).SerializeToString())
             if frame is None:
                 if self._leaving:
                     await call.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
@@ -376,7 +420,8 @@ class Sender:
                     return
                 await self._wake.wait()
                 continue
-            await call.write(encode_frame(frame.sequence, frame.runs))
+            version = self.assignment_version()
+            await call.write(encode_frame(frame.sequence, frame.runs, assignment_version=version))
             counts.messages += frame.messages
             counts.frames += 1
             counts.bytes += frame.size_bytes
@@ -395,6 +440,8 @@ class Sender:
                 self._settle(settled)
                 self._wake.set()
                 self._changed.set()
+                if self._moving:
+                    self.on_change()
             elif kind == "load":
                 self._take_load(response.load)
             elif kind == "backpressure":
@@ -402,6 +449,8 @@ class Sender:
                 self.congested = self.congested.union(status.congested).difference(status.relieved)
             elif kind == "drain":
                 logger.info("peer.draining", extra={"peer": self.address})
+                self._dismissed = True
+                self._wake.set()
 
     def _take_load(self, report: pb.LoadReport) -> None:
         for entry in report.tasks:

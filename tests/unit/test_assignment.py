@@ -71,7 +71,7 @@ def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None
         ('{"version": 1.9, "topology": "t", "workers": []}', "version must be a whole number, not 1.9"),
         ('{"version": 1, "topology": null, "workers": []}', "topology must be a string, not None"),
         ('{"version": 1, "topology": "", "workers": []}', "needs the name of its topology"),
-        ('{"version": 1, "topology": "t", "workers": [], "more": 1}', "unknown key 'more'; known are: version"),
+        ('{"version": 1, "topology": "t", "workers": [], "more": 1}', "unknown key 'more'; known are"),
         (
             (
                 '{"version": 1, "topology": "t", "workers": '

@@ -84,8 +84,8 @@ def test_acknowledging_again_or_out_of_order() -> None:
     window = opened(1)
     first, second = arrive(window, 1, "ab"), arrive(window, 3, "cd")
     window.acknowledge(second)
-    window.acknowledge(first)
     window.acknowledge(second)
+    window.acknowledge(first)
     assert window.all() == [Cursor(1, 4, 4, 14, 100)]
 
 

@@ -204,10 +204,12 @@ def test_next_consumer_gets_what_was_not_acknowledged() -> None:
 
 def test_rewinding_frees_the_bytes_on_the_way() -> None:
     """What was on the way to a consumer that is gone does not count against the next one's room."""
-    log = filled("aaaa", "bbbb")
+    log = filled("aaaa", "bbbb", "cccc")
     taken(log, credit_bytes=8)
     log.rewind()
     assert taken(log, credit_bytes=8) == [(1, "aaaa"), (5, "bbbb")]
+    log.progress(acknowledged=0, received=8)
+    assert taken(log, credit_bytes=2) == [(9, "cc")]
 
 
 def test_rewinding_to_before_the_acknowledged() -> None:
@@ -216,6 +218,7 @@ def test_rewinding_to_before_the_acknowledged() -> None:
     taken(log)
     log.progress(3, 3)
     log.rewind(received=1)
+    assert log.taken == 3
     assert taken(log) == [(4, "d")]
 
 

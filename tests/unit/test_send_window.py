@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from itertools import count
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tuplewire.config import AckMode, SessionSettings
 from tuplewire.errors import MessageTooLargeError, ProtocolError
 from tuplewire.group import TaskGroup
+from tuplewire.session import send
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.receive import AckUpdate, Refusal
@@ -66,8 +68,9 @@ class Sending:
         return frame
 
     def frames(self) -> list[OutFrame]:
-        """Return every frame that can be written now."""
-        return list(iter(self.frame, None))
+        """Return every frame that can be written now, without a bound on those under way."""
+        with mock.patch.object(send, "MAX_FRAMES_IN_FLIGHT", PLENTY):
+            return list(iter(self.frame, None))
 
     def update(
         self, sequence: int, *, grants: tuple[Grant, ...] = (), refusals: tuple[Refusal, ...] = ()
@@ -128,10 +131,11 @@ def test_what_queued_up_goes_out_together() -> None:
     sending.offer(1, 2, source=5)
     sending.offer(1, 1, source=5)
     sending.offer(1, 1, source=6)
+    sending.offer(2, 1, source=6)
     sending.offer(2, 1)
     (frame,) = sending.frames()
-    assert contents([frame]) == [(1, [(1, b"\0\1\2"), (1, b"\3"), (2, b"\4")])]
-    assert (frame.messages, frame.size_bytes) == (5, 5)
+    assert contents([frame]) == [(1, [(1, b"\0\1\2"), (1, b"\3"), (2, b"\4"), (2, b"\5")])]
+    assert (frame.messages, frame.size_bytes) == (6, 6)
 
 
 def test_frames_are_numbered_by_one() -> None:
@@ -153,6 +157,19 @@ def test_a_frame_is_cut_at_its_size() -> None:
     assert len(frames) > 1
     assert all(frame.size_bytes <= 200 for frame in frames)
     assert payloads(frames) == (b"x" * 30 + b"y" * 30) * 9
+
+
+def test_few_frames_are_under_way_at_once() -> None:
+    """What is beyond the bound waits for an acknowledgement, and then goes out together."""
+    sending = Sending()
+    for _ in range(20):
+        sending.offer(1, 1)
+        sending.frame()
+    assert sending.frame() is None
+    sending.update(1)
+    frame = sending.frame()
+    assert frame is not None
+    assert frame.messages == 20 - send.MAX_FRAMES_IN_FLIGHT
 
 
 def test_a_group_larger_than_a_frame_is_cut() -> None:
@@ -293,12 +310,13 @@ def test_a_stopped_task_leaves_the_others_going() -> None:
 def test_repeated_and_late_grants_change_nothing() -> None:
     """A grant that was heard before, or is older, takes nothing back and adds nothing."""
     sending = Sending(opened=False)
-    sending.open(initial=2)
+    sending.open(initial=2, initial_bytes=2)
     sending.offer(1, 9)
+    sending.offer(2, 9)
     sending.frames()
-    for messages in (5, 5, 3, 5):
-        sending.update(1, grants=(Grant(1, messages, PLENTY, 0),))
-    assert payloads(sending.frames()) == b"\2\3\4"
+    for granted in (5, 5, 3):
+        sending.update(1, grants=(Grant(1, granted, PLENTY, 0), Grant(2, PLENTY, granted, 0)))
+    assert contents(sending.frames()) == [(2, [(1, b"\2\3\4"), (2, b"\x0b\x0c\x0d")])]
 
 
 def test_a_lost_grant_is_made_good_by_the_next() -> None:
@@ -517,11 +535,12 @@ def test_resume_keeps_credit() -> None:
 def test_a_new_receiver_gets_everything_again(*, processed: bool) -> None:
     """A receiver without memory gets all that is not settled: in order, numbered anew, marked redelivered."""
     sending = Sending(processed=processed)
-    for _ in range(4):
-        sending.offer(1)
-        sending.offer(2)
+    for _ in range(2):
+        for _ in range(2):
+            sending.offer(1)
+            sending.offer(2)
         sending.frames()
-    sending.update(2)
+    sending.update(1)
     sending.open(incarnation=8)
     frames = sending.frames()
     left = b"\4\6\5\7" if not processed else b"\0\2\4\6\1\3\5\7"
@@ -537,9 +556,11 @@ def test_messages_that_were_never_sent_are_not_marked() -> None:
     sending.offer(1, 2)
     sending.frames()
     sending.open(incarnation=8)
-    assert [(group.data, group.redelivered) for group in groups(sending.frames())] == [
-        (b"\0", True),
-        (b"\1", False),
+    sending.update(0, grants=(Grant(1, 2, PLENTY, 0),))
+    (frame,) = sending.frames()
+    assert [[(group.data, group.redelivered) for group in run] for run in frame.runs] == [
+        [(b"\0", True)],
+        [(b"\1", False)],
     ]
 
 
@@ -549,9 +570,9 @@ def test_a_new_receiver_grants_anew() -> None:
     sending.open(initial=5)
     sending.offer(1, 9)
     sending.frames()
-    sending.update(1, grants=(Grant(1, 5, PLENTY, 2),))
+    sending.update(1, grants=(Grant(1, 5, PLENTY, 5),))
     sending.open(incarnation=8, initial=3)
-    assert payloads(sending.frames()) == b"\0\1\2"
+    assert payloads(sending.frames()) == b"\5\6\7"
     sending.update(1)
     assert sending.update(1, grants=(Grant(1, 3, PLENTY, 2),)) == []
     assert len(sending.update(1, grants=(Grant(1, 3, PLENTY, 3),))) == 1

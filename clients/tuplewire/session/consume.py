@@ -71,15 +71,10 @@ class ConsumeWindow:
         self._epoch += 1
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
-            for task in self._tasks:
-                self._start_task(task, 0)
+            self._tasks = {task: _Task(self._epoch, 0) for task in self._tasks}
         for task, received in starts:
             if task in self._tasks and self._tasks[task].received != received:
-                self._start_task(task, received)
-
-    def _start_task(self, task: int, start: int) -> None:
-        self._tasks[task] = _Task(self._epoch, start)
-        self._moved.pop(task, None)
+                self._tasks[task] = _Task(self._epoch, received)
 
     def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
         """Take messages in; return those that are new. MalformedError for a gap or a foreign task."""

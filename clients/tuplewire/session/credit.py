@@ -58,7 +58,7 @@ class _Account:
 class CreditBook:
     """One session's credit at the receiver."""
 
-    __slots__ = ("_accounts", "_changed", "_eager", "_max_message_bytes", "_window", "initial")
+    __slots__ = ("_accounts", "_changed", "_eager", "_followed", "_max_message_bytes", "_window", "initial")
 
     def __init__(self, window: Callable[[], Window], *, max_message_bytes: int, eager: bool) -> None:
         """Start with a window for every task.
@@ -72,6 +72,7 @@ class CreditBook:
         self._window = window
         self._max_message_bytes = max_message_bytes
         self._eager = eager
+        self._followed: set[int] = set()
         self._accounts: dict[int, _Account] = {}
         self._changed: dict[int, None] = {}
 
@@ -118,12 +119,19 @@ class CreditBook:
         window = self._window()
         if (
             not self._eager
+            and task not in self._followed
             and account.released_messages + window.messages - account.granted_messages < window.messages >> 2
             and account.released_bytes + window.size_bytes - account.granted_bytes < window.size_bytes >> 2
         ):
             return False
         self._changed[task] = None
         return True
+
+    def follow(self, tasks: Iterable[int]) -> None:
+        """Tell every release of these tasks' messages from now on, and what has been released so far."""
+        known = [task for task in tasks if task in self._accounts]
+        self._followed.update(known)
+        self._changed.update(dict.fromkeys(known))
 
     def changes(self) -> list[Grant]:
         """Return the grants that have changed since the last call."""

@@ -20,6 +20,10 @@ from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
 from tuplewire.session.pieces import cut, frame_pieces, starting_within, wire_bytes
 from tuplewire.session.receive import AckUpdate, Refusal
 
+MAX_FRAMES_IN_FLIGHT = 8
+"""Frames that may be on the way at once. A stream takes any number of frames without complaint and lets them
+queue up inside; held back here instead, what they would carry goes into few large ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -67,6 +71,7 @@ class _Task:
         "limit_messages",
         "pending",
         "processed",
+        "released",
         "sent_bytes",
         "sent_messages",
         "unprocessed",
@@ -77,6 +82,7 @@ class _Task:
         self.unprocessed: deque[_Entry] = deque()
         self.held = 0
         self.processed = 0
+        self.released = 0
         self.sent_messages = self.sent_bytes = 0
         self.limit_messages = self.limit_bytes = 0
 
@@ -143,9 +149,8 @@ class SendWindow:
             task = self._tasks.get(group.task)
             if task is None:
                 task = self._tasks[group.task] = self._new_task()
-            task.pending.extend(
-                _Entry(piece, token) for piece in frame_pieces(group, settings.max_frame_bytes)
-            )
+            for piece in frame_pieces(group, settings.max_frame_bytes):
+                task.pending.append(_Entry(piece, token))
             task.held += len(group)
             self._ready[group.task] = None
         self.messages += messages
@@ -209,7 +214,7 @@ class SendWindow:
         for task in self._tasks.values():
             while task.unprocessed:
                 task.pending.appendleft(_redelivered(task.unprocessed.pop()))
-            task.sent_messages = task.sent_bytes = task.processed = 0
+            task.sent_messages = task.sent_bytes = task.processed = task.released = 0
             task.limit_messages, task.limit_bytes = self._initial.messages, self._initial.size_bytes
         self._in_flight.clear()
         self._resend.clear()
@@ -221,6 +226,8 @@ class SendWindow:
         if self._resend:
             frame = self._resend.popleft()
             return _out(frame)
+        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT:
+            return None
         entries: list[_Entry] = []
         room = self._settings.max_frame_bytes
         while self._ready and room > 0:
@@ -301,6 +308,7 @@ class SendWindow:
             return
         task.limit_messages = max(task.limit_messages, grant.messages)
         task.limit_bytes = max(task.limit_bytes, grant.size_bytes)
+        task.released = max(task.released, grant.processed)
         if task.pending:
             self._ready[grant.task] = None
         while task.unprocessed and task.processed + len(task.unprocessed[0].group) <= grant.processed:
@@ -337,21 +345,48 @@ class SendWindow:
             self._ledger.dropped[dropped] += count
         settled.append(Settled(entry.token, group.task, count, size, dropped))
 
+    def quiet(self, task: int) -> bool:
+        """Whether nothing of a task is held here, and the receiver is done with all that it was sent."""
+        state = self._tasks.get(task)
+        return state is None or (not state.held and state.released >= state.sent_messages)
+
+    # --- the end --------------------------------------------------------------------------------
+
     def abandon(self, reason: DropReason) -> list[Settled]:
         """Give up everything that is held, and return it."""
         settled: list[Settled] = []
-        for frame in self._in_flight:
-            for entry in frame.entries:
-                self._settle(entry, reason, settled)
+        for entry in self._remove_all():
+            self._settle(entry, reason, settled)
+        return settled
+
+    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+        """Take out everything that is held as if it had never been accepted; in order within each task.
+
+        What was on the way may have arrived all the same, and is marked as redelivered.
+        """
+        sent = {id(entry) for frame in self._in_flight for entry in frame.entries}
+        sent.update(id(entry) for task in self._tasks.values() for entry in task.unprocessed)
+        left: list[tuple[TaskGroup, Any]] = []
+        for entry in self._remove_all():
+            group = entry.group
+            self.messages -= len(group)
+            self.size_bytes -= len(group.data)
+            self._tasks[group.task].held -= len(group)
+            self._ledger.accepted -= len(group)
+            left.append((group.as_redelivered() if id(entry) in sent else group, entry.token))
+        return left
+
+    def _remove_all(self) -> list[_Entry]:
+        entries = [entry for task in self._tasks.values() for entry in task.unprocessed]
+        entries += [entry for frame in self._in_flight for entry in frame.entries]
+        entries += [entry for task in self._tasks.values() for entry in task.pending]
         for task in self._tasks.values():
-            for entry in (*task.unprocessed, *task.pending):
-                self._settle(entry, reason, settled)
             task.unprocessed.clear()
             task.pending.clear()
         self._in_flight.clear()
         self._resend.clear()
         self._ready.clear()
-        return settled
+        return entries
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance; what is pending is counted entry by entry."""

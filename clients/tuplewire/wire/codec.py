@@ -20,6 +20,7 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 _FRAME = b"\x12"
 _SEQUENCE = b"\x08"
 _GROUP = b"\x12"
+_ASSIGNMENT_VERSION = b"\x18"
 _TASK = b"\x08"
 _SOURCE = b"\x10"
 _LENGTHS = b"\x1a"
@@ -41,21 +42,26 @@ def varint(value: int) -> bytes:
 
 
 def encode_frame(
-    sequence: int, runs: Sequence[Sequence[TaskGroup]], first_sequences: Sequence[int] = ()
+    sequence: int,
+    runs: Sequence[Sequence[TaskGroup]],
+    first_sequences: Sequence[int] = (),
+    *,
+    assignment_version: int = 0,
 ) -> bytes:
     """Return a SendRequest or RecvResponse that holds one frame.
 
     runs: groups to be written as one each; the groups of a run share task, source and redelivered.
     first_sequences: for Recv, the sequence of each run's first message.
+    assignment_version: for Send, that of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
+    if assignment_version:
+        parts.append(_ASSIGNMENT_VERSION + varint(assignment_version))
     for index, run in enumerate(runs):
         group = run[0]
-        if len(run) == 1:
-            lengths, data = group.lengths, group.data
-        else:
-            lengths = b"".join([piece.lengths for piece in run])
-            data = b"".join([piece.data for piece in run])
+        lengths = [piece.lengths for piece in run]
+        data = [piece.data for piece in run]
+        lengths_size, data_size = sum(map(len, lengths)), sum(map(len, data))
         head = _TASK + varint(group.task)
         if group.source is not None:
             head += _SOURCE + varint(group.source)
@@ -63,10 +69,10 @@ def encode_frame(
             head += _FIRST_SEQUENCE + varint(first_sequences[index])
         if group.redelivered:
             head += _REDELIVERED
-        head += _LENGTHS + varint(len(lengths))
-        middle = _DATA + varint(len(data))
-        size = len(head) + len(lengths) + len(middle) + len(data)
-        parts += (_GROUP + varint(size) + head, lengths, middle, data)
+        head += _LENGTHS + varint(lengths_size)
+        middle = _DATA + varint(data_size)
+        size = len(head) + lengths_size + len(middle) + data_size
+        parts += (_GROUP + varint(size) + head, *lengths, middle, *data)
     parts.insert(0, _FRAME + varint(sum(map(len, parts))))
     return b"".join(parts)
 

@@ -4,77 +4,82 @@
 # source: tuplewire/v1/messaging.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 6, 31, 1, "", "tuplewire/v1/messaging.proto"
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'tuplewire/v1/messaging.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1ctuplewire/v1/messaging.proto\x12\x0ctuplewire.v1"\xfa\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x1a\n\x12\x61ssignment_version\x18\x05 \x01(\x04\x12\'\n\x08\x61\x63k_mode\x18\x06 \x01(\x0e\x32\x15.tuplewire.v1.AckMode\x12$\n\x04kind\x18\x07 \x01(\x0e\x32\x16.tuplewire.v1.PeerKind\x12\x14\n\x0c\x61\x63knowledged\x18\x08 \x01(\x04\x12\x1c\n\x14receiver_incarnation\x18\t \x01(\x04"\x94\x03\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0breceiver_id\x18\x02 \x01(\t\x12\x1c\n\x14receiver_incarnation\x18\x03 \x01(\x04\x12\x15\n\rlast_sequence\x18\x04 \x01(\x04\x12\'\n\x08\x61\x63k_mode\x18\x05 \x01(\x0e\x32\x15.tuplewire.v1.AckMode\x12\x30\n\x0einitial_credit\x18\x06 \x01(\x0b\x32\x18.tuplewire.v1.TaskCredit\x12)\n\x07\x63redits\x18\x07 \x03(\x0b\x32\x18.tuplewire.v1.TaskCredit\x12\x19\n\x11max_message_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fmax_frame_bytes\x18\t \x01(\x04\x12\'\n\x08refusals\x18\n \x03(\x0b\x32\x15.tuplewire.v1.Refusal\x12\x1a\n\x12\x61ssignment_version\x18\x0b \x01(\x04\x12&\n\x04load\x18\x0c \x01(\x0b\x32\x18.tuplewire.v1.LoadReport"\x81\x01\n\x05Group\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x13\n\x06source\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07lengths\x18\x03 \x03(\x07\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x66irst_sequence\x18\x05 \x01(\x04\x12\x13\n\x0bredelivered\x18\x06 \x01(\x08\x42\t\n\x07_source">\n\x05\x46rame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12#\n\x06groups\x18\x02 \x03(\x0b\x32\x13.tuplewire.v1.Group"N\n\nTaskCredit\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tprocessed\x18\x04 \x01(\x04"\x81\x01\n\x07Refusal\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04task\x18\x02 \x01(\x05\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12%\n\x04\x63ode\x18\x04 \x01(\x0e\x32\x17.tuplewire.v1.ErrorCode\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\r\n\x05owner\x18\x06 \x01(\t"k\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x07\x63redits\x18\x02 \x03(\x0b\x32\x18.tuplewire.v1.TaskCredit\x12\'\n\x08refusals\x18\x03 \x03(\x0b\x32\x15.tuplewire.v1.Refusal"&\n\x08TaskLoad\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x0c\n\x04load\x18\x02 \x01(\x01"3\n\nLoadReport\x12%\n\x05tasks\x18\x01 \x03(\x0b\x32\x16.tuplewire.v1.TaskLoad"L\n\x12\x42\x61\x63kpressureStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tcongested\x18\x02 \x03(\x05\x12\x10\n\x08relieved\x18\x03 \x03(\x05"6\n\x05\x44rain\x12\x17\n\x0f\x64\x65\x61\x64line_millis\x18\x01 \x01(\r\x12\x14\n\x0c\x61lternatives\x18\x02 \x03(\t"\t\n\x07Goodbye"\x95\x02\n\x0bSendRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.tuplewire.v1.HelloH\x00\x12$\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x13.tuplewire.v1.FrameH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12\x38\n\x0c\x62\x61\x63kpressure\x18\x04 \x01(\x0b\x32 .tuplewire.v1.BackpressureStatusH\x00\x12$\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.tuplewire.v1.DrainH\x00\x12(\n\x07goodbye\x18\x06 \x01(\x0b\x32\x15.tuplewire.v1.GoodbyeH\x00\x42\x06\n\x04kind"\xec\x01\n\x0cSendResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.tuplewire.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.tuplewire.v1.AckH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12\x38\n\x0c\x62\x61\x63kpressure\x18\x04 \x01(\x0b\x32 .tuplewire.v1.BackpressureStatusH\x00\x12$\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.tuplewire.v1.DrainH\x00\x42\x06\n\x04kind"h\n\nTaskCursor\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\x10\n\x08received\x18\x03 \x01(\x04\x12\x0e\n\x06\x63redit\x18\x04 \x01(\x04\x12\x14\n\x0c\x63redit_bytes\x18\x05 \x01(\x04"\xa6\x01\n\tSubscribe\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\'\n\x05tasks\x18\x05 \x03(\x0b\x32\x18.tuplewire.v1.TaskCursor\x12\x1a\n\x12worker_incarnation\x18\x06 \x01(\x04"~\n\nSubscribed\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1a\n\x12worker_incarnation\x18\x03 \x01(\x04\x12\'\n\x05tasks\x18\x04 \x03(\x0b\x32\x18.tuplewire.v1.TaskCursor"3\n\x08Progress\x12\'\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.tuplewire.v1.TaskCursor"\xc3\x01\n\x0bRecvRequest\x12,\n\tsubscribe\x18\x01 \x01(\x0b\x32\x17.tuplewire.v1.SubscribeH\x00\x12*\n\x08progress\x18\x02 \x01(\x0b\x32\x16.tuplewire.v1.ProgressH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12(\n\x07goodbye\x18\x04 \x01(\x0b\x32\x15.tuplewire.v1.GoodbyeH\x00\x42\x06\n\x04kind"\xbc\x01\n\x0cRecvResponse\x12.\n\nsubscribed\x18\x01 \x01(\x0b\x32\x18.tuplewire.v1.SubscribedH\x00\x12$\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x13.tuplewire.v1.FrameH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12$\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x13.tuplewire.v1.DrainH\x00\x42\x06\n\x04kind*\xad\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x18\n\x14\x45RROR_CODE_MALFORMED\x10\x02\x12\x1d\n\x19\x45RROR_CODE_WRONG_TOPOLOGY\x10\x03\x12 \n\x1c\x45RROR_CODE_STALE_INCARNATION\x10\x04\x12\x1f\n\x1b\x45RROR_CODE_STALE_ASSIGNMENT\x10\x05\x12\x1b\n\x17\x45RROR_CODE_UNKNOWN_TASK\x10\x06\x12 \n\x1c\x45RROR_CODE_MESSAGE_TOO_LARGE\x10\x07\x12\x1b\n\x17\x45RROR_CODE_SEQUENCE_GAP\x10\x08\x12\x1e\n\x1a\x45RROR_CODE_CREDIT_EXCEEDED\x10\t\x12\x17\n\x13\x45RROR_CODE_DRAINING\x10\n\x12\x19\n\x15\x45RROR_CODE_SUPERSEDED\x10\x0b\x12\x18\n\x14\x45RROR_CODE_NOT_LOCAL\x10\x0c\x12\x1d\n\x19\x45RROR_CODE_RESOURCE_LIMIT\x10\r*P\n\x07\x41\x63kMode\x12\x18\n\x14\x41\x43K_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41\x43K_MODE_QUEUED\x10\x01\x12\x16\n\x12\x41\x43K_MODE_PROCESSED\x10\x02*Q\n\x08PeerKind\x12\x19\n\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10PEER_KIND_CLIENT\x10\x01\x12\x14\n\x10PEER_KIND_WORKER\x10\x02\x32\x91\x01\n\tMessaging\x12\x41\n\x04Send\x12\x19.tuplewire.v1.SendRequest\x1a\x1a.tuplewire.v1.SendResponse(\x01\x30\x01\x12\x41\n\x04Recv\x12\x19.tuplewire.v1.RecvRequest\x1a\x1a.tuplewire.v1.RecvResponse(\x01\x30\x01\x42\x13\n\x0fio.tuplewire.v1P\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctuplewire/v1/messaging.proto\x12\x0ctuplewire.v1\"\xfa\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x11\n\tsender_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x1a\n\x12\x61ssignment_version\x18\x05 \x01(\x04\x12\'\n\x08\x61\x63k_mode\x18\x06 \x01(\x0e\x32\x15.tuplewire.v1.AckMode\x12$\n\x04kind\x18\x07 \x01(\x0e\x32\x16.tuplewire.v1.PeerKind\x12\x14\n\x0c\x61\x63knowledged\x18\x08 \x01(\x04\x12\x1c\n\x14receiver_incarnation\x18\t \x01(\x04\"\x94\x03\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0breceiver_id\x18\x02 \x01(\t\x12\x1c\n\x14receiver_incarnation\x18\x03 \x01(\x04\x12\x15\n\rlast_sequence\x18\x04 \x01(\x04\x12\'\n\x08\x61\x63k_mode\x18\x05 \x01(\x0e\x32\x15.tuplewire.v1.AckMode\x12\x30\n\x0einitial_credit\x18\x06 \x01(\x0b\x32\x18.tuplewire.v1.TaskCredit\x12)\n\x07\x63redits\x18\x07 \x03(\x0b\x32\x18.tuplewire.v1.TaskCredit\x12\x19\n\x11max_message_bytes\x18\x08 \x01(\x04\x12\x17\n\x0fmax_frame_bytes\x18\t \x01(\x04\x12\'\n\x08refusals\x18\n \x03(\x0b\x32\x15.tuplewire.v1.Refusal\x12\x1a\n\x12\x61ssignment_version\x18\x0b \x01(\x04\x12&\n\x04load\x18\x0c \x01(\x0b\x32\x18.tuplewire.v1.LoadReport\"\x81\x01\n\x05Group\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x13\n\x06source\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07lengths\x18\x03 \x03(\x07\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x66irst_sequence\x18\x05 \x01(\x04\x12\x13\n\x0bredelivered\x18\x06 \x01(\x08\x42\t\n\x07_source\"Z\n\x05\x46rame\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12#\n\x06groups\x18\x02 \x03(\x0b\x32\x13.tuplewire.v1.Group\x12\x1a\n\x12\x61ssignment_version\x18\x03 \x01(\x04\"N\n\nTaskCredit\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tprocessed\x18\x04 \x01(\x04\"\x81\x01\n\x07Refusal\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04task\x18\x02 \x01(\x05\x12\x10\n\x08messages\x18\x03 \x01(\x04\x12%\n\x04\x63ode\x18\x04 \x01(\x0e\x32\x17.tuplewire.v1.ErrorCode\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\r\n\x05owner\x18\x06 \x01(\t\"k\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x07\x63redits\x18\x02 \x03(\x0b\x32\x18.tuplewire.v1.TaskCredit\x12\'\n\x08refusals\x18\x03 \x03(\x0b\x32\x15.tuplewire.v1.Refusal\"&\n\x08TaskLoad\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x0c\n\x04load\x18\x02 \x01(\x01\"3\n\nLoadReport\x12%\n\x05tasks\x18\x01 \x03(\x0b\x32\x16.tuplewire.v1.TaskLoad\"L\n\x12\x42\x61\x63kpressureStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tcongested\x18\x02 \x03(\x05\x12\x10\n\x08relieved\x18\x03 \x03(\x05\"6\n\x05\x44rain\x12\x17\n\x0f\x64\x65\x61\x64line_millis\x18\x01 \x01(\r\x12\x14\n\x0c\x61lternatives\x18\x02 \x03(\t\"\t\n\x07Goodbye\"\x17\n\x06Moving\x12\r\n\x05tasks\x18\x01 \x03(\x05\"\xbd\x02\n\x0bSendRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.tuplewire.v1.HelloH\x00\x12$\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x13.tuplewire.v1.FrameH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12\x38\n\x0c\x62\x61\x63kpressure\x18\x04 \x01(\x0b\x32 .tuplewire.v1.BackpressureStatusH\x00\x12$\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.tuplewire.v1.DrainH\x00\x12(\n\x07goodbye\x18\x06 \x01(\x0b\x32\x15.tuplewire.v1.GoodbyeH\x00\x12&\n\x06moving\x18\x07 \x01(\x0b\x32\x14.tuplewire.v1.MovingH\x00\x42\x06\n\x04kind\"\xec\x01\n\x0cSendResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.tuplewire.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.tuplewire.v1.AckH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12\x38\n\x0c\x62\x61\x63kpressure\x18\x04 \x01(\x0b\x32 .tuplewire.v1.BackpressureStatusH\x00\x12$\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x13.tuplewire.v1.DrainH\x00\x42\x06\n\x04kind\"h\n\nTaskCursor\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\x10\n\x08received\x18\x03 \x01(\x04\x12\x0e\n\x06\x63redit\x18\x04 \x01(\x04\x12\x14\n\x0c\x63redit_bytes\x18\x05 \x01(\x04\"\xa6\x01\n\tSubscribe\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08topology\x18\x02 \x01(\t\x12\x13\n\x0b\x63onsumer_id\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\'\n\x05tasks\x18\x05 \x03(\x0b\x32\x18.tuplewire.v1.TaskCursor\x12\x1a\n\x12worker_incarnation\x18\x06 \x01(\x04\"~\n\nSubscribed\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1a\n\x12worker_incarnation\x18\x03 \x01(\x04\x12\'\n\x05tasks\x18\x04 \x03(\x0b\x32\x18.tuplewire.v1.TaskCursor\"3\n\x08Progress\x12\'\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.tuplewire.v1.TaskCursor\"\xc3\x01\n\x0bRecvRequest\x12,\n\tsubscribe\x18\x01 \x01(\x0b\x32\x17.tuplewire.v1.SubscribeH\x00\x12*\n\x08progress\x18\x02 \x01(\x0b\x32\x16.tuplewire.v1.ProgressH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12(\n\x07goodbye\x18\x04 \x01(\x0b\x32\x15.tuplewire.v1.GoodbyeH\x00\x42\x06\n\x04kind\"\xbc\x01\n\x0cRecvResponse\x12.\n\nsubscribed\x18\x01 \x01(\x0b\x32\x18.tuplewire.v1.SubscribedH\x00\x12$\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x13.tuplewire.v1.FrameH\x00\x12(\n\x04load\x18\x03 \x01(\x0b\x32\x18.tuplewire.v1.LoadReportH\x00\x12$\n\x05\x64rain\x18\x04 \x01(\x0b\x32\x13.tuplewire.v1.DrainH\x00\x42\x06\n\x04kind*\xad\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_PROTOCOL_VERSION\x10\x01\x12\x18\n\x14\x45RROR_CODE_MALFORMED\x10\x02\x12\x1d\n\x19\x45RROR_CODE_WRONG_TOPOLOGY\x10\x03\x12 \n\x1c\x45RROR_CODE_STALE_INCARNATION\x10\x04\x12\x1f\n\x1b\x45RROR_CODE_STALE_ASSIGNMENT\x10\x05\x12\x1b\n\x17\x45RROR_CODE_UNKNOWN_TASK\x10\x06\x12 \n\x1c\x45RROR_CODE_MESSAGE_TOO_LARGE\x10\x07\x12\x1b\n\x17\x45RROR_CODE_SEQUENCE_GAP\x10\x08\x12\x1e\n\x1a\x45RROR_CODE_CREDIT_EXCEEDED\x10\t\x12\x17\n\x13\x45RROR_CODE_DRAINING\x10\n\x12\x19\n\x15\x45RROR_CODE_SUPERSEDED\x10\x0b\x12\x18\n\x14\x45RROR_CODE_NOT_LOCAL\x10\x0c\x12\x1d\n\x19\x45RROR_CODE_RESOURCE_LIMIT\x10\r*P\n\x07\x41\x63kMode\x12\x18\n\x14\x41\x43K_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41\x43K_MODE_QUEUED\x10\x01\x12\x16\n\x12\x41\x43K_MODE_PROCESSED\x10\x02*Q\n\x08PeerKind\x12\x19\n\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10PEER_KIND_CLIENT\x10\x01\x12\x14\n\x10PEER_KIND_WORKER\x10\x02\x32\x91\x01\n\tMessaging\x12\x41\n\x04Send\x12\x19.tuplewire.v1.SendRequest\x1a\x1a.tuplewire.v1.SendResponse(\x01\x30\x01\x12\x41\n\x04Recv\x12\x19.tuplewire.v1.RecvRequest\x1a\x1a.tuplewire.v1.RecvResponse(\x01\x30\x01\x42\x13\n\x0fio.tuplewire.v1P\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "tuplewire.v1.messaging_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tuplewire.v1.messaging_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    _globals["DESCRIPTOR"]._loaded_options = None
-    _globals["DESCRIPTOR"]._serialized_options = b"\n\017io.tuplewire.v1P\001"
-    _globals["_ERRORCODE"]._serialized_start = 2826
-    _globals["_ERRORCODE"]._serialized_end = 3255
-    _globals["_ACKMODE"]._serialized_start = 3257
-    _globals["_ACKMODE"]._serialized_end = 3337
-    _globals["_PEERKIND"]._serialized_start = 3339
-    _globals["_PEERKIND"]._serialized_end = 3420
-    _globals["_HELLO"]._serialized_start = 47
-    _globals["_HELLO"]._serialized_end = 297
-    _globals["_WELCOME"]._serialized_start = 300
-    _globals["_WELCOME"]._serialized_end = 704
-    _globals["_GROUP"]._serialized_start = 707
-    _globals["_GROUP"]._serialized_end = 836
-    _globals["_FRAME"]._serialized_start = 838
-    _globals["_FRAME"]._serialized_end = 900
-    _globals["_TASKCREDIT"]._serialized_start = 902
-    _globals["_TASKCREDIT"]._serialized_end = 980
-    _globals["_REFUSAL"]._serialized_start = 983
-    _globals["_REFUSAL"]._serialized_end = 1112
-    _globals["_ACK"]._serialized_start = 1114
-    _globals["_ACK"]._serialized_end = 1221
-    _globals["_TASKLOAD"]._serialized_start = 1223
-    _globals["_TASKLOAD"]._serialized_end = 1261
-    _globals["_LOADREPORT"]._serialized_start = 1263
-    _globals["_LOADREPORT"]._serialized_end = 1314
-    _globals["_BACKPRESSURESTATUS"]._serialized_start = 1316
-    _globals["_BACKPRESSURESTATUS"]._serialized_end = 1392
-    _globals["_DRAIN"]._serialized_start = 1394
-    _globals["_DRAIN"]._serialized_end = 1448
-    _globals["_GOODBYE"]._serialized_start = 1450
-    _globals["_GOODBYE"]._serialized_end = 1459
-    _globals["_SENDREQUEST"]._serialized_start = 1462
-    _globals["_SENDREQUEST"]._serialized_end = 1739
-    _globals["_SENDRESPONSE"]._serialized_start = 1742
-    _globals["_SENDRESPONSE"]._serialized_end = 1978
-    _globals["_TASKCURSOR"]._serialized_start = 1980
-    _globals["_TASKCURSOR"]._serialized_end = 2084
-    _globals["_SUBSCRIBE"]._serialized_start = 2087
-    _globals["_SUBSCRIBE"]._serialized_end = 2253
-    _globals["_SUBSCRIBED"]._serialized_start = 2255
-    _globals["_SUBSCRIBED"]._serialized_end = 2381
-    _globals["_PROGRESS"]._serialized_start = 2383
-    _globals["_PROGRESS"]._serialized_end = 2434
-    _globals["_RECVREQUEST"]._serialized_start = 2437
-    _globals["_RECVREQUEST"]._serialized_end = 2632
-    _globals["_RECVRESPONSE"]._serialized_start = 2635
-    _globals["_RECVRESPONSE"]._serialized_end = 2823
-    _globals["_MESSAGING"]._serialized_start = 3423
-    _globals["_MESSAGING"]._serialized_end = 3568
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017io.tuplewire.v1P\001'
+  _globals['_ERRORCODE']._serialized_start=2919
+  _globals['_ERRORCODE']._serialized_end=3348
+  _globals['_ACKMODE']._serialized_start=3350
+  _globals['_ACKMODE']._serialized_end=3430
+  _globals['_PEERKIND']._serialized_start=3432
+  _globals['_PEERKIND']._serialized_end=3513
+  _globals['_HELLO']._serialized_start=47
+  _globals['_HELLO']._serialized_end=297
+  _globals['_WELCOME']._serialized_start=300
+  _globals['_WELCOME']._serialized_end=704
+  _globals['_GROUP']._serialized_start=707
+  _globals['_GROUP']._serialized_end=836
+  _globals['_FRAME']._serialized_start=838
+  _globals['_FRAME']._serialized_end=928
+  _globals['_TASKCREDIT']._serialized_start=930
+  _globals['_TASKCREDIT']._serialized_end=1008
+  _globals['_REFUSAL']._serialized_start=1011
+  _globals['_REFUSAL']._serialized_end=1140
+  _globals['_ACK']._serialized_start=1142
+  _globals['_ACK']._serialized_end=1249
+  _globals['_TASKLOAD']._serialized_start=1251
+  _globals['_TASKLOAD']._serialized_end=1289
+  _globals['_LOADREPORT']._serialized_start=1291
+  _globals['_LOADREPORT']._serialized_end=1342
+  _globals['_BACKPRESSURESTATUS']._serialized_start=1344
+  _globals['_BACKPRESSURESTATUS']._serialized_end=1420
+  _globals['_DRAIN']._serialized_start=1422
+  _globals['_DRAIN']._serialized_end=1476
+  _globals['_GOODBYE']._serialized_start=1478
+  _globals['_GOODBYE']._serialized_end=1487
+  _globals['_MOVING']._serialized_start=1489
+  _globals['_MOVING']._serialized_end=1512
+  _globals['_SENDREQUEST']._serialized_start=1515
+  _globals['_SENDREQUEST']._serialized_end=1832
+  _globals['_SENDRESPONSE']._serialized_start=1835
+  _globals['_SENDRESPONSE']._serialized_end=2071
+  _globals['_TASKCURSOR']._serialized_start=2073
+  _globals['_TASKCURSOR']._serialized_end=2177
+  _globals['_SUBSCRIBE']._serialized_start=2180
+  _globals['_SUBSCRIBE']._serialized_end=2346
+  _globals['_SUBSCRIBED']._serialized_start=2348
+  _globals['_SUBSCRIBED']._serialized_end=2474
+  _globals['_PROGRESS']._serialized_start=2476
+  _globals['_PROGRESS']._serialized_end=2527
+  _globals['_RECVREQUEST']._serialized_start=2530
+  _globals['_RECVREQUEST']._serialized_end=2725
+  _globals['_RECVRESPONSE']._serialized_start=2728
+  _globals['_RECVRESPONSE']._serialized_end=2916
+  _globals['_MESSAGING']._serialized_start=3516
+  _globals['_MESSAGING']._serialized_end=3661
 # @@protoc_insertion_point(module_scope)

@@ -23,9 +23,11 @@ class OpaqueGroup(_message.Message):
     def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
-    __slots__ = ("sequence", "groups")
+    __slots__ = ("sequence", "groups", "assignment_version")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[OpaqueGroup]
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ...) -> None: ...
+    assignment_version: int
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ...) -> None: ...

@@ -84,17 +84,22 @@ class ReceivedBatch(TaskMessageBatch):
     them calls `origin.release` for each group later, in order of arrival per task.
     """
 
-    __slots__ = ("held", "origin", "refusals")
+    __slots__ = ("assignment_version", "held", "origin", "refusals")
 
+    assignment_version: int
+    """The assignment by which a worker routed this batch; 0: its sender does not route."""
     origin: Origin
     held: bool
     refusals: list[tuple[TaskGroup, RefusedError]]
 
     @classmethod
-    def arrived(cls, groups: Iterable[TaskGroup], origin: Origin) -> ReceivedBatch:
+    def arrived(
+        cls, groups: Iterable[TaskGroup], origin: Origin, assignment_version: int = 0
+    ) -> ReceivedBatch:
         """Build one; for transports."""
         batch = cls.from_groups(groups)
         batch.origin, batch.held, batch.refusals = origin, False, []
+        batch.assignment_version = assignment_version
         return batch
 
     def hold(self) -> None:
@@ -204,20 +209,53 @@ class IClientConnection(IConnection):
         """Accept messages if there is room for all of them now; never waits."""
 
     @abstractmethod
-    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
-        """Do as try_send, for a relay: the token comes back through register_settled, group by group."""
-
-    @abstractmethod
-    def register_settled(self, callback: Callable[[Sequence[Settled]], None]) -> None:
-        """Tell from now on what is acknowledged or dropped; called where the transport's I/O runs."""
-
-    @abstractmethod
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """Return the last reported load of those tasks that the peer has reported."""
 
     @abstractmethod
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the counts and the ledger."""
+
+
+class IRelayConnection(IClientConnection):
+    """What a worker needs of a connection to another: it passes on what others have handed to it.
+
+    A transport whose connections are only IClientConnections serves programs, not workers.
+    """
+
+    @abstractmethod
+    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+        """Do as try_send; the token comes back through on_settled, group by group."""
+
+    @abstractmethod
+    def attach(
+        self,
+        on_settled: Callable[[Sequence[Settled]], None],
+        on_change: Callable[[], None],
+        assignment_version: Callable[[], int],
+    ) -> None:
+        """Say whom to tell; before the first forward.
+
+        on_settled: what is acknowledged or dropped. on_change: the connection came or went, or something of
+        an announced move was released. Both are called where the transport's I/O runs.
+        assignment_version: asked for at every frame, for a receiver that lags behind.
+        """
+
+    @abstractmethod
+    def announce_move(self, tasks: Iterable[int]) -> None:
+        """Say that these tasks' messages are about to go elsewhere, once quiet() says so."""
+
+    @abstractmethod
+    def quiet(self, task: int) -> bool:
+        """Whether the receiver is done with every message to a task that was forwarded."""
+
+    @abstractmethod
+    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+        """Abort, and return what is not settled with its tokens, in order within each task.
+
+        The connection's ledger then reads as if it had never accepted them. What may have arrived all the
+        same is marked as redelivered. Nothing the second time.
+        """
 
 
 class IContext(ABC):

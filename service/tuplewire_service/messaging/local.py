@@ -24,9 +24,9 @@ from tuplewire_service.messaging.base import (
     BLOCK,
     ClientStatistics,
     ConnectionStatus,
-    IClientConnection,
     IConnectionCallback,
     IContext,
+    IRelayConnection,
     IServerConnection,
     ReceiveCount,
     ReceivedBatch,
@@ -104,7 +104,7 @@ class LocalContext(IContext):
         self._made.append(server)
         return server
 
-    def connect(self, topology_id: str, host: str, port: int) -> IClientConnection:
+    def connect(self, topology_id: str, host: str, port: int) -> LocalClient:
         """See IContext. The host does not matter: everything is here."""
         del host
         endpoint = _registry.endpoint(topology_id, port)
@@ -144,7 +144,7 @@ class LocalServer(IServerConnection):
         counts[0] += sum(map(len, groups))
         counts[1] += 1
         counts[2] += sum(len(group.data) for group in groups)
-        batch = ReceivedBatch.arrived(groups, _Origin(client, token))
+        batch = ReceivedBatch.arrived(groups, _Origin(client, token), client.assignment_version)
         self._inbox.recv(batch)
         refused = {id(group): error for group, error in batch.refusals}
         for group, error in batch.refusals:
@@ -232,7 +232,7 @@ class _Origin:
         self._client.settle(Settled(self._token, task, messages, size_bytes, None))
 
 
-class LocalClient(IClientConnection):
+class LocalClient(IRelayConnection):
     """The connecting side."""
 
     def __init__(self, endpoint: _Endpoint, port: int, source: str, settings: SessionSettings) -> None:
@@ -249,7 +249,10 @@ class LocalClient(IClientConnection):
         self._pending_bytes = 0
         self._batches = 0
         self._closed = False
+        self._by_task: dict[int, int] = {}
         self._callback: Callable[[Sequence[Settled]], None] | None = None
+        self._on_change: Callable[[], None] = lambda: None
+        self._version: Callable[[], int] = lambda: 0
         with endpoint.lock:
             endpoint.clients.append(self)
             self.loads.update(endpoint.loads)
@@ -286,7 +289,7 @@ class LocalClient(IClientConnection):
         return self.forward(as_groups(messages, payload), None)
 
     def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
-        """See IClientConnection."""
+        """See IRelayConnection."""
         if not self._accept(groups):
             return False
         self._pass_on(groups, token)
@@ -314,8 +317,8 @@ class LocalClient(IClientConnection):
                 or self._pending_bytes + size > settings.max_pending_bytes
             ):
                 return False
-            self._pending += messages
-            self._pending_bytes += size
+            for group in groups:
+                self._count(group.task, len(group), len(group.data))
             self._ledger.accepted += messages
             return True
 
@@ -333,8 +336,7 @@ class LocalClient(IClientConnection):
     def settle(self, settled: Settled) -> None:
         """Take account of what is done with."""
         with self._lock:
-            self._pending -= settled.messages
-            self._pending_bytes -= settled.size_bytes
+            self._count(settled.task, -settled.messages, -settled.size_bytes)
             if settled.dropped is None:
                 self._ledger.acknowledged += settled.messages
             else:
@@ -342,12 +344,18 @@ class LocalClient(IClientConnection):
             self._moved.notify_all()
         if self._callback is not None:
             self._callback((settled,))
+            self._on_change()
 
     def refused(self, group: TaskGroup, error: TuplewireError, token: Any) -> None:
         """Take account of what the receiver refused."""
         unknown = getattr(error, "code", "") == "UNKNOWN_TASK"
         reason = DropReason.UNKNOWN_TASK if unknown else DropReason.REFUSED
         self.settle(Settled(token, group.task, len(group), len(group.data), reason))
+
+    @property
+    def assignment_version(self) -> int:
+        """By which assignment the sender routes; 0: it does not."""
+        return self._version()
 
     @property
     def congested(self) -> frozenset[int]:
@@ -358,9 +366,35 @@ class LocalClient(IClientConnection):
         """Take account of the server's backpressure status."""
         self._congested = self._congested.union(congested).difference(relieved)
 
-    def register_settled(self, callback: Callable[[Sequence[Settled]], None]) -> None:
-        """See IClientConnection."""
-        self._callback = callback
+    def attach(
+        self,
+        on_settled: Callable[[Sequence[Settled]], None],
+        on_change: Callable[[], None],
+        assignment_version: Callable[[], int],
+    ) -> None:
+        """See IRelayConnection."""
+        self._callback, self._on_change, self._version = on_settled, on_change, assignment_version
+
+    def announce_move(self, tasks: Iterable[int]) -> None:
+        """See IRelayConnection. Every release is told anyway."""
+
+    def quiet(self, task: int) -> bool:
+        """See IRelayConnection."""
+        return not self._by_task.get(task)
+
+    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+        """See IRelayConnection. What a server holds stays with it."""
+        left = [(group, token) for groups, token in self._end() for group in groups]
+        with self._lock:
+            for group, _ in left:
+                self._count(group.task, -len(group), -len(group.data))
+                self._ledger.accepted -= len(group)
+        return left
+
+    def _count(self, task: int, messages: int, size_bytes: int) -> None:
+        self._pending += messages
+        self._pending_bytes += size_bytes
+        self._by_task[task] = self._by_task.get(task, 0) + messages
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """See IClientConnection."""
@@ -381,16 +415,20 @@ class LocalClient(IClientConnection):
 
     def abort(self) -> None:
         """See IConnection. What waits for a server is dropped; what a server holds stays with it."""
+        for groups, token in self._end():
+            for group in groups:
+                self.settle(Settled(token, group.task, len(group), len(group.data), DropReason.CLOSED))
+
+    def _end(self) -> list[tuple[Sequence[TaskGroup], Any]]:
+        """Close, and return what still waited for a server; nothing the second time."""
         with self._lock:
             if self._closed:
-                return
+                return []
             self._closed = True
             self._moved.notify_all()
         endpoint = self._endpoint
         with endpoint.lock:
             endpoint.clients.remove(self)
-            mine = [entry for entry in endpoint.waiting if entry[0] is self]
+            mine = [(groups, token) for client, groups, token in endpoint.waiting if client is self]
             endpoint.waiting = deque(entry for entry in endpoint.waiting if entry[0] is not self)
-        for _, groups, token in mine:
-            for group in groups:
-                self.settle(Settled(token, group.task, len(group), len(group.data), DropReason.CLOSED))
+        return mine

@@ -75,13 +75,13 @@ class WorkerConfig:
         storm="storm.messaging.transport",
     )
     receive_queue_messages: int = setting(
-        32_768,
+        131_072,
         count,
         "COUNT",
         "bound of one task's receive queue in messages",
         storm="topology.receiver.buffer.size",
     )
-    receive_queue_bytes: int = setting(8 * MIB, size_bytes, "SIZE", "the same bound in bytes")
+    receive_queue_bytes: int = setting(16 * MIB, size_bytes, "SIZE", "the same bound in bytes")
     max_message_bytes: int = setting(MIB, size_bytes, "SIZE", "largest payload of one message")
     max_frame_bytes: int = setting(
         MIB, size_bytes, "SIZE", "a frame to another worker is closed at this size"

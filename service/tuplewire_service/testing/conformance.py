@@ -37,6 +37,7 @@ from tuplewire_service.messaging.base import (
     IClientConnection,
     IConnectionCallback,
     IContext,
+    IRelayConnection,
     IServerConnection,
     ReceivedBatch,
 )
@@ -317,12 +318,43 @@ class TransportConformance(ABC):
         recorder = Recorder()
         settled: list[Settled] = []
         with self.pair(recorder) as (_, client):
-            client.register_settled(settled.extend)
+            assert isinstance(client, IRelayConnection), "a transport for workers relays"
+            client.attach(settled.extend, lambda: None, lambda: 0)
             batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
             assert client.forward(TaskMessageBatch(batch).groups, "token")
             eventually(lambda: sum(each.messages for each in settled) == 2)
             assert {each.token for each in settled} == {"token"}
             assert {each.task: each.dropped for each in settled} == {1: None, UNKNOWN_TASK: "unknown_task"}
+
+    def test_a_task_is_quiet_once_everything_is_released(self) -> None:
+        """quiet() is False while the receiver holds a message of the task, and becomes True by itself."""
+        recorder = Recorder(held_tasks=[1])
+        changes: list[None] = []
+        with self.pair(recorder) as (_, client):
+            assert isinstance(client, IRelayConnection), "a transport for workers relays"
+            client.attach(lambda _: None, lambda: changes.append(None), lambda: 0)
+            client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], None)
+            eventually(lambda: len(recorder.seen()) == 3)
+            client.announce_move([1, 2])
+            eventually(lambda: client.quiet(2))
+            assert not client.quiet(1)
+            before = len(changes)
+            recorder.release()
+            eventually(lambda: client.quiet(1) and len(changes) > before)
+
+    def test_messages_can_be_taken_back(self) -> None:
+        """What no server has taken comes back in order, and the ledger forgets it."""
+        with self.context() as context:
+            client = context.connect(TOPOLOGY, HOST, self.unused_port())
+            assert isinstance(client, IRelayConnection), "a transport for workers relays"
+            for number in range(3):
+                client.forward([TaskGroup.of(1, [b"%d" % number])], number)
+            left = client.take_back()
+            assert [(group.payloads(), token) for group, token in left] == [
+                ([b"%d" % n], n) for n in range(3)
+            ]
+            assert client.take_back() == []
+            _assert_ledger(client, 0)
 
     # --- errors ------------------------------------------------------------------------------------------
 

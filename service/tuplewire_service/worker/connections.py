@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from tuplewire.errors import ConfigError
 from tuplewire.loop import watched
 from tuplewire.session.send import Settled
-from tuplewire_service.messaging.base import ConnectionStatus, IClientConnection, IContext
+from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.status import PeerSnapshot
 
@@ -22,14 +23,22 @@ class Connections:
     """One connection for each worker that this one sends to. Belongs to the event loop."""
 
     def __init__(
-        self, context: IContext, topology: str, on_settled: Callable[[Sequence[Settled]], None]
+        self,
+        context: IContext,
+        topology: str,
+        on_settled: Callable[[Sequence[Settled]], None],
+        on_change: Callable[[], None],
+        assignment_version: Callable[[], int],
     ) -> None:
+        """Start without any; the callables are those of IRelayConnection.attach."""
         self._context = context
         self._topology = topology
         self._on_settled = on_settled
-        self._connections: dict[tuple[str, str], IClientConnection] = {}
+        self._on_change = on_change
+        self._version = assignment_version
+        self._connections: dict[tuple[str, str], IRelayConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._leaving: dict[tuple[str, str], IClientConnection] = {}
+        self._leaving: dict[tuple[str, str], IRelayConnection] = {}
 
     def refresh(self, needed: Sequence[AssignedWorker], close_timeout: float) -> None:
         """Open what is needed and missing; close what is there and not needed, in the background."""
@@ -38,7 +47,12 @@ class Connections:
             if key not in self._connections:
                 host, port = worker.host_port
                 connection = self._context.connect(self._topology, host, port)
-                connection.register_settled(self._on_settled)
+                if not isinstance(connection, IRelayConnection):
+                    raise ConfigError(
+                        f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
+                        "it is not an IRelayConnection"
+                    )
+                connection.attach(self._on_settled, self._on_change, self._version)
                 self._connections[key] = connection
                 logger.info("connection.opened", extra={"worker": worker.worker_id, "peer": worker.address})
         for key in [key for key in self._connections if key not in wanted]:
@@ -47,13 +61,13 @@ class Connections:
             self._closing.add(task)
             watched(task).add_done_callback(self._closing.discard)
 
-    async def _close(self, key: tuple[str, str], connection: IClientConnection, timeout: float) -> None:
+    async def _close(self, key: tuple[str, str], connection: IRelayConnection, timeout: float) -> None:
         await asyncio.to_thread(connection.close, timeout)
         self._leaving.pop(key, None)
         left = connection.statistics().ledger.dropped
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "dropped": left})
 
-    def get(self, worker: AssignedWorker) -> IClientConnection | None:
+    def get(self, worker: AssignedWorker) -> IRelayConnection | None:
         """Return the connection to a worker."""
         return self._connections.get((worker.worker_id, worker.address))
 

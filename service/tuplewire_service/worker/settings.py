@@ -20,8 +20,8 @@ class WorkerSettings:
 
     worker_id: str
     topology: str
-    receive_queue_messages: int = 32_768
-    receive_queue_bytes: int = 8 * MIB
+    receive_queue_messages: int = 131_072
+    receive_queue_bytes: int = 16 * MIB
     session: SessionSettings = field(default_factory=SessionSettings)
 
     def __post_init__(self) -> None:

@@ -73,7 +73,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._ticker: asyncio.Task[None] | None = None
         self._local: frozenset[int] = frozenset()
         self._queues = ReceiveQueues(settings, self.incarnation, self._done, self._not_here)
-        self._connections = Connections(context, settings.topology, self._settled)
+        self._connections = Connections(
+            context, settings.topology, self._settled, lambda: None, self._assignment_version
+        )
         self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable)
 
     # --- life ------------------------------------------------------------------------------------
@@ -148,6 +150,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             + self._transfer.pending_messages
             + self._connections.pending_messages
         )
+
+    def _assignment_version(self) -> int:
+        return self.assignment.version if self.assignment is not None else 0
 
     # --- assignment --------------------------------------------------------------------------------
 
@@ -278,7 +283,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             incarnation=self.incarnation,
             topology=self.settings.topology,
             state=self.state,
-            assignment_version=self.assignment.version if self.assignment is not None else 0,
+            assignment_version=self._assignment_version(),
             ledger=self.ledger(),
             peers=self._connections.snapshot(),
             tasks=self._queues.snapshot(),

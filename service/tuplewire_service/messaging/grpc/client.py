@@ -11,10 +11,10 @@ from tuplewire.loop import EventLoopThread
 from tuplewire.message import as_groups
 from tuplewire.sender import Sender
 from tuplewire.session.send import Settled
-from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IClientConnection
+from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
 
 
-class GrpcClientConnection(IClientConnection):
+class GrpcClientConnection(IRelayConnection):
     """A Sender in the form of the plug-in contract."""
 
     def __init__(
@@ -62,12 +62,34 @@ class GrpcClientConnection(IClientConnection):
         return self._sender.try_send(as_groups(messages, payload))
 
     def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
-        """See IClientConnection."""
+        """See IRelayConnection."""
         return self._sender.try_send(groups, token)
 
-    def register_settled(self, callback: Callable[[Sequence[Settled]], None]) -> None:
-        """See IClientConnection."""
-        self._callback = callback
+    def attach(
+        self,
+        on_settled: Callable[[Sequence[Settled]], None],
+        on_change: Callable[[], None],
+        assignment_version: Callable[[], int],
+    ) -> None:
+        """See IRelayConnection."""
+        self._callback = on_settled
+        self._sender.on_change = on_change
+        self._sender.assignment_version = assignment_version
+
+    def announce_move(self, tasks: Iterable[int]) -> None:
+        """See IRelayConnection."""
+        self._sender.announce_move(tasks)
+
+    def quiet(self, task: int) -> bool:
+        """See IRelayConnection."""
+        return self._sender.quiet(task)
+
+    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+        """See IRelayConnection."""
+        if self._closed:
+            return []
+        self._closed = True
+        return self._thread.run(self._sender.take_back())
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """See IClientConnection."""

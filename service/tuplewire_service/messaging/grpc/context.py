@@ -9,7 +9,7 @@ from typing import Any
 
 from tuplewire.loop import messaging_loop
 from tuplewire.sender import Identity, Sender
-from tuplewire_service.messaging.base import IClientConnection, IConnection, IConnectionCallback, IContext
+from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
 from tuplewire_service.messaging.grpc.client import GrpcClientConnection
 from tuplewire_service.messaging.grpc.server import GrpcServerConnection
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
@@ -39,7 +39,7 @@ class GrpcContext(IContext):
         self._made.append(server)
         return server
 
-    def connect(self, topology_id: str, host: str, port: int) -> IClientConnection:
+    def connect(self, topology_id: str, host: str, port: int) -> GrpcClientConnection:
         """See IContext. Each connection is a session of its own."""
         settings = self._settings
         thread = messaging_loop()

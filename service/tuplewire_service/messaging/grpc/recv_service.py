@@ -23,7 +23,7 @@ from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.grpc.refuse import code_of, refuse
+from tuplewire_service.messaging.grpc.refuse import check_id, code_of, refuse
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 
@@ -87,8 +87,10 @@ class RecvService:
                 f"this worker serves topology {self.topology!r}, "
                 f"the consumer belongs to {subscribe.topology!r}"
             )
-        if not subscribe.consumer_id or not subscribe.tasks:
-            raise MalformedError("a subscribe needs a consumer_id and at least one task")
+        check_id("consumer_id", subscribe.consumer_id)
+        cursors = {each.task: _cursor(each) for each in subscribe.tasks}
+        if not cursors or len(cursors) < len(subscribe.tasks):
+            raise MalformedError("a subscribe names at least one task, and each of them once")
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         request = SubscribeRequest(
@@ -96,7 +98,7 @@ class RecvService:
             subscribe.consumer_id,
             subscribe.incarnation,
             subscribe.worker_incarnation,
-            [_cursor(each) for each in subscribe.tasks],
+            list(cursors.values()),
         )
         return self.source.subscribe(request, wake.set)
 

@@ -7,12 +7,29 @@ from typing import Any, NoReturn
 import grpc
 
 from tuplewire.channel import ERROR_KEY
-from tuplewire.errors import DrainingError, MessageError, RefusedError, ResourceLimitError, TuplewireError
+from tuplewire.errors import (
+    DrainingError,
+    MalformedError,
+    MessageError,
+    RefusedError,
+    ResourceLimitError,
+    TuplewireError,
+)
+
+MAX_ID_LENGTH = 256
+_MAX_DETAIL_LENGTH = 500
+"""Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
 
 
 def code_of(error: TuplewireError) -> str:
     """Return the name of the wire's ErrorCode for an error."""
     return error.code if isinstance(error, RefusedError) else "MALFORMED"
+
+
+def check_id(name: str, value: str) -> None:
+    """Raise MalformedError for a peer's id that is empty, or too long to be remembered."""
+    if not 0 < len(value) <= MAX_ID_LENGTH:
+        raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireError) -> NoReturn:
@@ -24,5 +41,5 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireEr
         status = grpc.StatusCode.UNAVAILABLE
     elif isinstance(error, ResourceLimitError):
         status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    await context.abort(status, str(error), ((ERROR_KEY, code_of(error)),))
+    await context.abort(status, str(error)[:_MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
     raise AssertionError  # abort raises; this tells the type checker

@@ -25,7 +25,6 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import CreditBook, Grant, Window
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.wire import messaging_pb2 as pb
@@ -33,7 +32,7 @@ from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import IConnectionCallback, ReceiveCount, ReceivedBatch
-from tuplewire_service.messaging.grpc.refuse import code_of, refuse
+from tuplewire_service.messaging.grpc.refuse import check_id, code_of, refuse
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 
 logger = logging.getLogger(__name__)
@@ -42,6 +41,8 @@ CLIENT_SOURCE = "client"
 OTHER_SOURCE = "other"
 MAX_SOURCES = 1000
 _HELLO_SECONDS = 10.0
+_FAREWELL_SECONDS = 1.0
+"""A sender that hears of a drain ends its stream; one that does not in this time is cut off."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -84,6 +85,8 @@ class _Stream:
         self.notices: list[pb.SendResponse] = []
         self.task = asyncio.current_task()
         self.ending: TuplewireError | None = None
+        self.finished = False
+        """Whether nothing more is read: the next acknowledgement is the last."""
 
     def notify(self, notice: pb.SendResponse) -> None:
         self.notices.append(notice)
@@ -138,14 +141,23 @@ class SendService:
             stream.notify(pb.SendResponse(backpressure=status))
 
     async def drain(self) -> None:
-        """Take nothing new, acknowledge what was taken, and end every stream."""
+        """Take nothing new, acknowledge what was taken, and end every stream.
+
+        The senders end the streams themselves: they stop writing, and read until the last acknowledgement. A
+        stream that this side breaks off may lose that one, and its sender would send again what has arrived.
+        """
         self.draining = True
-        streams = list(self._streams)
-        for stream in streams:
+        for stream in self._streams:
+            stream.notify(pb.SendResponse(drain=pb.Drain()))
+        await self._streams_end()
+        for stream in self._streams:
             stream.end(DrainingError("the worker is draining; connect again later, or to another one"))
-        await asyncio.gather(
-            *(stream.task for stream in streams if stream.task is not None), return_exceptions=True
-        )
+        await self._streams_end()
+
+    async def _streams_end(self) -> None:
+        tasks = [stream.task for stream in self._streams if stream.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL_SECONDS)
 
     # --- one stream ------------------------------------------------------------------------------
 
@@ -205,8 +217,9 @@ class SendService:
             raise WrongTopologyError(
                 f"this worker serves topology {self.topology!r}, the sender belongs to {hello.topology!r}"
             )
-        if not hello.sender_id:
-            raise MalformedError("a hello needs a sender_id")
+        check_id("sender_id", hello.sender_id)
+        if hello.ack_mode not in pb.AckMode.values():
+            raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         session = self._sessions.get(hello.sender_id)
@@ -266,18 +279,20 @@ class SendService:
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
         try:
             await self._read(session, stream)
+            stream.finished = True
+            stream.wake.set()
+            await writer
         finally:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
                 await writer
-        await self._write_update(session, stream.context)
 
     async def _read(self, session: _Session, stream: _Stream) -> None:
         context = stream.context
         while (data := await context.read()) is not grpc.aio.EOF:
             request = decode_send_request(data)
             if isinstance(request, OpaqueFrame):
-                self._frame(session, request.sequence, groups_of(request))
+                self._frame(session, request)
                 stream.wake.set()
                 continue
             kind = request.WhichOneof("kind")
@@ -286,23 +301,27 @@ class SendService:
                     del self._sessions[session.state.sender_id]
                     self._window = self.settings.window(len(self._sessions))
                 return
+            if kind == "moving":
+                session.state.credit.follow(request.moving.tasks)
+                stream.wake.set()
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    def _frame(self, session: _Session, sequence: int, groups: list[TaskGroup]) -> None:
+    def _frame(self, session: _Session, frame: OpaqueFrame) -> None:
+        groups = groups_of(frame)
         limit = self.settings.session.max_message_bytes
         for group in groups:
             if len(group.data) > limit and (size := max(group.sizes())) > limit:
                 raise PayloadRefusedError(
                     f"a message of {size} bytes to task {group.task} is over the limit of {limit}"
                 )
-        if not session.state.accept(sequence, groups):
+        if not session.state.accept(frame.sequence, groups):
             return
         counts = self._count(session.source)
         counts[0] += sum(map(len, groups))
         counts[1] += 1
         counts[2] += sum(len(group.data) for group in groups)
-        batch = ReceivedBatch.arrived(groups, session)
+        batch = ReceivedBatch.arrived(groups, session, frame.assignment_version)
         try:
             self.callback.recv(batch)
         except Exception:
@@ -314,7 +333,7 @@ class SendService:
         for group, error in batch.refusals:
             refused.add(id(group))
             self.refused[error.code] += len(group)
-            session.state.refuse(sequence, group, error)
+            session.state.refuse(frame.sequence, group, error)
         if not batch.held:
             for group in groups:
                 if id(group) not in refused:
@@ -329,9 +348,11 @@ class SendService:
         return counts
 
     async def _write(self, session: _Session, stream: _Stream) -> None:
-        while True:
+        finished = False
+        while not finished:
             await stream.wake.wait()
             stream.wake.clear()
+            finished = stream.finished
             notices, stream.notices = stream.notices, []
             for notice in notices:
                 await stream.context.write(notice.SerializeToString())

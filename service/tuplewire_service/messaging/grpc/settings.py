@@ -36,8 +36,8 @@ class GrpcSettings:
     host: str = "127.0.0.1"
     listen: Sequence[str] = ()
     services: Sequence[grpc.GenericRpcHandler] = ()
-    receive_messages: int = 32_768
-    receive_bytes: int = 8 * MIB
+    receive_messages: int = 131_072
+    receive_bytes: int = 16 * MIB
     max_sessions: int = 10_000
     session: SessionSettings = field(default_factory=SessionSettings)
 

@@ -1,0 +1,168 @@
+"""The ways that messages can take, each with its processes, and one trial over one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from agent import Agent, BenchError
+from workload import DESTINATION_TASK, PACED_TASK, SOURCE_TASK, TOPOLOGY, Look
+
+from tuplewire_service.server.launch import LocalWorkers
+
+HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one trial came to."""
+
+    messages: int
+    seconds: float
+    """From the first send to the last message received."""
+    cpu_seconds: float
+    """Processor time of all its processes, workers too."""
+
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return self.messages / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """What one paced trial came to."""
+
+    nanoseconds: list[int]
+    """Each message's time since it was due."""
+    late: int
+    """How many left late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A sending and a receiving process, and whatever lies between them."""
+
+    name: str
+    sender: Agent
+    receiver: Agent
+    between: tuple[int, ...] = ()
+    """Process ids of the workers on the way."""
+
+    def trial(self, frame: int, seconds: float, look: Look = "count") -> Trial:
+        """Send frames for so many seconds and wait for all; BenchError unless each message came once."""
+        return self._run(look, verb="load", frame=frame, seconds=seconds)
+
+    def check(self, frame: int, messages: int) -> None:
+        """Send numbered messages; BenchError unless each comes once, and in order. Warms up, too."""
+        self._run("order", verb="load", frame=frame, messages=messages)
+
+    def paced(self, rate: int, seconds: float) -> Latencies:
+        """Send at a fixed rate and return what the receiver saw."""
+        self._begin("latency")
+        sent = self.sender.ask("pace", rate=rate, seconds=seconds)
+        got = self._finish(sent)
+        return Latencies(got["latencies_ns"], sent["late"])
+
+    def still(self) -> None:
+        """BenchError when messages have come since the last trial."""
+        self._begin("count")
+
+    def _begin(self, look: Look) -> None:
+        if extra := self.receiver.ask("begin", look=look)["extra"]:
+            raise BenchError(f"{self.name}: {extra} messages came that were not sent")
+
+    def _finish(self, sent: Mapping[str, Any]) -> dict[str, Any]:
+        got = self.receiver.ask("finish", expected=sent["sent"])
+        if got["received"] != sent["sent"]:
+            kind = "lost" if got["received"] < sent["sent"] else "doubled"
+            raise BenchError(
+                f"{self.name}: sent {sent['sent']}, received {got['received']}: "
+                f"{abs(sent['sent'] - got['received'])} messages {kind}"
+            )
+        return got
+
+    def _run(self, look: Look, **request: Any) -> Trial:
+        self._begin(look)
+        cpu_seconds = sum(map(_cpu_seconds, self.between))
+        sent = self.sender.ask(**request)
+        got = self._finish(sent)
+        settled = self.sender.ask("settle")
+        cpu_seconds = sum(map(_cpu_seconds, self.between)) - cpu_seconds
+        if got["disorder"]:
+            raise BenchError(f"{self.name}: {got['disorder']} of {sent['sent']} messages out of order")
+        if settled["pending"] or settled.get("dropped") or not settled.get("balanced", True):
+            raise BenchError(f"{self.name}: all has arrived, but the sender's books say {settled}")
+        return Trial(
+            sent["sent"],
+            (got["last_ns"] - sent["start_ns"]) / 1e9,
+            cpu_seconds + (got["cpu_ns"] + settled["cpu_ns"]) / 1e9,
+        )
+
+
+def _cpu_seconds(process_id: int) -> float:
+    with open(f"/proc/{process_id}/stat", encoding="ascii") as file:  # noqa: PTH123 - no path to speak of
+        fields = file.read().rpartition(")")[2].split()
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
+class Links:
+    """Starts each link when it is first asked for, and ends all with the block."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._links: dict[str, Link] = {}
+        self._servers: dict[str, Agent] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __getitem__(self, name: str) -> Link:
+        if name not in self._links:
+            self._links[name] = self._start(name)
+        return self._links[name]
+
+    def started(self) -> list[Link]:
+        """Return the links that have been asked for."""
+        return list(self._links.values())
+
+    def echo(self) -> Agent:
+        """Return the process that measures a bare round trip."""
+        return self._agent(
+            "peers.py", "grpc-echo", self._server("peers.py", "grpc-server").ask("port")["port"]
+        )
+
+    def _agent(self, script: str, role: str, *arguments: object) -> Agent:
+        return self._stack.enter_context(Agent(script, role, *arguments))
+
+    def _server(self, script: str, role: str) -> Agent:
+        if role not in self._servers:
+            self._servers[role] = self._agent(script, role)
+        return self._servers[role]
+
+    def _start(self, name: str) -> Link:
+        if name == CHAIN:
+            return self._chain()
+        script, server_role, client_role, *arguments = {
+            HOP: ("ours.py", "hop-server", "hop-client"),
+            BARE: ("peers.py", "grpc-server", "grpc-client", "frames"),
+            UNBATCHED: ("peers.py", "grpc-server", "grpc-client", "messages"),
+            ZMQ: ("peers.py", "zmq-pull", "zmq-push"),
+        }[name]
+        server = self._server(script, server_role)
+        return Link(name, self._agent(script, client_role, server.ask("port")["port"], *arguments), server)
+
+    def _chain(self) -> Link:
+        workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY))
+        workers.assign({0: [SOURCE_TASK], 1: [DESTINATION_TASK, PACED_TASK]})
+        near, far = workers.endpoints
+        consumer = self._agent("ours.py", "consumer", far.address)
+        producer = self._agent("ours.py", "producer", near.address)
+        return Link(CHAIN, producer, consumer, (near.process_id, far.process_id))

@@ -1,0 +1,166 @@
+"""Tuplewire's own processes: the two ends of one hop, a producer and a consumer of the whole path."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from agent import serve
+from workload import (
+    CHECK_EVERY,
+    DESTINATION_TASK,
+    PACED_TASK,
+    SOURCE_TASK,
+    TOPOLOGY,
+    WAIT_SECONDS,
+    Meter,
+    Pace,
+    Usage,
+    numbered,
+)
+
+from tuplewire.client import Client
+from tuplewire.errors import ClosedError
+from tuplewire.message import TaskMessageBatch
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
+from tuplewire_service.messaging.grpc import GrpcContext
+
+
+class Sends(Protocol):
+    """What a connection and a client have in common."""
+
+    def send(self, messages: TaskMessageBatch, /) -> None:
+        """Accept a batch, waiting for room."""
+
+
+class Load:
+    """Sends batches, each built from a list of payloads while the clock runs."""
+
+    def __init__(self, sends: Sends, settle: Callable[[], LedgerSnapshot]) -> None:
+        self._sends = sends
+        self._settle = settle
+        self._usage = Usage()
+
+    def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
+        """Send batches of `frame` messages for so many seconds; or so many messages or more, all numbered."""
+        self._usage.begin()
+        send, build = self._sends.send, TaskMessageBatch.from_columns
+        payloads = numbered(0, frame)
+        burst = max(1, CHECK_EVERY // frame)
+        sent = 0
+        start = time.monotonic_ns()
+        end = start + int(seconds * 1e9)
+        while sent < messages if messages is not None else time.monotonic_ns() < end:
+            for _ in range(burst):
+                if messages is not None:
+                    payloads = numbered(sent, frame)
+                send(build(DESTINATION_TASK, payloads, SOURCE_TASK))
+                sent += frame
+        return {"start_ns": start, "sent": sent}
+
+    def settle(self) -> dict[str, Any]:
+        """Wait until all is acknowledged, and return the ledger."""
+        ledger = self._settle()
+        return {
+            "pending": ledger.pending,
+            "dropped": sum(ledger.dropped.values()),
+            "balanced": ledger.balanced,
+            "cpu_ns": self._usage.nanoseconds(),
+        }
+
+
+# --- one hop ----------------------------------------------------------------------------------
+
+
+class Count(IConnectionCallback):
+    """Counts what a server connection receives."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def recv(self, batch: ReceivedBatch) -> None:
+        """Count a batch; its payloads become objects only if the trial looks at them."""
+        self._meter.add(len(batch), batch.nbytes, lambda: batch.payloads)
+
+
+def hop_server() -> None:
+    """Role: `bind` with a callback."""
+    meter = Meter()
+    context = GrpcContext()
+    context.prepare({})
+    connection = context.bind(TOPOLOGY, 0, Count(meter))
+    serve({"port": lambda: {"port": connection.port}, "begin": meter.begin, "finish": meter.finish})
+    context.term()
+
+
+def hop_client(port: str) -> None:
+    """Role: `connect`, then `send`."""
+    context = GrpcContext()
+    context.prepare({})
+    connection = context.connect(TOPOLOGY, "127.0.0.1", int(port))
+
+    def settle() -> LedgerSnapshot:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (ledger := connection.statistics().ledger).pending and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return ledger
+
+    load = Load(connection, settle)
+    serve({"load": load.load, "settle": load.settle})
+    context.term()
+
+
+# --- the whole path ---------------------------------------------------------------------------
+
+
+def producer(address: str) -> None:
+    """Role: a program that sends through the worker at its side."""
+    with Client(address, topology=TOPOLOGY, source=SOURCE_TASK) as client:
+
+        def settle() -> LedgerSnapshot:
+            client.flush(timeout=WAIT_SECONDS)
+            return client.ledger()
+
+        def pace(rate: int, seconds: float) -> dict[str, Any]:
+            schedule = Pace(rate, seconds)
+            for payload in schedule:
+                client.send(PACED_TASK, payload)
+            return {"sent": schedule.sent, "late": schedule.late}
+
+        load = Load(client, settle)
+        serve({"load": load.load, "settle": load.settle, "pace": pace})
+
+
+def consumer(address: str) -> None:
+    """Role: a program that receives from the worker at its side."""
+    meter = Meter()
+    client = Client(address, topology=TOPOLOGY)
+    subscription = client.recv([DESTINATION_TASK, PACED_TASK])
+
+    def consume() -> None:
+        with contextlib.suppress(ClosedError):
+            for batch in subscription:
+                meter.add(len(batch), batch.nbytes, partial(getattr, batch, "payloads"))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    serve({"begin": meter.begin, "finish": meter.finish})
+    client.close()
+    thread.join()
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "hop-server": hop_server,
+    "hop-client": hop_client,
+    "producer": producer,
+    "consumer": consumer,
+}
+
+if __name__ == "__main__":
+    ROLES[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,316 @@
+"""What Tuplewire is measured against: a bare gRPC aio stream, the same with one message a frame, pyzmq.
+
+None of these is a transport: they number nothing, keep nothing to send again, and know no tasks. They are the
+least that any program on the same library must do, and so the upper bound for one that does more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+import zmq
+from agent import serve
+from workload import CHECK_EVERY, MESSAGE_BYTES, WAIT_SECONDS, Look, Meter, Pace, Usage, numbered, stamp
+
+from tuplewire.wire.messaging_pb2 import Ack, Frame, Group, SendRequest, SendResponse
+
+T = TypeVar("T")
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.so_reuseport", 0),
+]
+SERVICE = "tuplewire.bench.Peer"
+
+
+class LoopThread:
+    """An event loop in a thread of its own, as gRPC aio wants it; the main thread answers requests."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end in the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+# --- gRPC aio: server -------------------------------------------------------------------------
+
+
+def _split(frame: bytes) -> list[bytes]:
+    return [frame[start : start + MESSAGE_BYTES] for start in range(0, len(frame), MESSAGE_BYTES)]
+
+
+class GrpcServer:
+    """Counts frames and acknowledges each, cumulatively, on the response stream."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+
+    async def frames(self, requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
+        """Take frames of payloads end to end."""
+        sequence = 0
+        async for frame in requests:
+            self.meter.add(len(frame) // MESSAGE_BYTES, len(frame), partial(_split, frame))
+            sequence += 1
+            yield sequence.to_bytes(8, "big")
+
+    async def messages(
+        self, requests: AsyncIterator[SendRequest], _: _Context
+    ) -> AsyncIterator[SendResponse]:
+        """Take the project's own requests, of one message each."""
+        sequence = 0
+        async for request in requests:
+            for group in request.frame.groups:
+                data = group.data
+                self.meter.add(len(group.lengths), len(data), partial(_split, data))
+            sequence += 1
+            yield SendResponse(ack=Ack(sequence=sequence))
+
+    @staticmethod
+    async def echo(requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
+        """Return what comes."""
+        async for request in requests:
+            yield request
+
+    async def start(self) -> int:
+        """Listen on a free port and return it."""
+        server = grpc.aio.server(options=OPTIONS)
+        handlers = {
+            "Frames": grpc.stream_stream_rpc_method_handler(self.frames),
+            "Messages": grpc.stream_stream_rpc_method_handler(
+                self.messages, SendRequest.FromString, SendResponse.SerializeToString
+            ),
+            "Echo": grpc.stream_stream_rpc_method_handler(self.echo),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self._server = server
+        return port
+
+
+def grpc_server() -> None:
+    """Role: the receiving end of both gRPC streams, and the echo."""
+    server = GrpcServer()
+    port = LoopThread().run(server.start())
+    serve({"port": lambda: {"port": port}, "begin": server.meter.begin, "finish": server.meter.finish})
+
+
+# --- gRPC aio: client -------------------------------------------------------------------------
+
+
+def _one_message(payload: bytes) -> SendRequest:
+    return SendRequest(frame=Frame(sequence=1, groups=[Group(task=1, lengths=[len(payload)], data=payload)]))
+
+
+class GrpcClient:
+    """One stream to the server, with a reader of its acknowledgements."""
+
+    def __init__(self, port: int, *, framed: bool) -> None:
+        self._port = port
+        self._framed = framed
+        self._usage = Usage()
+        self._written = self._acknowledged = 0
+        self._awaited: int | None = None
+        self._settled = asyncio.Event()
+        self._loop = LoopThread()
+        self._loop.run(self._open())
+
+    async def _open(self) -> None:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options=OPTIONS)
+        self._call: Any
+        if self._framed:
+            self._call = channel.stream_stream(f"/{SERVICE}/Frames")()
+        else:
+            self._call = channel.stream_stream(
+                f"/{SERVICE}/Messages", SendRequest.SerializeToString, SendResponse.FromString
+            )()
+        self._channel = channel
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for ack in self._call:
+            self._acknowledged = int.from_bytes(ack, "big") if self._framed else ack.ack.sequence
+            if self._acknowledged == self._awaited:
+                self._settled.set()
+
+    async def _settle(self) -> int:
+        self._awaited = self._written
+        if self._acknowledged < self._written:
+            await asyncio.wait_for(self._settled.wait(), WAIT_SECONDS)
+        self._settled.clear()
+        return self._written - self._acknowledged
+
+    async def _close(self) -> None:
+        await self._call.done_writing()
+        await self._reader
+        await self._channel.close()
+
+    async def _load(self, frame: int, seconds: float, messages: int | None) -> tuple[int, int]:
+        write = self._call.write
+        payloads = numbered(0, frame)
+        burst = max(1, CHECK_EVERY // frame)
+        sent = 0
+        start = time.monotonic_ns()
+        end = start + int(seconds * 1e9)
+        while sent < messages if messages is not None else time.monotonic_ns() < end:
+            for _ in range(burst):
+                if messages is not None:
+                    payloads = numbered(sent, frame)
+                if self._framed:
+                    await write(b"".join(payloads))
+                    self._written += 1
+                else:
+                    for payload in payloads:
+                        await write(_one_message(payload))
+                    self._written += frame
+                sent += frame
+        return start, sent
+
+    def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
+        """Send frames for so many seconds; or so many messages or more, all numbered."""
+        self._usage.begin()
+        start, sent = self._loop.run(self._load(frame, seconds, messages))
+        return {"start_ns": start, "sent": sent}
+
+    def settle(self) -> dict[str, Any]:
+        """Wait until all is acknowledged."""
+        pending = self._loop.run(self._settle())
+        return {"pending": pending, "cpu_ns": self._usage.nanoseconds()}
+
+    def close(self) -> None:
+        """End the stream and the channel."""
+        self._loop.run(self._close())
+
+
+def grpc_client(port: str, kind: str) -> None:
+    """Role: the sending end of one gRPC stream; kind: `frames` or `messages`."""
+    client = GrpcClient(int(port), framed=kind == "frames")
+    serve({"load": client.load, "settle": client.settle})
+    client.close()
+
+
+def grpc_echo(port: str) -> None:
+    """Role: sends at a fixed rate and measures the round trip.
+
+    It uses the blocking stub, which had the lower latency of gRPC's two, and so makes the stricter bound.
+    """
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    echo: Any = channel.stream_stream(f"/{SERVICE}/Echo")
+
+    def pace(rate: int, seconds: float) -> dict[str, Any]:
+        schedule = Pace(rate, seconds)
+        latencies = [time.monotonic_ns() - stamp(answer) for answer in echo(iter(schedule))]
+        return {
+            "sent": schedule.sent,
+            "late": schedule.late,
+            "received": len(latencies),
+            "latencies_ns": latencies,
+        }
+
+    serve({"pace": pace})
+    channel.close()
+
+
+# --- pyzmq ------------------------------------------------------------------------------------
+
+
+_END = b"end"
+"""What a trial ends with; it comes last, since a PUSH socket with one peer keeps the order."""
+
+
+class ZmqPull:
+    """PULL in a thread of its own, one message a call, high-water marks as they come."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._usage = Usage()
+        self._look: Look = "count"
+        self._ended = threading.Event()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _receive(self) -> None:
+        recv = self._socket.recv
+        while True:
+            messages = size_bytes = disorder = 0
+            message = recv()
+            if self._look == "order":
+                while message != _END:
+                    disorder += stamp(message) != messages
+                    messages += 1
+                    message = recv()
+            while (length := len(message)) == MESSAGE_BYTES:
+                messages += 1
+                size_bytes += length
+                message = recv()
+            self._result = {"received": messages, "disorder": disorder, "last_ns": time.monotonic_ns()}
+            self._ended.set()
+
+    def begin(self, look: Look) -> dict[str, Any]:
+        """Start a trial."""
+        self._look = look
+        self._ended.clear()
+        self._usage.begin()
+        return {"extra": 0}
+
+    def finish(self, expected: int) -> dict[str, Any]:
+        """Wait for the end of the trial; `expected` is compared by the caller."""
+        if not self._ended.wait(WAIT_SECONDS):
+            raise TimeoutError(f"pyzmq: {expected} messages sent, but their end has not come")
+        return {**self._result, "cpu_ns": self._usage.nanoseconds()}
+
+
+def zmq_pull() -> None:
+    """Role: the receiving end of pyzmq."""
+    pull = ZmqPull()
+    serve({"port": lambda: {"port": pull.port}, "begin": pull.begin, "finish": pull.finish})
+
+
+def zmq_push(port: str) -> None:
+    """Role: the sending end of pyzmq, one message a call."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PUSH)
+    socket.connect(f"tcp://127.0.0.1:{port}")
+    usage = Usage()
+
+    def load(frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
+        usage.begin()
+        send = socket.send
+        payloads = numbered(0, max(frame, CHECK_EVERY) if messages is None else messages)
+        sent = 0
+        start = time.monotonic_ns()
+        end = start + int(seconds * 1e9)
+        while sent < messages if messages is not None else time.monotonic_ns() < end:
+            for payload in payloads:
+                send(payload)
+            sent += len(payloads)
+        send(_END)
+        return {"start_ns": start, "sent": sent}
+
+    serve({"load": load, "settle": lambda: {"pending": 0, "cpu_ns": usage.nanoseconds()}})
+    context.destroy()
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "grpc-server": grpc_server,
+    "grpc-client": grpc_client,
+    "grpc-echo": grpc_echo,
+    "zmq-pull": zmq_pull,
+    "zmq-push": zmq_push,
+}
+
+if __name__ == "__main__":
+    ROLES[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,54 @@
+"""Where the time goes: a row run under cProfile in every process on the way."""
+
+from __future__ import annotations
+
+import io
+import os
+import pstats
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agent import HERE
+from links import CHAIN, Links
+from report import LATENCY, ROWS
+
+_TOP = 25
+_MOST_SECONDS = 10.0
+_BUSY_SHARE = 0.1
+"""A thread that is busy for less than this share of the run's time is left out."""
+_WAITS = ("poll", "acquire", "get' of '_queue", "posix.read", "readline", "serve", "sleep")
+"""Functions whose own time is spent waiting."""
+
+
+def profiled(name: str, seconds: float) -> str:
+    """Run the rows of that name for some seconds each; return each thread's top functions by own time.
+
+    The profiler slows Python down, most of all many small calls, and not gRPC's C: read shares, not rates.
+    """
+    seconds = min(seconds, _MOST_SECONDS)
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["BENCH_PROFILES"] = directory
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(HERE / "startup"), os.environ.get("PYTHONPATH")])
+        )
+        text = io.StringIO()
+        with Links() as links:
+            if name == LATENCY:
+                links[CHAIN].paced(1000, seconds)
+            for row in ROWS:
+                if row.name == name or row.name.startswith(f"{name}/"):
+                    trial = links[row.cell.link].trial(row.cell.frame, seconds, row.cell.look)
+                    print(f"{row.name}: {trial.rate:,.0f} messages/s under the profiler", file=text)
+        for file in sorted(Path(directory).glob("*.prof")):
+            _print_profile(file, seconds, text)
+        return text.getvalue()
+
+
+def _print_profile(file: Path, seconds: float, text: io.StringIO) -> None:
+    stats = pstats.Stats(str(file), stream=text)
+    functions: dict[tuple[str, int, str], tuple[Any, ...]] = stats.stats  # type: ignore[attr-defined]
+    busy = sum(own[2] for (_, _, name), own in functions.items() if not any(each in name for each in _WAITS))
+    if busy > seconds * _BUSY_SHARE:
+        print(f"\n=== {file.stem}: busy for {busy:.1f} s", file=text)
+        stats.strip_dirs().sort_stats("tottime").print_stats(_TOP)

@@ -1,0 +1,137 @@
+"""Measure Tuplewire beside its peers, in ratios of one run; see README.md in this folder.
+
+Exit status: 0 when every message came once, whatever the timings; 1 when one was lost or doubled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agent import BenchError
+from links import CHAIN, Latencies, Links, Trial
+from profiling import profiled
+from report import LATENCY, ROWS, Cell, Line, Row, latency_lines, table, throughput_lines
+from workload import MESSAGE_BYTES
+
+ROUNDS = 5
+LATENCY_ROUNDS = 3
+LATENCY_RATE = 1000
+LATENCY_SHARE = 0.2
+"""The part of the time that goes to latency."""
+CHECKED_MESSAGES = 20_000
+
+
+def _progress(text: str) -> None:
+    end = "" if sys.stderr.isatty() else "\n"
+    start = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
+
+
+def _matches(name: str, only: str | None) -> bool:
+    return only is None or name == only or name.startswith(f"{only}/")
+
+
+def measure_throughput(links: Links, rows: Sequence[Row], seconds: float) -> list[Line]:
+    """Run every cell once a round, for ROUNDS rounds; `seconds` is the time for all of them."""
+    cells = list(dict.fromkeys(cell for row in rows for cell in (row.cell, *(a.cell for a in row.against))))
+    for cell in cells:
+        _progress(f"check: {CHECKED_MESSAGES:,} numbered messages over {cell.link}, frames of {cell.frame}")
+        links[cell.link].check(cell.frame, CHECKED_MESSAGES if cell.frame > 1 else CHECKED_MESSAGES // 10)
+    each = seconds / ROUNDS / len(cells)
+    rounds: list[dict[Cell, Trial]] = []
+    for number in range(1, ROUNDS + 1):
+        rounds.append({})
+        for position, cell in enumerate(cells, 1):
+            done = f"round {number} of {ROUNDS}, {position} of {len(cells)}"
+            _progress(f"{done}: {cell.link}, frames of {cell.frame}")
+            rounds[-1][cell] = links[cell.link].trial(cell.frame, each, cell.look)
+    return throughput_lines(rows, rounds)
+
+
+def measure_latency(links: Links, seconds: float) -> list[Line]:
+    """Send at a fixed rate over the four processes and to a bare echo, by turns."""
+    each = max(seconds / LATENCY_ROUNDS / 2, 0.5)
+    echo = links.echo()
+    rounds = []
+    for number in range(1, LATENCY_ROUNDS + 1):
+        _progress(f"latency at {LATENCY_RATE} messages/s: round {number} of {LATENCY_ROUNDS}")
+        ours = links[CHAIN].paced(LATENCY_RATE, each)
+        bare = echo.ask("pace", rate=LATENCY_RATE, seconds=each)
+        if bare["received"] != bare["sent"]:
+            raise BenchError(f"bare round trip: sent {bare['sent']}, received {bare['received']}")
+        rounds.append((ours, Latencies(bare["latencies_ns"], bare["late"])))
+    return latency_lines(rounds, f"four processes, {LATENCY_RATE:,} messages/s of 1 KiB")
+
+
+def _arguments() -> argparse.Namespace:
+    names = [row.name for row in ROWS] + [LATENCY]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="time to measure, in all (default: 60)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--only", metavar="ROW", help=f"a row, or all that begin with it: {', '.join(names)}")
+    parser.add_argument(
+        "--profile", metavar="ROW", help="run one row, without its peers, and print a profile of each process"
+    )
+    arguments = parser.parse_args()
+    for wanted in (arguments.only, arguments.profile):
+        if not any(_matches(name, wanted) for name in names):
+            parser.error(f"no row {wanted!r}; there are: {', '.join(names)}")
+    return arguments
+
+
+def _measure(only: str | None, seconds: float) -> list[Line]:
+    rows = [row for row in ROWS if _matches(row.name, only)]
+    latency = _matches(LATENCY, only)
+    share = LATENCY_SHARE if latency and rows else float(latency)
+    lines: list[Line] = []
+    with Links() as links:
+        if rows:
+            lines += measure_throughput(links, rows, seconds * (1 - share))
+        if latency:
+            lines += measure_latency(links, seconds * share)
+        for link in links.started():
+            link.still()
+    _progress("")
+    return lines
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    arguments = _arguments()
+    started = time.monotonic()
+    try:
+        if arguments.profile:
+            print(profiled(arguments.profile, arguments.seconds))
+            return 0
+        lines = _measure(arguments.only, arguments.seconds)
+    except BenchError as error:
+        _progress("")
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    machine: dict[str, Any] = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    if arguments.json:
+        print(json.dumps({**machine, "lines": [line.as_json() for line in lines]}, indent=1))
+    else:
+        print(table(lines))
+        print(
+            f"\n{MESSAGE_BYTES}-byte messages, medians of {ROUNDS} interleaved rounds, "
+            f"{machine['seconds']:.0f} s in all. Compare the ratios; the rates belong to this machine and "
+            "moment.\nNothing was lost or doubled, and what was numbered came in order."
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

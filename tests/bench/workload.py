@@ -1,0 +1,142 @@
+"""What the processes of a benchmark send, and how the receiving one counts it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+TOPOLOGY = "bench"
+MESSAGE_BYTES = 100
+PACED_BYTES = 1024
+LATE_NANOSECONDS = 1_000_000
+CHECK_EVERY = 256
+"""A sender reads the clock once in so many messages, or once a frame where that is more."""
+SOURCE_TASK = 1
+DESTINATION_TASK = 2
+PACED_TASK = 3
+WAIT_SECONDS = 30.0
+"""How long a receiver waits for what was sent before it counts as lost."""
+
+_STAMP_BYTES = 8
+
+Look = Literal["count", "touch", "order", "latency"]
+"""What a receiver does with each message: nothing, take its length, check its number, read its clock."""
+
+
+def numbered(first: int, count: int, size: int = MESSAGE_BYTES) -> list[bytes]:
+    """Return payloads that begin with their number, from `first` on."""
+    filler = bytes(size - _STAMP_BYTES)
+    return [number.to_bytes(_STAMP_BYTES, "big") + filler for number in range(first, first + count)]
+
+
+def stamp(payload: bytes) -> int:
+    """Return the number, or the clock, that a payload begins with."""
+    return int.from_bytes(payload[:_STAMP_BYTES], "big")
+
+
+class Pace:
+    """A schedule of payloads at a fixed rate, each stamped with the moment at which it is due.
+
+    An open loop: a sender that falls behind sends at once what is due, and its delay counts as latency.
+    The clock is CLOCK_MONOTONIC, which all processes of a machine share.
+    """
+
+    def __init__(self, rate: int, seconds: float) -> None:
+        self._rate = rate
+        self._count = int(rate * seconds)
+        self.sent = 0
+        self.late = 0
+        """How many could not leave within LATE_NANOSECONDS of their moment."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        filler = bytes(PACED_BYTES - _STAMP_BYTES)
+        start = time.monotonic_ns() + 10_000_000
+        for number in range(self._count):
+            due = start + number * 1_000_000_000 // self._rate
+            early = due - time.monotonic_ns()
+            if early > 0:
+                time.sleep(early / 1e9)
+            elif early < -LATE_NANOSECONDS:
+                self.late += 1
+            self.sent += 1
+            yield due.to_bytes(_STAMP_BYTES, "big") + filler
+
+
+@dataclass(slots=True)
+class Usage:
+    """Processor time of this process between two moments, in nanoseconds."""
+
+    start_ns: int = 0
+
+    def begin(self) -> None:
+        """Count from here."""
+        self.start_ns = time.process_time_ns()
+
+    def nanoseconds(self) -> int:
+        """Return the time used since begin(), all threads, user and system."""
+        return time.process_time_ns() - self.start_ns
+
+
+class Meter:
+    """Counts what one process receives; one thread adds, another waits.
+
+    A trial is begin(), then add() for each batch, then finish(), whose answer holds messages, bytes,
+    the moment of the last message, and what the look at the messages found.
+    """
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._usage = Usage()
+        self._messages = self._answered = 0
+        self.begin("count")
+
+    def begin(self, look: Look) -> dict[str, Any]:
+        """Start a trial; the answer holds what has come since the last one was over, which is too much."""
+        extra = self._messages - self._answered
+        self._look: Look = look
+        self._expected: int | None = None
+        self._messages = self._answered = self._bytes = self._touched = 0
+        self._next = self._disorder = self._last_ns = 0
+        self._latencies_ns: list[int] = []
+        self._done.clear()
+        self._usage.begin()
+        return {"extra": extra}
+
+    def add(self, messages: int, size_bytes: int, payloads: Callable[[], Sequence[bytes]]) -> None:
+        """Count a batch; `payloads` is called only when the trial looks at the messages."""
+        if self._look == "touch":
+            self._touched += sum(map(len, payloads()))
+        elif self._look == "order":
+            self._check_order(payloads())
+        elif self._look == "latency":
+            now = time.monotonic_ns()
+            self._latencies_ns += [now - stamp(payload) for payload in payloads()]
+        self._messages += messages
+        self._bytes += size_bytes
+        self._last_ns = time.monotonic_ns()
+        if self._expected is not None and self._messages >= self._expected:
+            self._done.set()
+
+    def _check_order(self, payloads: Sequence[bytes]) -> None:
+        for payload in payloads:
+            self._disorder += stamp(payload) != self._next
+            self._next += 1
+
+    def finish(self, expected: int) -> dict[str, Any]:
+        """Wait until so many messages have come, at most WAIT_SECONDS."""
+        self._expected = expected
+        if self._messages < expected:
+            self._done.wait(WAIT_SECONDS)
+        self._answered = self._messages
+        if self._look == "touch" and self._touched != self._bytes:
+            raise AssertionError(f"{self._touched} bytes touched, {self._bytes} received")
+        return {
+            "received": self._answered,
+            "last_ns": self._last_ns,
+            "disorder": self._disorder,
+            "latencies_ns": self._latencies_ns,
+            "cpu_ns": self._usage.nanoseconds(),
+        }

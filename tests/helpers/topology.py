@@ -1,0 +1,145 @@
+"""Real workers for a test, and what its messages look like: numbered, so that any loss or disorder shows."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from tuplewire import TaskGroup, TaskMessageBatch
+from tuplewire.client import Subscription
+from tuplewire.control import ControlClient
+from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.wire import control_pb2
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.server.report import ledger_of
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+TOPOLOGY = "test"
+Message = tuple[int | None, bytes]
+"""What a consumer sees: the source task and the payload."""
+
+
+class Pair:
+    """Two workers with a thousand tasks each; a test takes tasks that no other test uses."""
+
+    def __init__(self, near: Endpoint, far: Endpoint) -> None:
+        self.near = near
+        self.far = far
+        self._near_tasks = count(0)
+        self._far_tasks = count(1000)
+
+    def near_task(self) -> int:
+        """Return an unused task of the worker `near`."""
+        return next(self._near_tasks)
+
+    def far_task(self) -> int:
+        """Return an unused task of the worker `far`."""
+        return next(self._far_tasks)
+
+    def check_balance(self) -> None:
+        """Fail when a worker's ledger does not add up."""
+        for endpoint in (self.near, self.far):
+            assert ledger(endpoint).balanced, ledger(endpoint)
+
+
+@contextmanager
+def pair_of_workers(*flags: str) -> Iterator[Pair]:
+    """Run two workers; both must end with 0 and a balance that adds up."""
+    with LocalWorkers(2, TOPOLOGY, flags=["--drain-seconds=0.5", *flags]) as workers:
+        workers.assign({0: range(1000), 1: range(1000, 2000)})
+        pair = Pair(*workers.endpoints)
+        yield pair
+        pair.check_balance()
+        assert workers.stop() == [0, 0]
+
+
+@contextmanager
+def one_worker(worker_id: str, *flags: str, directory: Path, port: int = 0) -> Iterator[Endpoint]:
+    """Run one worker, on a given port if it is to come back there; it may be killed by the test."""
+    own = directory / f"{worker_id}-{port}"
+    own.mkdir()
+    with LocalWorkers(
+        1,
+        TOPOLOGY,
+        directory=own,
+        flags=[f"--worker-id={worker_id}", f"--listen=127.0.0.1:{port}", "--drain-seconds=1", *flags],
+    ) as workers:
+        yield workers.endpoints[0]
+
+
+def assign(endpoint: Endpoint, version: int, workers: Mapping[tuple[str, str], Iterable[int]]) -> None:
+    """Push an assignment, (worker id, address) to tasks, to one worker."""
+    assignment = Assignment(
+        version,
+        TOPOLOGY,
+        tuple(AssignedWorker(name, address, tuple(tasks)) for (name, address), tasks in workers.items()),
+    )
+    with ControlClient(endpoint.address) as control:
+        control.update_assignment(assignment_to_wire(assignment))
+
+
+def status(endpoint: Endpoint) -> control_pb2.GetStatusResponse:
+    """Return a worker's status."""
+    with ControlClient(endpoint.address) as control:
+        return control.status()
+
+
+def ledger(endpoint: Endpoint) -> LedgerSnapshot:
+    """Return a worker's balance."""
+    return ledger_of(status(endpoint).ledger)
+
+
+def queued(endpoint: Endpoint, task: int) -> int:
+    """Return how many messages a worker holds for a local task."""
+    return next(each.queued_messages for each in status(endpoint).tasks if each.task == task)
+
+
+def acknowledged(endpoint: Endpoint, task: int) -> int:
+    """Return the last sequence of a local task that its consumer has acknowledged."""
+    return next(each.acknowledged_sequence for each in status(endpoint).tasks if each.task == task)
+
+
+def metric(endpoint: Endpoint, sample: str) -> float:
+    """Return one sample of a worker's metrics, named with its labels; 0 when it is not there."""
+    with urllib.request.urlopen(endpoint.metrics_url, timeout=10) as response:  # noqa: S310 - our own address
+        for line in response.read().decode().splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == sample:
+                return float(value)
+    return 0.0
+
+
+def numbered(task: int, numbers: Iterable[int], source: int | None = None) -> TaskMessageBatch:
+    """Return messages to a task whose payloads are numbers in text."""
+    return TaskMessageBatch.from_groups([TaskGroup.of(task, [b"%d" % number for number in numbers], source)])
+
+
+def messages_of(batch: TaskMessageBatch) -> list[Message]:
+    """Return each message with its source."""
+    return [(group.source, payload) for group in batch.groups for payload in group.payloads()]
+
+
+def collect(subscription: Subscription, how_many: int) -> list[Message]:
+    """Take exactly so many messages and acknowledge them; a subscription's own timeout ends the wait."""
+    messages: list[Message] = []
+    while len(messages) < how_many:
+        messages += messages_of(next(subscription))
+    subscription.acknowledge()
+    assert len(messages) == how_many, f"{len(messages)} messages came, {how_many} were sent"
+    return messages
+
+
+def numbers(messages: Iterable[Message], source: int | None = None) -> list[int]:
+    """Return the numbers that came from one source, in the order of arrival."""
+    return [int(payload) for sender, payload in messages if sender == source]
+
+
+def settled(endpoint: Endpoint, *, accepted: int, acknowledged: int) -> bool:
+    """Whether a worker's balance is exactly this, with nothing pending or dropped."""
+    return ledger(endpoint) == LedgerSnapshot(
+        accepted, acknowledged, dict.fromkeys((reason.value for reason in DropReason), 0), 0
+    )

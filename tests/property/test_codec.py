@@ -1,0 +1,326 @@
+"""The frame codec against the generated code, and against hostile bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuplewire.errors import InvalidTaskError, MalformedError
+from tuplewire.group import TaskGroup
+from tuplewire.session.credit import Grant
+from tuplewire.session.receive import AckUpdate, Refusal
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of, varint
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import opened_from_wire, update_from_wire, update_to_wire
+
+LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
+
+pytestmark = pytest.mark.timeout(0 if LONG else 120)
+
+EXAMPLES = settings(max_examples=20_000 if LONG else 150, deadline=None, print_blob=True)
+
+ids = st.integers(0, 3) | st.integers(0, 2**31 - 1)
+uint64 = st.integers(0, 300) | st.integers(0, 2**64 - 1)
+payloads = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
+# Lengths of one, two and three bytes in front of what they measure.
+long_payloads = st.builds(lambda size, count: [bytes(size)] * count, st.integers(0, 400), st.integers(1, 60))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[list[TaskGroup]]:
+    """Return runs: groups of one task, source and mark each."""
+    result = []
+    for _ in range(draw(st.integers(0, 4))):
+        task, source, redelivered = draw(ids), draw(st.none() | ids), draw(st.booleans())
+        groups = [
+            TaskGroup.of(task, each, source)
+            for each in draw(st.lists(payloads | long_payloads, min_size=1, max_size=3))
+        ]
+        result.append([group.as_redelivered() for group in groups] if redelivered else groups)
+    return result
+
+
+def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Sequence[int] = ()) -> pb.Frame:
+    """Return the same frame, built with the generated code."""
+    return pb.Frame(
+        sequence=sequence,
+        groups=[
+            pb.Group(
+                task=run[0].task,
+                source=run[0].source,
+                lengths=[length for group in run for length in group.sizes()],
+                data=b"".join(group.data for group in run),
+                first_sequence=firsts[position] if firsts else 0,
+                redelivered=run[0].redelivered,
+            )
+            for position, run in enumerate(groups)
+        ],
+    )
+
+
+def columns(groups: Sequence[TaskGroup]) -> list[tuple[Any, ...]]:
+    """Return all that groups hold."""
+    return [
+        (group.task, group.source, list(group.sizes()), group.data, group.redelivered) for group in groups
+    ]
+
+
+def columns_of(frame: pb.Frame) -> list[tuple[Any, ...]]:
+    """Return the same of a frame of the generated code."""
+    return [
+        (
+            group.task,
+            group.source if group.HasField("source") else None,
+            list(group.lengths),
+            group.data,
+            group.redelivered,
+        )
+        for group in frame.groups
+    ]
+
+
+def field(number: int, body: bytes) -> bytes:
+    """Return a protobuf field with a length."""
+    return varint(number << 3 | 2) + varint(len(body)) + body
+
+
+# --- encoding ---------------------------------------------------------------------------------------
+
+
+@EXAMPLES
+@given(uint64)
+def test_varint(value: int) -> None:
+    """A varint is protobuf's."""
+    assert b"\x08" + varint(value) == (pb.Frame(sequence=value).SerializeToString() or b"\x08\0")
+
+
+@EXAMPLES
+@given(uint64, runs())
+def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGroup]]) -> None:
+    """The generated code reads exactly the frame that it would have written."""
+    data = encode_frame(sequence, groups)
+    assert pb.SendRequest.FromString(data) == pb.SendRequest(frame=frame_of(sequence, groups))
+
+
+@EXAMPLES
+@given(uint64, runs(), st.lists(uint64, min_size=4, max_size=4))
+def test_encoded_frame_is_a_recv_response(
+    sequence: int, groups: list[list[TaskGroup]], firsts: list[int]
+) -> None:
+    """The same for Recv, with the sequence of each run's first message."""
+    data = encode_frame(sequence, groups, firsts[: len(groups)])
+    assert pb.RecvResponse.FromString(data) == pb.RecvResponse(frame=frame_of(sequence, groups, firsts))
+
+
+# --- decoding ---------------------------------------------------------------------------------------
+
+
+@EXAMPLES
+@given(uint64, runs(), st.lists(uint64, min_size=4, max_size=4))
+def test_decodes_what_the_generated_code_wrote(
+    sequence: int, groups: list[list[TaskGroup]], firsts: list[int]
+) -> None:
+    """A frame that another program wrote is read as it is."""
+    frame = frame_of(sequence, groups, firsts)
+    decoded = [
+        decode_send_request(pb.SendRequest(frame=frame).SerializeToString()),
+        decode_recv_response(pb.RecvResponse(frame=frame).SerializeToString()),
+    ]
+    for each in decoded:
+        assert isinstance(each, OpaqueFrame)
+        assert each.sequence == sequence
+        assert columns(groups_of(each)) == columns_of(frame)
+        assert [group.first_sequence for group in each.groups] == firsts[: len(groups)]
+
+
+@EXAMPLES
+@given(
+    uint64,
+    runs().filter(bool),
+    st.randoms(use_true_random=False),
+    st.binary(max_size=10),
+    st.booleans(),
+    st.booleans(),
+)
+def test_order_of_fields_and_unknown_fields_do_not_matter(
+    sequence: int,
+    groups: list[list[TaskGroup]],
+    random: Any,
+    unknown: bytes,
+    inside: bool,  # noqa: FBT001 - drawn
+    outside: bool,  # noqa: FBT001 - drawn
+) -> None:
+    """Fields in another order, and fields of a later release in every message, leave a frame what it is."""
+    frame = frame_of(sequence, groups)
+    extra = field(1999, unknown)
+    body = [b"\x08" + varint(sequence)]
+    for group in frame.groups:
+        parts = [
+            b"\x08" + varint(group.task),
+            field(3, struct.pack(f"<{len(group.lengths)}I", *group.lengths)),
+            field(4, group.data),
+            b"\x30" + varint(group.redelivered),
+        ]
+        if group.HasField("source"):
+            parts.append(b"\x10" + varint(group.source))
+        if inside:
+            parts.append(extra)
+        random.shuffle(parts)
+        body.append(field(2, b"".join(parts)))
+    if inside:
+        body.append(extra)
+    # The order of the groups is that of the messages; only the fields around them may move.
+    number = body.pop(0)
+    body.insert(random.randint(0, len(body)), number)
+    request = [field(2, b"".join(body))]
+    if outside:
+        request.insert(random.randint(0, 1), extra)
+    for decode in (decode_send_request, decode_recv_response):
+        decoded = decode(b"".join(request))
+        assert isinstance(decoded, OpaqueFrame)
+        assert decoded.sequence == sequence
+        assert columns(groups_of(decoded)) == columns_of(frame)
+
+
+@EXAMPLES
+@given(runs().filter(bool), runs().filter(bool))
+def test_a_frame_in_two_parts(first: list[list[TaskGroup]], second: list[list[TaskGroup]]) -> None:
+    """Protobuf merges a message that comes twice; so does the codec."""
+    parts = [field(2, frame_of(5, each).SerializeToString()) for each in (first, second)]
+    decoded = decode_send_request(b"".join(parts))
+    assert isinstance(decoded, OpaqueFrame)
+    assert columns(groups_of(decoded)) == columns_of(frame_of(5, first + second))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
+    """Lengths must be packed, in one piece, as every protobuf library writes them; anything else is named."""
+    if packed:
+        lengths = field(3, struct.pack("<I", 1)) + field(3, struct.pack("<I", 2))
+    else:
+        lengths = b"\x1d" + struct.pack("<I", 1) + b"\x1d" + struct.pack("<I", 2)
+    group = b"\x08\x01" + lengths + field(4, b"abc")
+    data = field(2, b"\x08\x01" + field(2, group))
+    assert list(pb.SendRequest.FromString(data).frame.groups[0].lengths) == [1, 2]
+    decoded = decode_send_request(data)
+    assert isinstance(decoded, OpaqueFrame)
+    with pytest.raises(MalformedError, match="a group to task 1"):
+        groups_of(decoded)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.SendRequest(hello=pb.Hello(topology="t", sender_id="a", incarnation=2**64 - 1)),
+        pb.SendRequest(goodbye=pb.Goodbye()),
+        pb.SendRequest(load=pb.LoadReport(tasks=[pb.TaskLoad(task=1, load=0.5)])),
+        pb.SendRequest(),
+    ],
+    ids=["hello", "goodbye", "load", "nothing"],
+)
+def test_other_requests_come_as_they_are(request_: pb.SendRequest) -> None:
+    """A request that holds no frame is the generated code's."""
+    assert decode_send_request(request_.SerializeToString()) == request_
+
+
+# --- hostile bytes ------------------------------------------------------------------------------------
+
+
+def read(data: bytes) -> None:
+    """Read bytes in every way; whatever is wrong with them has a name."""
+    for decode in (decode_send_request, decode_recv_response):
+        with contextlib.suppress(MalformedError, InvalidTaskError):
+            frame = decode(data)
+            if isinstance(frame, OpaqueFrame):
+                for group in groups_of(frame):
+                    assert sum(group.sizes()) == len(group.data)
+                    assert len(group.payloads()) == len(group) > 0
+
+
+@EXAMPLES
+@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda body: field(2, body)))
+def test_arbitrary_bytes(data: bytes) -> None:
+    """Bytes of any kind are a message or a named error."""
+    read(data)
+
+
+@EXAMPLES
+@given(runs().filter(bool), st.data())
+def test_mutated_frames(groups: list[list[TaskGroup]], data: st.DataObject) -> None:
+    """A frame with bytes changed, cut out or put in is a frame or a named error."""
+    damaged = bytearray(encode_frame(1, groups))
+    for _ in range(data.draw(st.integers(1, 3))):
+        # The beginning, where the structure is, and anywhere.
+        end = data.draw(st.sampled_from([min(24, len(damaged)), len(damaged)]))
+        position = data.draw(st.integers(0, end))
+        length = data.draw(st.integers(0, 3))
+        damaged[position : position + length] = data.draw(st.binary(max_size=4))
+    read(bytes(damaged))
+
+
+@EXAMPLES
+@given(
+    st.integers(-(2**31), 2**31 - 1),
+    st.none() | st.integers(-(2**31), 2**31 - 1),
+    st.binary(max_size=12),
+    st.binary(max_size=12),
+)
+def test_columns_that_do_not_hold_together(
+    task: int, source: int | None, lengths: bytes, data: bytes
+) -> None:
+    """Well-formed protobuf with any ids and columns is a frame that holds together, or a named error."""
+    frame = OpaqueFrame(sequence=1)
+    frame.groups.add(task=task, source=source, lengths=lengths, data=data)
+    sizes = struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4])
+    valid = task >= 0 and (source is None or source >= 0) and len(lengths) % 4 == 0 < len(lengths)
+    if valid and sum(sizes) == len(data):
+        assert columns(groups_of(frame)) == [(task, source, list(sizes), data, False)]
+    else:
+        with pytest.raises((MalformedError, InvalidTaskError)):
+            groups_of(frame)
+    read(field(2, frame.SerializeToString()))
+
+
+# --- session values -----------------------------------------------------------------------------------
+
+codes = st.sampled_from([name.removeprefix("ERROR_CODE_") for name, _ in pb.ErrorCode.items()])
+refusals = st.builds(Refusal, uint64, ids, uint64, codes, st.text(max_size=9), st.text(max_size=9))
+grants = st.builds(Grant, ids, uint64, uint64, uint64)
+updates = st.builds(AckUpdate, uint64, st.lists(grants, max_size=4), st.lists(refusals, max_size=4))
+
+
+@EXAMPLES
+@given(updates, grants, uint64)
+def test_updates_survive_the_wire(update: AckUpdate, initial: Grant, incarnation: int) -> None:
+    """An acknowledgement, and the welcome that repeats it, say the same on the other side."""
+    ack = pb.Ack.FromString(update_to_wire(update).SerializeToString())
+    assert update_from_wire(ack.sequence, ack.credits, ack.refusals) == update
+    welcome = pb.Welcome(
+        receiver_incarnation=incarnation,
+        last_sequence=ack.sequence,
+        initial_credit=pb.TaskCredit(
+            task=initial.task,
+            messages=initial.messages,
+            bytes=initial.size_bytes,
+            processed=initial.processed,
+        ),
+        credits=ack.credits,
+        refusals=ack.refusals,
+    )
+    opened = opened_from_wire(pb.Welcome.FromString(welcome.SerializeToString()))
+    assert (opened.receiver_incarnation, opened.initial, opened.update) == (incarnation, initial, update)
+
+
+def test_an_unknown_code_is_unspecified() -> None:
+    """A refusal for a reason of a later release is still a refusal."""
+    refusal = pb.Refusal.FromString(pb.Refusal(sequence=1, task=2).SerializeToString() + b"\x20\xe7\x07")
+    update = update_from_wire(1, (), [refusal])
+    assert update.refusals == [Refusal(1, 2, 0, "UNSPECIFIED", "")]

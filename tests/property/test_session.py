@@ -1,0 +1,537 @@
+"""The session as a whole: sender, receiver, queues and consumer under random interleavings and faults.
+
+TUPLEWIRE_LONG=1 drives more than a million steps. A failure prints the steps and how to replay them;
+`pytest --hypothesis-seed=N` repeats a whole run.
+"""
+
+# ruff: noqa: D401 - a rule's docstring says what happens
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tuplewire.config import AckMode, SessionSettings
+from tuplewire.errors import NotLocalError, UnknownTaskError
+from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
+from tuplewire.session.credit import CreditBook, Grant, Window
+from tuplewire.session.delivery import Delivery, DeliveryLog
+from tuplewire.session.receive import AckUpdate, ReceiveSession
+from tuplewire.session.send import Opened, SendWindow, Settled
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import update_from_wire, update_to_wire
+
+LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
+
+pytestmark = pytest.mark.timeout(0 if LONG else 300)
+
+TASKS = (1, 2, 3)
+SOURCES = (None, 7, 8)
+WINDOWS = [Window(1, 60), Window(3, 40), Window(8, 200), Window(30, 2_000)]
+LARGEST_WINDOW = WINDOWS[-1]
+SETTINGS = SessionSettings(
+    max_pending_messages=40,
+    max_pending_bytes=800,
+    max_pending_task_messages=20,
+    max_message_bytes=60,
+    max_frame_bytes=150,
+)
+PREFETCH_MESSAGES = 6
+PREFETCH_BYTES = 90
+
+FLOW = ("write", "arrive", "answer", "hear", "fetch", "see", "acknowledge", "hear_progress")
+"""What moves messages from end to end."""
+ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss")
+FAULTS = (
+    *("cut", "cut", "cut", "cut_consumer", "cut_consumer"),
+    *("kill_worker", "kill_consumer", "change_consumers", "open_or_close", "resize"),
+)
+
+_HEAD = struct.Struct(">bBI")
+
+Pair = tuple[int | None, int]
+Message = tuple[int | None, int, int]
+"""Source, task, and the number within both, from 0."""
+
+
+def payload_of(message: Message, padding: int) -> bytes:
+    """Return a payload that names its message."""
+    source, task, number = message
+    return _HEAD.pack(-1 if source is None else source, task, number) + bytes(padding)
+
+
+def messages_in(group: TaskGroup) -> list[Message]:
+    """Return the messages that a group's payloads name; source and task must be the group's own."""
+    messages = []
+    for payload in group.payloads():
+        source, task, number = _HEAD.unpack_from(payload)
+        assert (group.source, group.task) == (None if source < 0 else source, task)
+        messages.append((group.source, task, number))
+    return messages
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one offer held, by task; the token of the messages. Settled messages leave it."""
+
+    open: dict[int, list[Message]]
+    sizes: dict[Message, int]
+
+
+@dataclass(slots=True)
+class Link:
+    """A stream in both directions: what was written and has not arrived."""
+
+    up: deque[bytes] = field(default_factory=deque)
+    down: deque[bytes] = field(default_factory=deque)
+    connected: bool = False
+
+    def cut(self) -> None:
+        """Lose what is on the way."""
+        self.up.clear()
+        self.down.clear()
+        self.connected = False
+
+
+class Worker:
+    """The receiver's process: dies with its memory."""
+
+    def __init__(self, incarnation: int, window: Window, *, processed: bool) -> None:
+        self.incarnation = incarnation
+        self.window = window
+        credit = CreditBook(
+            lambda: self.window, max_message_bytes=SETTINGS.max_message_bytes, eager=processed
+        )
+        self.session = ReceiveSession("sender", 1, credit)
+        self.logs = {task: DeliveryLog() for task in TASKS}
+        self.consumer_id = 0
+        self.cursors: dict[int, tuple[int, int]] = dict.fromkeys(TASKS, (0, 0))
+        self.next_number: dict[Pair, int] = {}
+        self.refused: set[Message] = set()
+
+
+class Consumer:
+    """The consumer's process: dies with what it had not acknowledged."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.window = ConsumeWindow(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
+        self.held: deque[Arrived] = deque()
+        self.last_seen: dict[Pair, int] = {}
+
+
+class Session(RuleBasedStateMachine):
+    """Drives everything, and holds it against what a perfect session would do."""
+
+    @initialize(processed=st.booleans(), window=st.sampled_from(WINDOWS))
+    def start(self, processed: bool, window: Window) -> None:  # noqa: FBT001 - drawn
+        """Start the three processes."""
+        self.processed_mode = processed
+        mode = AckMode.PROCESSED if processed else AckMode.QUEUED
+        self.window = SendWindow(
+            SessionSettings(
+                ack_mode=mode,
+                max_pending_messages=SETTINGS.max_pending_messages,
+                max_pending_bytes=SETTINGS.max_pending_bytes,
+                max_pending_task_messages=SETTINGS.max_pending_task_messages,
+                max_message_bytes=SETTINGS.max_message_bytes,
+                max_frame_bytes=SETTINGS.max_frame_bytes,
+            )
+        )
+        self.worker = Worker(1, window, processed=processed)
+        self.consumer, self.other = Consumer(1), Consumer(2)
+        self.consumers = 2
+        self.sending, self.receiving = Link(), Link()
+        self.closed_tasks: set[int] = set()
+        self.heard: list[AckUpdate] = []
+        self.update_lost = False
+        # The model.
+        self.offered: dict[Pair, int] = defaultdict(int)
+        self.pending: dict[Message, int] = {}
+        self.taken: set[Message] = set()
+        self.done: set[Message] = set()
+        self.gone: set[Message] = set()
+        self.seen: set[Message] = set()
+        self.acknowledged = self.dropped = 0
+        self.connect(1)
+        self.subscribe(1)
+
+    # --- the sender -------------------------------------------------------------------------------
+
+    @rule(
+        source=st.sampled_from(SOURCES),
+        counts=st.dictionaries(
+            st.sampled_from(TASKS),
+            st.integers(1, 5) | st.integers(1, 25),
+            min_size=1,
+            max_size=3,
+        ),
+        padding=st.integers(0, SETTINGS.max_message_bytes - _HEAD.size),
+    )
+    def offer(self, source: int | None, counts: dict[int, int], padding: int) -> None:
+        """A batch is taken exactly when it fits the bounds, or nothing else is held against them."""
+        batch = Batch({}, {})
+        groups = []
+        for task, count in counts.items():
+            first = self.offered[source, task]
+            messages = [(source, task, first + number) for number in range(count)]
+            # Sizes differ within a group, so that cuts by bytes fall anywhere.
+            payloads = [payload_of(each, (padding * each[2]) % 55) for each in messages]
+            batch.open[task] = messages
+            batch.sizes |= dict(zip(messages, map(len, payloads), strict=True))
+            groups.append(TaskGroup.of(task, payloads, source))
+        size = sum(batch.sizes.values())
+        fits = not self.pending or (
+            len(self.pending) + len(batch.sizes) <= SETTINGS.max_pending_messages
+            and sum(self.pending.values()) + size <= SETTINGS.max_pending_bytes
+        )
+        for task, count in counts.items():
+            held = sum(message[1] == task for message in self.pending)
+            fits = fits and (not held or held + count <= SETTINGS.max_pending_task_messages)
+        assert self.window.offer(groups, batch) == fits
+        if fits:
+            self.pending |= batch.sizes
+            for task, count in counts.items():
+                self.offered[source, task] += count
+
+    def write(self, limit: int) -> None:
+        """The sender writes some frames."""
+        for _ in range(limit if self.sending.connected else 0):
+            frame = self.window.next_frame()
+            if frame is None:
+                return
+            assert frame.size_bytes <= SETTINGS.max_frame_bytes
+            self.sending.up.append(encode_frame(frame.sequence, frame.runs))
+
+    def hear(self, limit: int) -> None:
+        """The sender hears some of what the receiver has said."""
+        while self.sending.down and limit:
+            limit -= 1
+            ack = pb.Ack.FromString(self.sending.down.popleft())
+            update = update_from_wire(ack.sequence, ack.credits, ack.refusals)
+            self.heard.append(update)
+            self._settle(self.window.update(update))
+
+    def hear_again(self, limit: int) -> None:
+        """Whatever is said twice, however late, settles nothing the second time."""
+        for update in reversed(self.heard[-limit:]):
+            assert self.window.update(update) == []
+
+    def miss(self, limit: int) -> None:
+        """Updates are lost; what they said is in the next one, apart from refusals, which are told once."""
+        for _ in range(limit):
+            if self.sending.down and not pb.Ack.FromString(self.sending.down[0]).refusals:
+                self.sending.down.popleft()
+                self.update_lost = True
+
+    def _settle(self, settled: Iterable[Settled]) -> None:
+        for each in settled:
+            batch: Batch = each.token
+            refused = self.worker.refused
+            candidates = [
+                message
+                for message in batch.open[each.task]
+                if (message in refused) == (each.dropped is not None)
+            ]
+            messages = candidates[: each.messages]
+            assert len(messages) == each.messages, "more settled than there was to settle"
+            assert sum(batch.sizes[message] for message in messages) == each.size_bytes
+            for message in messages:
+                batch.open[each.task].remove(message)
+                del self.pending[message]
+            if each.dropped is not None:
+                self.dropped += each.messages
+                self.gone.update(messages)
+                continue
+            self.acknowledged += each.messages
+            assert set(messages) <= (self.done if self.processed_mode else self.taken), (
+                "acknowledged too soon"
+            )
+
+    # --- the stream between sender and receiver -----------------------------------------------------
+
+    def connect(self, limit: int) -> None:
+        """The sender comes back; the first welcomes may be lost on the way."""
+        if self.sending.connected:
+            return
+        worker = self.worker
+        for _ in range(limit):
+            update = worker.session.resume(self.window.acknowledged)
+        initial = worker.session.credit.initial
+        ack = update_to_wire(update)
+        welcome = Opened(
+            worker.incarnation,
+            Grant(0, initial.messages, initial.size_bytes, 0),
+            update_from_wire(ack.sequence, ack.credits, ack.refusals),
+        )
+        self._settle(self.window.opened(welcome))
+        self.heard, self.update_lost = [], False
+        self.sending.connected = True
+
+    def cut(self, limit: int) -> None:
+        """The stream breaks while both sides write: some of it still arrives."""
+        self.write(4)
+        self.arrive(limit)
+        self.answer(1)
+        self.hear(limit - 1)
+        self.sending.cut()
+
+    # --- the receiver -------------------------------------------------------------------------------
+
+    def arrive(self, limit: int) -> None:
+        """Frames arrive; an exception here is a sender that broke the protocol."""
+        worker = self.worker
+        while self.sending.up and limit:
+            limit -= 1
+            frame = decode_send_request(self.sending.up.popleft())
+            assert isinstance(frame, OpaqueFrame)
+            groups = groups_of(frame)
+            assert worker.session.accept(frame.sequence, groups), "a frame came twice on one stream"
+            for group in groups:
+                self._accept(frame.sequence, group)
+
+    def _accept(self, sequence: int, group: TaskGroup) -> None:
+        worker = self.worker
+        messages = messages_in(group)
+        for source, task, number in messages:
+            expected = worker.next_number.get((source, task))
+            if expected is None:
+                # Everything before it is settled, or the receiver would have got it first.
+                assert not any((source, task, earlier) in self.pending for earlier in range(number))
+            else:
+                # What the receiver's predecessor refused does not come again.
+                between = {(source, task, each) for each in range(expected, number)}
+                assert number >= expected, "doubled, or out of order"
+                assert between <= self.gone, "a message is missing"
+            worker.next_number[source, task] = number + 1
+        assert group.redelivered or not self.taken.intersection(messages), "repeated without a mark"
+        self.taken.update(messages)
+        if group.task in self.closed_tasks:
+            worker.refused.update(messages)
+            error = UnknownTaskError("nobody has it") if group.task == 1 else NotLocalError("moved", "w2:1")
+            worker.session.refuse(sequence, group, error)
+        else:
+            worker.logs[group.task].append(group, worker)
+
+    def answer(self, _: int) -> None:
+        """The receiver says what is new."""
+        update = self.worker.session.update() if self.sending.connected else None
+        if update is not None:
+            self.sending.down.append(update_to_wire(update).SerializeToString())
+
+    def open_or_close(self, task: int) -> None:
+        """The receiver begins or ceases to refuse a task."""
+        self.closed_tasks ^= {task}
+
+    def resize(self, number: int) -> None:
+        """The session's share of the queues changes."""
+        self.worker.window = WINDOWS[number]
+
+    def kill_worker(self, _: int) -> None:
+        """The receiver dies with everything in it, and starts again."""
+        self.sending.cut()
+        self.receiving.cut()
+        old = self.worker
+        self.worker = Worker(old.incarnation + 1, old.window, processed=self.processed_mode)
+        self.heard = []
+
+    # --- the consumer -------------------------------------------------------------------------------
+
+    def subscribe(self, limit: int) -> None:
+        """The consumer comes back or is new, and acknowledges some meanwhile."""
+        if self.receiving.connected:
+            return
+        worker, consumer = self.worker, self.consumer
+        resumes = (
+            worker.consumer_id == consumer.id and consumer.window.worker_incarnation == worker.incarnation
+        )
+        worker.consumer_id = consumer.id
+        cursors = consumer.window.all()
+        self.acknowledge(limit - 1)
+        for cursor in cursors:
+            log = worker.logs[cursor.task]
+            if resumes:
+                self._progress(cursor)
+                log.rewind(cursor.received)
+                worker.cursors[cursor.task] = (cursor.credit, cursor.credit_bytes)
+            else:
+                log.rewind()
+                credit = log.acknowledged + cursor.credit - cursor.acknowledged
+                worker.cursors[cursor.task] = (credit, cursor.credit_bytes)
+        if not resumes:
+            consumer.last_seen.clear()
+        consumer.window.opened(worker.incarnation, [(task, log.taken) for task, log in worker.logs.items()])
+        self.receiving.connected = True
+        self._say_progress()
+
+    def fetch(self, limit: int) -> None:
+        """The worker hands out what the consumer has room for."""
+        for task, log in self.worker.logs.items() if self.receiving.connected else ():
+            deliveries = log.take(*self.worker.cursors[task], limit * 40)
+            if deliveries:
+                runs = [[delivery.group] for delivery in deliveries]
+                firsts = [delivery.first_sequence for delivery in deliveries]
+                self.receiving.down.append(encode_frame(1, runs, firsts))
+
+    def see(self, limit: int) -> None:
+        """Messages arrive at the consumer: once each, in order."""
+        consumer = self.consumer
+        while self.receiving.down and limit:
+            limit -= 1
+            frame = decode_recv_response(self.receiving.down.popleft())
+            assert isinstance(frame, OpaqueFrame)
+            firsts = [group.first_sequence for group in frame.groups]
+            arrived = consumer.window.arrived(map(Delivery, firsts, groups_of(frame)))
+            consumer.held.append(arrived)
+            for group in arrived.groups:
+                messages = messages_in(group)
+                assert group.redelivered or not self.seen.intersection(messages), "repeated without a mark"
+                self.seen.update(messages)
+                for source, task, number in messages:
+                    last = consumer.last_seen.get((source, task))
+                    if last is not None:
+                        between = {(source, task, each) for each in range(last + 1, number)}
+                        assert number > last, "doubled, or out of order"
+                        assert between <= self.worker.refused | self.gone, "a message is missing"
+                    consumer.last_seen[source, task] = number
+
+    def acknowledge(self, limit: int) -> None:
+        """The consumer is done with some batches, and says so when it is connected."""
+        consumer = self.consumer
+        while consumer.held and limit:
+            limit -= 1
+            arrived = consumer.held.popleft()
+            consumer.window.acknowledge(arrived)
+            for group in arrived.groups:
+                self.done.update(messages_in(group))
+        self._say_progress()
+
+    def _say_progress(self) -> None:
+        if self.receiving.connected:
+            cursors = self.consumer.window.moved()
+            self.receiving.up.extend(
+                struct.pack(
+                    ">5Q", each.task, each.acknowledged, each.received, each.credit, each.credit_bytes
+                )
+                for each in cursors
+            )
+
+    def hear_progress(self, limit: int) -> None:
+        """The worker hears what the consumer is done with; hearing it twice changes nothing."""
+        while self.receiving.up and limit:
+            limit -= 1
+            cursor = Cursor(*struct.unpack(">5Q", self.receiving.up.popleft()))
+            for _ in range(2):
+                self._progress(cursor)
+                credit, _ = self.worker.cursors[cursor.task]
+                self.worker.cursors[cursor.task] = (max(credit, cursor.credit), cursor.credit_bytes)
+
+    def _progress(self, cursor: Cursor) -> None:
+        for done in self.worker.logs[cursor.task].progress(cursor.acknowledged, cursor.received):
+            assert done.token is self.worker
+            self.worker.session.credit.released(cursor.task, done.messages, done.size_bytes)
+
+    def cut_consumer(self, limit: int) -> None:
+        """The consumer's stream breaks while both sides write: some of it still arrives."""
+        self.fetch(4)
+        self.see(limit)
+        self.acknowledge(1)
+        self.hear_progress(limit - 1)
+        self.receiving.cut()
+
+    def kill_consumer(self, _: int) -> None:
+        """The consumer dies; a new one takes its place."""
+        self.receiving.cut()
+        self.consumers += 1
+        self.consumer = Consumer(self.consumers)
+
+    def change_consumers(self, _: int) -> None:
+        """Another consumer takes the tasks over; this one lives, and may take them back."""
+        self.receiving.cut()
+        self.consumer, self.other = self.other, self.consumer
+
+    # --- all of it --------------------------------------------------------------------------------
+
+    @rule(actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(1, 3)), min_size=1, max_size=12))
+    def work(self, actions: list[tuple[str, int]]) -> None:
+        """Everybody does something, in any order."""
+        for action, limit in actions:
+            getattr(self, action)(limit)
+
+    @rule(rounds=st.integers(1, 3))
+    def flow(self, rounds: int) -> None:
+        """Whatever is connected does its work."""
+        for _ in range(rounds):
+            for action in ("connect", "subscribe", *FLOW):
+                getattr(self, action)(4)
+
+    @rule(fault=st.sampled_from(FAULTS), limit=st.integers(1, 3))
+    def fault(self, fault: str, limit: int) -> None:
+        """Something goes wrong, or changes."""
+        getattr(self, fault)(limit)
+
+    # --- what always holds --------------------------------------------------------------------------
+
+    @invariant()
+    def adds_up(self) -> None:
+        """The ledger is that of the model, in every state."""
+        ledger = self.window.ledger()
+        assert ledger.balanced, str(ledger)
+        assert ledger.accepted == sum(self.offered.values())
+        assert (ledger.acknowledged, ledger.pending) == (self.acknowledged, len(self.pending))
+        assert sum(ledger.dropped.values()) == self.dropped
+        assert self.window.messages == len(self.pending)
+        assert self.window.size_bytes == sum(self.pending.values())
+
+    @invariant()
+    def bounded(self) -> None:
+        """The queues hold no more than was granted, and the consumer no more than its prefetch."""
+        for log in self.worker.logs.values():
+            assert log.queued_messages <= LARGEST_WINDOW.messages
+            assert log.queued_bytes < LARGEST_WINDOW.size_bytes + SETTINGS.max_message_bytes
+        held: dict[int, list[int]] = defaultdict(list)
+        for arrived in self.consumer.held:
+            for group in arrived.groups:
+                if arrived.epoch >= self.consumer.window._tasks[group.task].epoch:
+                    held[group.task] += group.sizes()
+        for sizes in held.values():
+            assert len(sizes) <= PREFETCH_MESSAGES
+            assert sum(sizes) < PREFETCH_BYTES + SETTINGS.max_message_bytes
+
+    def teardown(self) -> None:
+        """After healing, everything settles: nothing is stuck, nothing is lost."""
+        if not hasattr(self, "window"):
+            return  # the machine never started
+        if self.update_lost:
+            self.sending.cut()
+        self.connect(1)
+        self.subscribe(1)
+        # Each round moves something: no bound is smaller than one message.
+        for _ in range(40 + 4 * len(self.pending)):
+            self.flow(1)
+            self.adds_up()
+            self.bounded()
+        assert not self.pending, f"{len(self.pending)} messages are stuck"
+        assert self.acknowledged + self.dropped == sum(self.offered.values())
+        assert not any(log.queued_messages for log in self.worker.logs.values())
+
+
+TestSession = Session.TestCase
+TestSession.settings = settings(
+    max_examples=8_000 if LONG else 200,
+    stateful_step_count=200 if LONG else 100,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
