@@ -163,7 +163,7 @@ class Receiver:
                 await self._stream(backoff)
             except RefusedError as error:
                 self._disconnected(error)
-                if is_fatal(error) or error.code == "UNKNOWN_TASK":
+                if is_fatal(error) or error.code in {"UNKNOWN_TASK", "NOT_LOCAL"}:
                     self._fail(error)
                     return
             except MessageError as error:

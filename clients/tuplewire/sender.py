@@ -225,18 +225,10 @@ class Sender:
     def quiet(self, task: int) -> bool:
         """Whether all messages to a task that were handed over are done with at the receiver."""
         with self._lock:
-            return self._window.quiet(task)
-
-    async def take_back(self) -> list[tuple[TaskGroup, Any]]:
-        """End now, and return what is not acknowledged, with its tokens, as if it had never been sent."""
-        with self._lock:
-            self._closing = True
-        self._ended = True
-        await self._stop_task()
-        with self._lock:
-            left = self._window.take_back()
-            self._moved.notify_all()
-        return left
+            quiet = self._window.quiet(task)
+            if quiet:
+                self._moving.discard(task)
+            return quiet
 
     # --- life, on the loop -----------------------------------------------------------------------
 
@@ -246,6 +238,19 @@ class Sender:
 
     async def close(self, timeout: float) -> list[Settled]:
         """Wait for acknowledgements as long as the timeout, say goodbye, give up the rest and return it."""
+        await self._finish(timeout)
+        return await self._end()
+
+    async def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        """Close, and return what is not acknowledged by then, with its tokens, as if never accepted."""
+        await self._finish(timeout)
+        await self._stop_task()
+        with self._lock:
+            left = self._window.take_back()
+            self._moved.notify_all()
+        return left
+
+    async def _finish(self, timeout: float) -> None:
         with self._lock:
             self._closing = True
         if self._error is None:
@@ -257,7 +262,6 @@ class Sender:
             self._leaving = True
             self._wake.set()
             await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
-        return await self._end()
 
     async def abort(self) -> list[Settled]:
         """Give up everything now, and return it."""

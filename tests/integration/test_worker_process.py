@@ -349,7 +349,7 @@ def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
         "tuplewire_assignment_version 3.0",
         "tuplewire_assignment_file_errors_total 0.0",
         'tuplewire_queue_messages{task="0"} 0.0',
-        'tuplewire_queue_capacity_messages{task="1"} 32768.0',
+        'tuplewire_queue_capacity_messages{task="1"} 131072.0',
     ):
         assert f"\n{sample}\n" in text
     assert 'topology="default",version="' in text

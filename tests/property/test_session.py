@@ -338,10 +338,10 @@ class Session(RuleBasedStateMachine):
         """The session's share of the queues changes."""
         self.worker.window = WINDOWS[number]
 
-    def kill_worker(self, _: int) -> None:
+    def kill_worker(self, limit: int) -> None:
         """The receiver dies with everything in it, and starts again."""
-        self.sending.cut()
-        self.receiving.cut()
+        self.cut(limit)
+        self.cut_consumer(limit)
         old = self.worker
         self.worker = Worker(old.incarnation + 1, old.window, processed=self.processed_mode)
         self.heard = []
@@ -450,15 +450,15 @@ class Session(RuleBasedStateMachine):
         self.hear_progress(limit - 1)
         self.receiving.cut()
 
-    def kill_consumer(self, _: int) -> None:
+    def kill_consumer(self, limit: int) -> None:
         """The consumer dies; a new one takes its place."""
-        self.receiving.cut()
+        self.cut_consumer(limit)
         self.consumers += 1
         self.consumer = Consumer(self.consumers)
 
-    def change_consumers(self, _: int) -> None:
+    def change_consumers(self, limit: int) -> None:
         """Another consumer takes the tasks over; this one lives, and may take them back."""
-        self.receiving.cut()
+        self.cut_consumer(limit)
         self.consumer, self.other = self.other, self.consumer
 
     # --- all of it --------------------------------------------------------------------------------

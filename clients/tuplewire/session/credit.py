@@ -129,9 +129,10 @@ class CreditBook:
 
     def follow(self, tasks: Iterable[int]) -> None:
         """Tell every release of these tasks' messages from now on, and what has been released so far."""
-        known = [task for task in tasks if task in self._accounts]
-        self._followed.update(known)
-        self._changed.update(dict.fromkeys(known))
+        self._followed.update(tasks)
+        if len(self._followed) > MAX_TASKS:
+            raise ResourceLimitError(f"one session sends to at most {MAX_TASKS} tasks")
+        self._changed.update(dict.fromkeys(self._followed & self._accounts.keys()))
 
     def changes(self) -> list[Grant]:
         """Return the grants that have changed since the last call."""

@@ -250,8 +250,8 @@ class IRelayConnection(IClientConnection):
         """Whether the receiver is done with every message to a task that was forwarded."""
 
     @abstractmethod
-    def take_back(self) -> list[tuple[TaskGroup, Any]]:
-        """Abort, and return what is not settled with its tokens, in order within each task.
+    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        """Close, and return what is not settled by then with its tokens, in order within each task.
 
         The connection's ledger then reads as if it had never accepted them. What may have arrived all the
         same is marked as redelivered. Nothing the second time.

@@ -382,8 +382,11 @@ class LocalClient(IRelayConnection):
         """See IRelayConnection."""
         return not self._by_task.get(task)
 
-    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """See IRelayConnection. What a server holds stays with it."""
+        with self._lock:
+            if not self._closed:
+                self._moved.wait_for(lambda: not self._pending, timeout)
         left = [(group, token) for groups, token in self._end() for group in groups]
         with self._lock:
             for group, _ in left:

@@ -349,11 +349,11 @@ class TransportConformance(ABC):
             assert isinstance(client, IRelayConnection), "a transport for workers relays"
             for number in range(3):
                 client.forward([TaskGroup.of(1, [b"%d" % number])], number)
-            left = client.take_back()
+            left = client.take_back(0.1)
             assert [(group.payloads(), token) for group, token in left] == [
                 ([b"%d" % n], n) for n in range(3)
             ]
-            assert client.take_back() == []
+            assert client.take_back(0.1) == []
             _assert_ledger(client, 0)
 
     # --- errors ------------------------------------------------------------------------------------------

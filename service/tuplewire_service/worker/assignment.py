@@ -22,6 +22,11 @@ class AssignedWorker:
     node: str = ""
 
     @property
+    def peer(self) -> tuple[str, str]:
+        """The id and the address, which together name one connection."""
+        return self.worker_id, self.address
+
+    @property
     def host_port(self) -> tuple[str, int]:
         """The address in two parts; an IPv6 host loses its brackets."""
         host, _, port = self.address.rpartition(":")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
 from tuplewire.errors import ConfigError
+from tuplewire.group import TaskGroup
 from tuplewire.loop import watched
 from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
@@ -17,6 +19,10 @@ from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.status import PeerSnapshot
 
 logger = logging.getLogger(__name__)
+
+
+Peer = tuple[str, str]
+"""A worker's id and its address: a worker that starts again elsewhere is another peer."""
 
 
 class Connections:
@@ -29,47 +35,59 @@ class Connections:
         on_settled: Callable[[Sequence[Settled]], None],
         on_change: Callable[[], None],
         assignment_version: Callable[[], int],
+        on_returned: Callable[[Peer, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
-        """Start without any; the callables are those of IRelayConnection.attach."""
+        """Start without any.
+
+        on_returned: gets what a closed connection's peer had not acknowledged. The other callables are those
+        of IRelayConnection.attach.
+        """
         self._context = context
         self._topology = topology
         self._on_settled = on_settled
         self._on_change = on_change
         self._version = assignment_version
-        self._connections: dict[tuple[str, str], IRelayConnection] = {}
+        self._on_returned = on_returned
+        self._connections: dict[Peer, IRelayConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._leaving: dict[tuple[str, str], IRelayConnection] = {}
+        self._leaving: dict[IRelayConnection, Peer] = {}
 
-    def refresh(self, needed: Sequence[AssignedWorker], close_timeout: float) -> None:
-        """Open what is needed and missing; close what is there and not needed, in the background."""
-        wanted = {(worker.worker_id, worker.address): worker for worker in needed}
-        for key, worker in wanted.items():
-            if key not in self._connections:
-                host, port = worker.host_port
-                connection = self._context.connect(self._topology, host, port)
-                if not isinstance(connection, IRelayConnection):
-                    raise ConfigError(
-                        f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
-                        "it is not an IRelayConnection"
-                    )
-                connection.attach(self._on_settled, self._on_change, self._version)
-                self._connections[key] = connection
+    def refresh(self, needed: Mapping[Peer, AssignedWorker], kept: Container[Peer], timeout: float) -> None:
+        """Open what is needed and missing; close what is neither needed nor kept, in the background.
+
+        timeout: how long a connection that is closed waits for acknowledgements, in seconds.
+        """
+        for peer, worker in needed.items():
+            if peer not in self._connections:
+                self._connections[peer] = self._open(worker)
                 logger.info("connection.opened", extra={"worker": worker.worker_id, "peer": worker.address})
-        for key in [key for key in self._connections if key not in wanted]:
-            self._leaving[key] = connection = self._connections.pop(key)
-            task = asyncio.create_task(self._close(key, connection, close_timeout), name=f"close {key[1]}")
+        for peer in [peer for peer in self._connections if peer not in needed and peer not in kept]:
+            connection = self._connections.pop(peer)
+            self._leaving[connection] = peer
+            task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer[1]}")
             self._closing.add(task)
             watched(task).add_done_callback(self._closing.discard)
 
-    async def _close(self, key: tuple[str, str], connection: IRelayConnection, timeout: float) -> None:
-        await asyncio.to_thread(connection.close, timeout)
-        self._leaving.pop(key, None)
-        left = connection.statistics().ledger.dropped
-        logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "dropped": left})
+    def _open(self, worker: AssignedWorker) -> IRelayConnection:
+        host, port = worker.host_port
+        connection = self._context.connect(self._topology, host, port)
+        if not isinstance(connection, IRelayConnection):
+            raise ConfigError(
+                f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
+                "it is not an IRelayConnection"
+            )
+        connection.attach(self._on_settled, self._on_change, self._version)
+        return connection
 
-    def get(self, worker: AssignedWorker) -> IRelayConnection | None:
+    async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:
+        left = await asyncio.to_thread(connection.take_back, timeout)
+        del self._leaving[connection]
+        logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
+        self._on_returned(key, left)
+
+    def get(self, peer: Peer) -> IRelayConnection | None:
         """Return the connection to a worker."""
-        return self._connections.get((worker.worker_id, worker.address))
+        return self._connections.get(peer)
 
     @property
     def not_ready(self) -> list[str]:
@@ -80,6 +98,11 @@ class Connections:
             if connection.status is not ConnectionStatus.READY
         )
 
+    def ready(self, peer: Peer) -> bool:
+        """Whether there is a session with a worker at the moment."""
+        connection = self._connections.get(peer)
+        return connection is not None and connection.status is ConnectionStatus.READY
+
     @property
     def pending_messages(self) -> int:
         """Messages that were handed over and are not settled."""
@@ -87,11 +110,12 @@ class Connections:
 
     def snapshot(self) -> list[PeerSnapshot]:
         """Return every connection as it is."""
+        leaving = [(peer, connection) for connection, peer in self._leaving.items()]
         return [
             PeerSnapshot(
                 worker_id, address, connection.status is ConnectionStatus.READY, connection.statistics()
             )
-            for (worker_id, address), connection in (*self._connections.items(), *self._leaving.items())
+            for (worker_id, address), connection in (*self._connections.items(), *leaving)
         ]
 
     def loads(self, tasks: Sequence[int]) -> dict[int, float]:
@@ -103,6 +127,7 @@ class Connections:
 
     async def close(self, timeout: float) -> None:
         """Close everything: wait for acknowledgements as long as the timeout; the rest is dropped."""
-        self.refresh((), timeout)
+        connections = [*self._connections.values(), *self._leaving]
+        await asyncio.gather(*(asyncio.to_thread(each.close, timeout) for each in connections))
         if self._closing:
             await asyncio.gather(*self._closing)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tuplewire.errors import NotLocalError, RefusedError, StaleIncarnationError, SupersededError
+from tuplewire.errors import RefusedError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
@@ -19,11 +19,12 @@ from tuplewire_service.worker.status import TaskSnapshot
 
 
 class _Queue:
-    __slots__ = ("consumer", "consumer_id", "credit", "credit_bytes", "incarnation", "log", "task")
+    __slots__ = ("consumer", "consumer_id", "credit", "credit_bytes", "incarnation", "leaving", "log", "task")
 
     def __init__(self, task: int) -> None:
         self.task = task
         self.log = DeliveryLog()
+        self.leaving = False
         self.consumer: Subscription | None = None
         self.consumer_id = ""
         self.incarnation = 0
@@ -39,35 +40,61 @@ class ReceiveQueues:
         settings: WorkerSettings,
         incarnation: int,
         on_done: Callable[[int, Iterable[Done]], None],
-        unknown: Callable[[int], RefusedError],
+        not_here: Callable[[int], RefusedError],
     ) -> None:
         """Start empty.
 
-        on_done: told the task and what its consumer has acknowledged. unknown: the error for a task that
-        is not local.
+        on_done: told the task and what its consumer has acknowledged; also, with nothing, that a consumer has
+        left a task that is leaving. not_here: the error for a task that is not local.
         """
         self.worker_id = settings.worker_id
         self.incarnation = incarnation
         self._settings = settings
-        self._on_done = on_done
-        self._unknown = unknown
+        self.on_done = on_done
+        self.not_here = not_here
         self._queues: dict[int, _Queue] = {}
+        self._gone: dict[int, _Queue] = {}
 
     def __contains__(self, task: int) -> bool:
         return task in self._queues
 
-    def assign(self, tasks: Iterable[int]) -> list[tuple[TaskGroup, Origin]]:
-        """Hold these tasks and no others; return, in order, what was queued for tasks that are gone."""
+    def assign(self, tasks: Iterable[int]) -> list[int]:
+        """Hold these tasks and no others; return those that are gone, whose leave() is now due.
+
+        A task's sequences go on where they were when it comes back.
+        """
         wanted = set(tasks)
         for task in wanted - self._queues.keys():
-            self._queues[task] = _Queue(task)
-        left: list[tuple[TaskGroup, Origin]] = []
-        for task in [task for task in self._queues if task not in wanted]:
-            queue = self._queues.pop(task)
+            queue = self._gone.pop(task) if task in self._gone else _Queue(task)
+            self._queues[task] = queue
+            queue.leaving = False
             if queue.consumer is not None:
-                queue.consumer.end(NotLocalError(f"task {task} was assigned to another worker"))
-            left += queue.log.remove()
-        return left
+                queue.consumer.mark(queue)
+        gone = [task for task in self._queues if task not in wanted]
+        for task in gone:
+            queue = self._gone[task] = self._queues.pop(task)
+            queue.leaving = True
+        return gone
+
+    def leave(self, task: int) -> list[tuple[TaskGroup, Origin]] | None:
+        """Return, in order, what is queued for a task that is gone; None while its consumer is at work.
+
+        Nothing more is delivered meanwhile, so that another consumer goes on where this one ends.
+        """
+        queue = self._gone.get(task)
+        if queue is None:
+            return []  # it has come back: its queue goes on
+        log = queue.log
+        if queue.consumer is not None:
+            if log.taken > log.acknowledged:
+                return None
+            queue.consumer.drop(queue)
+        return log.remove()
+
+    def open(self, task: int) -> None:
+        """Hold a task that will be ours once the assignment that others route by arrives here."""
+        if task not in self._queues:
+            self.assign([*self._queues, task])
 
     def put(self, group: TaskGroup, origin: Origin) -> None:
         """Queue messages for a local task."""
@@ -91,7 +118,8 @@ class ReceiveQueues:
     @property
     def pending_messages(self) -> int:
         """Messages that wait or are not acknowledged, in all queues."""
-        return sum(queue.log.queued_messages for queue in self._queues.values())
+        queues = (*self._queues.values(), *self._gone.values())
+        return sum(queue.log.queued_messages for queue in queues)
 
     def snapshot(self) -> list[TaskSnapshot]:
         """Return every queue as it is."""
@@ -109,14 +137,14 @@ class ReceiveQueues:
 
     def end_consumers(self, error: RefusedError) -> None:
         """End every subscription."""
-        for queue in self._queues.values():
+        for queue in (*self._queues.values(), *self._gone.values()):
             if queue.consumer is not None:
                 queue.consumer.end(error)
 
     def clear(self) -> int:
         """Give everything up; return how many messages that were."""
         given_up = 0
-        for queue in self._queues.values():
+        for queue in (*self._queues.values(), *self._gone.values()):
             for group, origin in queue.log.remove():
                 given_up += len(group)
                 origin.release(group.task, len(group), len(group.data))
@@ -129,7 +157,7 @@ class ReceiveQueues:
         for cursor in request.cursors:
             queue = self._queues.get(cursor.task)
             if queue is None:
-                raise self._unknown(cursor.task)
+                raise self.not_here(cursor.task)
             if queue.consumer_id == request.consumer_id and queue.incarnation > request.incarnation:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
@@ -154,7 +182,7 @@ class ReceiveQueues:
         queue.consumer = subscription
         queue.consumer_id, queue.incarnation = request.consumer_id, request.incarnation
         if resumes:
-            self._on_done(queue.task, queue.log.progress(cursor.acknowledged, cursor.received))
+            self.on_done(queue.task, queue.log.progress(cursor.acknowledged, cursor.received))
             queue.log.rewind(cursor.received)
             queue.credit = cursor.credit
         else:
@@ -170,7 +198,7 @@ class ReceiveQueues:
         queue.credit = max(queue.credit, cursor.credit)
         queue.credit_bytes = cursor.credit_bytes
         if done:
-            self._on_done(queue.task, done)
+            self.on_done(queue.task, done)
 
 
 class Subscription(ISubscription):
@@ -218,6 +246,8 @@ class Subscription(ISubscription):
             task = next(iter(self._ready))
             del self._ready[task]
             queue = self._held[task]
+            if queue.leaving:
+                continue
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes)
             max_bytes -= sum(len(delivery.group.data) for delivery in taken)
             deliveries += taken
@@ -236,6 +266,14 @@ class Subscription(ISubscription):
         if self._ready:
             self._wake()
 
+    def drop(self, queue: _Queue) -> None:
+        """Let go of a queue whose task has moved; the last one ends the subscription."""
+        queue.consumer = None
+        del self._held[queue.task]
+        self._ready.pop(queue.task, None)
+        if not self._held:
+            self.end(self._queues.not_here(queue.task))
+
     def close(self) -> None:
         """See ISubscription."""
         held, self._held = self._held, {}
@@ -243,3 +281,5 @@ class Subscription(ISubscription):
         for queue in held.values():
             if queue.consumer is self:
                 queue.consumer = None
+                if queue.leaving:
+                    self._queues.on_done(queue.task, ())

@@ -9,12 +9,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from tuplewire.config import SessionSettings
-from tuplewire.errors import ClosedError, ConfigError, DrainingError, StaleAssignmentError, UnknownTaskError
+from tuplewire.errors import (
+    ClosedError,
+    ConfigError,
+    DrainingError,
+    NotLocalError,
+    RefusedError,
+    StaleAssignmentError,
+    UnknownTaskError,
+)
 from tuplewire.group import TaskGroup
 from tuplewire.loop import watched
 from tuplewire.session.delivery import Done
@@ -23,13 +33,15 @@ from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
+    IRelayConnection,
     IServerConnection,
     Origin,
     ReceivedBatch,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.connections import Connections
+from tuplewire_service.worker.connections import Connections, Peer
+from tuplewire_service.worker.moves import Moves, Parcel
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.settings import WorkerSettings
 from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
@@ -39,6 +51,10 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
+
+
+def _emptied(connection: IRelayConnection, task: int) -> list[Parcel] | None:
+    return [] if connection.quiet(task) else None
 
 
 def peer_session(settings: SessionSettings) -> SessionSettings:
@@ -73,8 +89,14 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._ticker: asyncio.Task[None] | None = None
         self._local: frozenset[int] = frozenset()
         self._queues = ReceiveQueues(settings, self.incarnation, self._done, self._not_here)
+        self._moves = Moves()
         self._connections = Connections(
-            context, settings.topology, self._settled, lambda: None, self._assignment_version
+            context,
+            settings.topology,
+            on_settled=self._settled,
+            on_change=self._end_moves,
+            assignment_version=self._assignment_version,
+            on_returned=self._returned,
         )
         self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable)
 
@@ -90,6 +112,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         while True:
             self._check_ready()
             self._report_load()
+            self._refresh()
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
     def _check_ready(self) -> None:
@@ -136,9 +159,12 @@ class Worker(IConnectionCallback, ISubscriptionSource):
                 break
         self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
-        await self._connections.close(max(0.1, deadline - time.monotonic()))
+        for group, origin in self._moves.clear():
+            self._ledger.dropped[DropReason.SHUTDOWN] += len(group)
+            origin.release(group.task, len(group), len(group.data))
         if self._ticker is not None:
             self._ticker.cancel()
+        await self._connections.close(max(0.1, deadline - time.monotonic()))
         if self._server is not None:
             await asyncio.to_thread(self._server.close, _CLOSE_SECONDS)
         self._enter(WorkerState.STOPPED)
@@ -148,6 +174,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         return (
             self._queues.pending_messages
             + self._transfer.pending_messages
+            + self._moves.pending_messages
             + self._connections.pending_messages
         )
 
@@ -173,15 +200,16 @@ class Worker(IConnectionCallback, ISubscriptionSource):
                 f"assignment version {assignment.version} is not newer than {self.assignment.version}, "
                 "which is in force"
             )
+        self._transfer.drain()  # by the old routes
         self.assignment = assignment
         local = assignment.tasks_of(self.settings.worker_id)
         others = [w for w in assignment.workers if w.worker_id != self.settings.worker_id and w.tasks]
+        before = self._transfer.owner_of
         self._local = frozenset(local)
         self._transfer.owner_of = {task: worker for worker in others for task in worker.tasks}
-        self._connections.refresh(others, _CLOSE_SECONDS)
-        moved = self._queues.assign(local)
-        for group, origin in moved:
-            self._transfer.put(group, origin)
+        self._begin_moves(before, self._queues.assign(local))
+        self._refresh()
+        self._end_moves()
         logger.info(
             "assignment.changed",
             extra={"version": assignment.version, "local_tasks": len(local), "peers": len(others)},
@@ -189,39 +217,96 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._check_ready()
         return True
 
+    def _begin_moves(self, before: Mapping[int, AssignedWorker], gone: Iterable[int]) -> None:
+        """Hold what comes for each task that has changed hands, until its old way is empty."""
+        now = time.monotonic()
+        for task in gone:
+            self._moves.begin(task, partial(self._queues.leave, task), now)
+        announced: dict[Peer, list[int]] = {}
+        for task, owner in before.items():
+            after = self._transfer.owner_of.get(task)
+            connection = self._connections.get(owner.peer)
+            if connection is None or (after is not None and after.peer == owner.peer):
+                continue
+            self._moves.begin(task, partial(_emptied, connection, task), now, owner.peer)
+            announced.setdefault(owner.peer, []).append(task)
+        for peer, tasks in announced.items():
+            connection = self._connections.get(peer)
+            if connection is not None:
+                connection.announce_move(tasks)
+
+    def _refresh(self) -> None:
+        """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
+
+        A former owner that is out of reach, and in no assignment any more, is given up after a while.
+        """
+        needed = {worker.peer: worker for worker in self._transfer.owner_of.values()}
+        overdue = self._moves.peers(since=time.monotonic() - _CLOSE_SECONDS)
+        lost = {peer for peer in overdue if not self._connections.ready(peer)}
+        self._connections.refresh(needed, self._moves.peers(since=math.inf) - lost, _CLOSE_SECONDS)
+
+    def _end_moves(self) -> None:
+        """Send what was held for the tasks whose old ways are empty."""
+        if self._moves and (parcels := self._moves.done()):
+            self._reroute(parcels)
+
+    def _reroute(self, parcels: Iterable[Parcel]) -> None:
+        for group, origin in parcels:
+            if not self._route(group, origin, routed=False):
+                self._unroutable(group, origin)
+
+    def _returned(self, peer: Peer, left: Sequence[Parcel]) -> None:
+        """Route again what a worker that is gone had not acknowledged, and what waited for it."""
+        self._moves.give_up(peer)
+        waiting = self._moves.done()
+        self._reroute(left)
+        self._reroute(waiting)
+
     # --- messages ------------------------------------------------------------------------------------
 
     def recv(self, batch: ReceivedBatch) -> None:
         """Route a batch: to the queues of local tasks, to the transfer queue, or back as refused."""
         batch.hold()
         origin = batch.origin
-        local, owner_of = self._local, self._transfer.owner_of
+        routed = batch.assignment_version > 0
+        ahead = batch.assignment_version > self._assignment_version()
         for group in batch.groups:
-            if group.task in local:
-                self._ledger.accepted += len(group)
+            if ahead:
+                # Its sender routes by an assignment that is still on its way here, and has the task with us.
+                self._queues.open(group.task)
                 self._queues.put(group, origin)
-            elif group.task in owner_of:
-                self._ledger.accepted += len(group)
-                self._transfer.put(group, origin)
-            else:
+            elif not self._route(group, origin, routed=routed):
                 batch.refuse(group, self._not_here(group.task))
+                continue
+            self._ledger.accepted += len(group)
 
-    def _not_here(self, task: int) -> UnknownTaskError:
+    def _route(self, group: TaskGroup, origin: Origin, *, routed: bool) -> bool:
+        """Put messages on their way; False when nobody holds their task.
+
+        routed: another worker has sent them here; for a local task they have arrived.
+        """
+        if group.task in self._moves and not (routed and group.task in self._local):
+            self._moves.hold(group, origin, routed=routed)
+        elif group.task in self._local:
+            self._queues.put(group, origin)
+        elif group.task in self._transfer.owner_of:
+            self._transfer.put(group, origin)
+        else:
+            return False
+        return True
+
+    def _not_here(self, task: int) -> RefusedError:
+        worker_id = self.settings.worker_id
         if self.assignment is None:
-            return UnknownTaskError(
-                f"task {task} is unknown: worker {self.settings.worker_id} has no assignment"
-            )
+            return UnknownTaskError(f"task {task} is unknown: worker {worker_id} has no assignment")
         owner = self._transfer.owner_of.get(task)
         if owner is not None:
-            return UnknownTaskError(
-                f"task {task} is not on worker {self.settings.worker_id} but on {owner.worker_id} "
-                f"at {owner.address}",
-                owner.address,
-            )
+            where = f"on {owner.worker_id} at {owner.address}"
+            return NotLocalError(f"task {task} is not on worker {worker_id} but {where}", owner.address)
         return UnknownTaskError(f"task {task} is not in assignment version {self.assignment.version}")
 
     def _send(self, owner: AssignedWorker, origin: Origin, groups: list[TaskGroup]) -> None:
-        connection = self._connections.get(owner)
+        connection = self._connections.get(owner.peer)
         try:
             taken = connection is not None and connection.forward(groups, origin)
         except ClosedError:
@@ -253,6 +338,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
         self._activity.set()
+        self._end_moves()
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
         """See ISubscriptionSource."""

@@ -84,12 +84,12 @@ class GrpcClientConnection(IRelayConnection):
         """See IRelayConnection."""
         return self._sender.quiet(task)
 
-    def take_back(self) -> list[tuple[TaskGroup, Any]]:
+    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """See IRelayConnection."""
         if self._closed:
             return []
         self._closed = True
-        return self._thread.run(self._sender.take_back())
+        return self._thread.run(self._sender.take_back(timeout))
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """See IClientConnection."""

@@ -1,0 +1,357 @@
+"""The asyncio client with two real workers: the same session on the caller's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+from helpers.topology import (
+    TOPOLOGY,
+    Message,
+    Pair,
+    collect,
+    messages_of,
+    numbered,
+    numbers,
+    pair_of_workers,
+    queued,
+)
+
+from tuplewire import Client as BlockingClient
+from tuplewire import TaskMessage, TaskMessageBatch
+from tuplewire.aio import Client, Subscription
+from tuplewire.errors import (
+    BufferFullError,
+    ClosedError,
+    FlushTimeoutError,
+    RefusedMessagesError,
+    SupersededError,
+    UnknownTaskError,
+    UnreachableError,
+    WrongTopologyError,
+)
+
+client_of = functools.partial(Client, topology=TOPOLOGY)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Pair]:
+    """Run two workers for all tests of this file."""
+    with pair_of_workers() as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(workers: Pair) -> Iterator[Pair]:
+    """Give a test the two workers, and see that their ledgers add up after it."""
+    yield workers
+    workers.check_balance()
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """Reserve an address where nobody listens."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{reserved.getsockname()[1]}"
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Run a test on an event loop of its own, with a deadline."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(40):
+            await test
+
+    asyncio.run(bounded())
+
+
+async def gather(subscription: Subscription, how_many: int) -> list[Message]:
+    """Take exactly so many messages and acknowledge them."""
+    messages: list[Message] = []
+    while len(messages) < how_many:
+        messages += messages_of(await anext(subscription))
+    subscription.acknowledge()
+    assert len(messages) == how_many
+    return messages
+
+
+def test_messages_for_a_remote_task_arrive_in_order_per_source(pair: Pair) -> None:
+    """What two sources send to a task of the other worker arrives there, each in its order."""
+    task = pair.far_task()
+
+    async def test() -> None:
+        async with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
+            for start in range(0, 1000, 50):
+                for source in (1, 2):
+                    await sender.send(numbered(task, range(start, start + 50), source))
+            await sender.flush(10)
+            got = await gather(consumer.recv([task], timeout=10), 2000)
+            assert numbers(got, 1) == numbers(got, 2) == list(range(1000))
+            assert (sender.ledger().acknowledged, sender.ledger().pending) == (2000, 0)
+
+    run(test())
+
+
+def test_send_takes_every_form(pair: Pair) -> None:
+    """A task id with a payload, an iterable of TaskMessages, and a batch; also as try_send."""
+    task = pair.near_task()
+
+    async def test() -> None:
+        async with client_of(pair.near.address, source=5) as client:
+            await client.send(task, b"0")
+            await client.send([TaskMessage(task, b"1")])
+            await client.send(TaskMessageBatch.from_columns([task], [b"2"]))
+            assert client.try_send(task, b"3")
+            await client.send([])
+            got = await gather(client.recv([task], timeout=10), 4)
+            assert [payload for _, payload in got] == [b"0", b"1", b"2", b"3"]
+
+    run(test())
+
+
+def test_unknown_task_is_refused_by_name(pair: Pair) -> None:
+    """Messages to a task that nobody holds come back named at flush; the others arrive."""
+    task = pair.near_task()
+
+    async def test() -> None:
+        async with client_of(pair.near.address) as client:
+            await client.send(TaskMessageBatch.from_columns([task, 999_999], [b"0", b"lost"]))
+            with pytest.raises(RefusedMessagesError, match="UNKNOWN_TASK: 1 messages to task 999999"):
+                await client.flush(10)
+            assert client.ledger().dropped["unknown_task"] == client.ledger().acknowledged == 1
+
+    run(test())
+
+
+def test_unix_socket(pair: Pair) -> None:
+    """A Unix socket does what TCP does."""
+    task = pair.near_task()
+
+    async def test() -> None:
+        async with client_of(pair.near.unix_address) as client:
+            await client.send(numbered(task, range(10)))
+            assert numbers(await gather(client.recv([task], timeout=10), 10)) == list(range(10))
+
+    run(test())
+
+
+def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
+    """Sender and consumer of another topology are told so, for good."""
+
+    async def test() -> None:
+        client = Client(pair.near.address, topology="other")
+        await client.send(0, b"x")
+        with pytest.raises(WrongTopologyError):
+            await client.flush(10)
+        with pytest.raises(WrongTopologyError):
+            await client.send(0, b"y")
+        with pytest.raises(WrongTopologyError):
+            await anext(client.recv([0], timeout=10))
+        await client.close()
+        assert client.ledger().balanced
+
+    run(test())
+
+
+def test_nobody_there_is_named(nobody: str) -> None:
+    """Flush, a full buffer and recv all name the address and the cause."""
+
+    async def test() -> None:
+        client = client_of(nobody, max_pending_messages=1)
+        await client.send(0, b"x")
+        with pytest.raises(FlushTimeoutError, match=f"{nobody} .*refused"):
+            await client.flush(0.5)
+        assert not client.try_send(0, b"y")
+        with pytest.raises(BufferFullError, match=f"{nobody} is not connected"):
+            await client.send(0, b"y", timeout=0.1)
+        with pytest.raises(UnreachableError, match=f"{nobody} .*refused"):
+            await anext(client.recv([0], timeout=0.5))
+        await client.close(0)
+        assert client.ledger().dropped["closed"] == 1
+
+    run(test())
+
+
+def test_recv_times_out_and_goes_on(pair: Pair) -> None:
+    """An idle task gives TimeoutError, and the subscription goes on to work."""
+    task = pair.near_task()
+
+    async def test() -> None:
+        async with (
+            client_of(pair.near.address) as client,
+            client.recv([task], timeout=0.2) as subscription,
+        ):
+            with pytest.raises(TimeoutError, match="nothing arrived"):
+                await anext(subscription)
+            await client.send(task, b"0")
+            await client.flush(10)
+            assert numbers(await gather(subscription, 1)) == [0]
+
+    run(test())
+
+
+def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
+    """Subscribing at the wrong worker is refused, and the error says where the task is."""
+
+    async def test() -> None:
+        async with client_of(pair.near.address) as client:
+            with pytest.raises(UnknownTaskError, match=pair.far.address):
+                await anext(client.recv([pair.far_task()], timeout=10))
+
+    run(test())
+
+
+def test_two_clients_in_one_loop_and_a_newer_subscriber(pair: Pair) -> None:
+    """The newer of two subscribers gets what the older had not acknowledged, marked; the older is told."""
+    task = pair.near_task()
+
+    async def test() -> None:
+        async with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
+            await older.send(numbered(task, range(20)))
+            first = older.recv([task], timeout=10)
+            assert len(await anext(first)) == 20
+            second = newer.recv([task], timeout=10)
+            taken = await anext(second)
+            assert [group.redelivered for group in taken.groups] == [True]
+            assert numbers(messages_of(taken)) == list(range(20))
+            with pytest.raises(SupersededError):
+                await anext(first)
+
+    run(test())
+
+
+def test_many_clients_in_one_loop(pair: Pair) -> None:
+    """Twenty clients send at once on one loop; each one's order holds over two hops."""
+    task = pair.far_task()
+
+    async def send(source: int) -> None:
+        async with client_of(pair.near.address, source=source) as client:
+            for number in range(50):
+                await client.send(task, b"%d" % number)
+
+    async def test() -> None:
+        async with client_of(pair.far.address) as consumer, asyncio.TaskGroup() as senders:
+            for source in range(20):
+                senders.create_task(send(source))
+            got = await gather(consumer.recv([task], timeout=10), 1000)
+        assert all(numbers(got, source) == list(range(50)) for source in range(20))
+
+    run(test())
+
+
+def test_cancelled_recv_loses_nothing(pair: Pair) -> None:
+    """A wait for the next batch that is cancelled, again and again, leaves the subscription whole."""
+    task = pair.near_task()
+
+    async def test() -> None:
+        async with (
+            client_of(pair.near.address) as client,
+            client.recv([task], timeout=10) as subscription,
+        ):
+            got: list[Message] = []
+            for number in range(50):
+                await client.send(task, b"%d" % number)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        got += messages_of(await anext(subscription))
+            while len(got) < 50:
+                got += messages_of(await anext(subscription))
+            assert numbers(got) == list(range(50))
+
+    run(test())
+
+
+def test_cancelled_send_is_all_or_nothing(nobody: str) -> None:
+    """A send that is cancelled while it waits for room has handed over nothing; flush likewise can be."""
+
+    async def test() -> None:
+        client = client_of(nobody, max_pending_messages=10)
+        await client.send(numbered(0, range(8)))
+        waiting = asyncio.create_task(client.send(numbered(0, range(5))))
+        flushing = asyncio.create_task(client.flush())
+        await asyncio.sleep(0)
+        for each in (waiting, flushing):
+            each.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await each
+        assert client.ledger().accepted == 8
+        await client.send(numbered(0, range(2)), timeout=1)
+        assert client.ledger().pending == 10
+        await client.close(0)
+
+    run(test())
+
+
+def test_close_is_idempotent_and_final(pair: Pair) -> None:
+    """A second close does nothing; after it send and recv raise ClosedError."""
+
+    async def test() -> None:
+        client = client_of(pair.near.address)
+        subscription = client.recv([pair.near_task()], timeout=10)
+        await client.send(pair.near_task(), b"x")
+        await client.close()
+        await client.close()
+        with pytest.raises(ClosedError):
+            await client.send(0, b"x")
+        with pytest.raises(ClosedError):
+            client.try_send(0, b"x")
+        with pytest.raises(ClosedError):
+            client.recv([0])
+        with pytest.raises(ClosedError):
+            await anext(subscription)
+        assert client.ledger().acknowledged == 1
+
+    run(test())
+
+
+def test_closing_wakes_whoever_waits(nobody: str) -> None:
+    """A coroutine that waits for room gets ClosedError when another closes the client."""
+
+    async def test() -> None:
+        client = client_of(nobody, max_pending_messages=1)
+        await client.send(0, b"x")
+        waiting = asyncio.create_task(client.send(0, b"y"))
+        await asyncio.sleep(0)
+        await client.close(0.1)
+        with pytest.raises(ClosedError):
+            async with asyncio.timeout(5):
+                await waiting
+
+    run(test())
+
+
+def test_context_manager_flushes(pair: Pair) -> None:
+    """Leaving the block means that everything has arrived."""
+    task = pair.near_task()
+
+    async def test() -> None:
+        async with client_of(pair.near.address) as client:
+            await client.send(numbered(task, range(1000)))
+
+    run(test())
+    assert queued(pair.near, task) == 1000
+
+
+def test_beside_the_blocking_client(pair: Pair) -> None:
+    """Both clients work in one process at the same time, each on its own loop."""
+    task = pair.far_task()
+
+    async def test() -> None:
+        async with client_of(pair.near.address, source=1) as client:
+            for number in range(200):
+                await client.send(task, b"%d" % number)
+
+    with (
+        BlockingClient(pair.near.address, topology=TOPOLOGY, source=2) as sender,
+        BlockingClient(pair.far.address, topology=TOPOLOGY) as consumer,
+    ):
+        sender.send(numbered(task, range(200), 2))
+        run(test())
+        got = collect(consumer.recv([task], timeout=10), 400)
+    assert numbers(got, 1) == numbers(got, 2) == list(range(200))

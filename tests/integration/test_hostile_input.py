@@ -1,0 +1,452 @@
+"""Bytes that break the protocol: each gets a named status, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from helpers.topology import (
+    TOPOLOGY,
+    assign,
+    collect,
+    ledger,
+    metric,
+    numbered,
+    numbers,
+    one_worker,
+    queued,
+    status,
+)
+
+from tuplewire import Client, TaskGroup
+from tuplewire.channel import ERROR_KEY
+from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame, varint
+from tuplewire_service.server.launch import Endpoint
+
+SEND = "/tuplewire.v1.Messaging/Send"
+RECV = "/tuplewire.v1.Messaging/Recv"
+HEALTHY_TASK = 0
+TARGET_TASK = 1
+LIMIT = 1 << 20
+MALFORMED = (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a stream ended."""
+
+    status: grpc.StatusCode
+    error: str
+    details: str
+    responses: list[bytes]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Run one worker for all tests of this file; it must still be there at the end, and balanced."""
+    with one_worker("w", directory=tmp_path_factory.mktemp("hostile")) as endpoint:
+        assign(endpoint, 1, {("w", endpoint.address): range(10)})
+        yield endpoint
+        assert ledger(endpoint).balanced
+
+
+@pytest.fixture(autouse=True)
+def _well_behaved_session_is_unaffected(worker: Endpoint) -> Iterator[None]:
+    """Hold a session open beside every test: it goes on without a reconnect or a loss, in order."""
+    with (
+        Client(worker.address, topology=TOPOLOGY) as client,
+        client.recv([HEALTHY_TASK], timeout=10) as subscription,
+    ):
+        client.send(numbered(HEALTHY_TASK, range(100)))
+        assert numbers(collect(subscription, 100)) == list(range(100))
+        yield
+        client.send(numbered(HEALTHY_TASK, range(100, 200)))
+        assert numbers(collect(subscription, 100)) == list(range(100, 200))
+        client.flush(10)
+        assert client.ledger().acknowledged == 200
+        assert client._sender is not None
+        assert client._sender.counts.connections == 1
+
+
+def run(test: Coroutine[Any, Any, Answer]) -> Answer:
+    """Run a test on an event loop of its own, with a deadline."""
+
+    async def bounded() -> Answer:
+        async with asyncio.timeout(30):
+            return await test
+
+    return asyncio.run(bounded())
+
+
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+
+
+def talk(endpoint: Endpoint, method: str, requests: list[bytes]) -> Answer:
+    """Write requests to a stream of a connection of its own, half-close it, and see how it ends."""
+    with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
+        return talk_over(channel, method, requests)
+
+
+def talk_over(channel: grpc.Channel, method: str, requests: list[bytes]) -> Answer:
+    """Do the same over a connection that is there."""
+    stub: Any = channel.stream_stream(method)
+    call = stub(iter(requests), timeout=20)
+    responses = []
+    with contextlib.suppress(grpc.RpcError):
+        responses.extend(call)
+    trailing = dict(call.trailing_metadata() or ())
+    return Answer(call.code(), str(trailing.get(ERROR_KEY, "")), call.details() or "", responses)
+
+
+async def ending(call: Any) -> Answer:
+    """Read an asyncio stream to its end."""
+    with contextlib.suppress(grpc.RpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    trailing = dict(await call.trailing_metadata() or ())
+    return Answer(await call.code(), str(trailing.get(ERROR_KEY, "")), await call.details() or "", [])
+
+
+_ids = iter(range(10**6))
+
+
+def hello(**changes: Any) -> bytes:
+    """Return the hello of a new sender, with changes."""
+    fields: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "topology": TOPOLOGY,
+        "sender_id": f"hostile-{next(_ids)}",
+        "incarnation": 1,
+        "ack_mode": pb.ACK_MODE_QUEUED,
+        **changes,
+    }
+    return pb.SendRequest(hello=pb.Hello(**fields)).SerializeToString()
+
+
+def subscribe(*tasks: int, **changes: Any) -> bytes:
+    """Return the subscribe of a new consumer, with changes."""
+    fields: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "topology": TOPOLOGY,
+        "consumer_id": f"hostile-{next(_ids)}",
+        "incarnation": 1,
+        "tasks": [pb.TaskCursor(task=task, credit=10, credit_bytes=1000) for task in tasks],
+        **changes,
+    }
+    return pb.RecvRequest(subscribe=pb.Subscribe(**fields)).SerializeToString()
+
+
+def frame(sequence: int = 1, payloads: tuple[bytes, ...] = (b"x",), task: int = TARGET_TASK) -> bytes:
+    """Return a frame as a well-behaved sender writes it."""
+    return encode_frame(sequence, [[TaskGroup.of(task, payloads)]])
+
+
+def raw_frame(*, task: int = TARGET_TASK, lengths: bytes = b"", data: bytes = b"", source: int = 0) -> bytes:
+    """Return a frame with one group of these very columns, which need not fit together."""
+    group = b"\x08" + varint(task % 2**64) + b"\x10" + varint(source % 2**64)
+    group += b"\x1a" + varint(len(lengths)) + lengths + b"\x22" + varint(len(data)) + data
+    body = b"\x08\x01\x12" + varint(len(group)) + group
+    return b"\x12" + varint(len(body)) + body
+
+
+def lengths(*sizes: int) -> bytes:
+    """Return a column of lengths."""
+    return struct.pack(f"<{len(sizes)}I", *sizes)
+
+
+SEND_CASES: dict[str, tuple[Callable[[], list[bytes]], tuple[grpc.StatusCode, str]]] = {
+    "a frame before the hello": (lambda: [frame()], MALFORMED),
+    "a goodbye before the hello": (
+        lambda: [pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString()],
+        MALFORMED,
+    ),
+    "an empty first request": (lambda: [b""], MALFORMED),
+    "garbage first": (lambda: [b"\xff\xfe garbage"], MALFORMED),
+    "a second hello": (lambda: [hello(), hello()], MALFORMED),
+    "an empty request": (lambda: [hello(), b""], MALFORMED),
+    "a request of an unknown kind": (lambda: [hello(), b"\x7a\x01x"], MALFORMED),
+    "garbage": (lambda: [hello(), b"\xff" * 100], MALFORMED),
+    "garbage that begins like a frame": (lambda: [hello(), b"\x12\x05\xff\xff\xff\xff\xff"], MALFORMED),
+    "a truncated frame": (lambda: [hello(), frame(payloads=(b"x" * 50,))[:-20]], MALFORMED),
+    "a frame with bytes after it": (lambda: [hello(), frame() + b"\xff\xff"], MALFORMED),
+    "lengths that say more than there is": (
+        lambda: [hello(), raw_frame(lengths=lengths(5, 5), data=b"12345")],
+        MALFORMED,
+    ),
+    "lengths that say less than there is": (
+        lambda: [hello(), raw_frame(lengths=lengths(1), data=b"12345")],
+        MALFORMED,
+    ),
+    "lengths of 4 GiB": (
+        lambda: [hello(), raw_frame(lengths=lengths(*[2**32 - 1] * 1000), data=b"x")],
+        MALFORMED,
+    ),
+    "half a length": (lambda: [hello(), raw_frame(lengths=b"\x01\0\0\0\x01", data=b"12")], MALFORMED),
+    "a group without messages": (lambda: [hello(), raw_frame()], MALFORMED),
+    "a negative task": (lambda: [hello(), raw_frame(task=-1, lengths=lengths(1), data=b"x")], MALFORMED),
+    "a task beyond the range": (
+        lambda: [hello(), raw_frame(task=2**31, lengths=lengths(1), data=b"x")],
+        MALFORMED,
+    ),
+    "a negative source": (lambda: [hello(), raw_frame(source=-1, lengths=lengths(1), data=b"x")], MALFORMED),
+    "a sequence gap": (
+        lambda: [hello(), frame(1), frame(3)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP"),
+    ),
+    "the highest sequence": (
+        lambda: [hello(), frame(2**64 - 1)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP"),
+    ),
+    "more messages than granted": (
+        lambda: [hello(), frame(payloads=(b"",) * 40_000, task=2)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "CREDIT_EXCEEDED"),
+    ),
+    "more bytes than granted": (
+        lambda: [hello(), *(frame(number, (bytes(LIMIT),) * 2, task=3) for number in range(1, 9))],
+        (grpc.StatusCode.FAILED_PRECONDITION, "CREDIT_EXCEEDED"),
+    ),
+    "an oversize message": (
+        lambda: [hello(), frame(payloads=(bytes(LIMIT + 1),))],
+        (grpc.StatusCode.FAILED_PRECONDITION, "MESSAGE_TOO_LARGE"),
+    ),
+    "a request over the limit of gRPC": (
+        lambda: [hello(), frame(payloads=(bytes(10 * LIMIT),))],
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ""),
+    ),
+    "an unknown ack mode": (lambda: [hello(ack_mode=77)], MALFORMED),
+    "no sender id": (lambda: [hello(sender_id="")], MALFORMED),
+    "a sender id without end": (lambda: [hello(sender_id="x" * LIMIT)], MALFORMED),
+    "another protocol version": (
+        lambda: [hello(protocol_version=99)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_VERSION"),
+    ),
+    "another topology": (
+        lambda: [hello(topology="other")],
+        (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TOPOLOGY"),
+    ),
+    "a topology without end": (
+        lambda: [hello(topology="é\n" * LIMIT)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TOPOLOGY"),
+    ),
+}
+
+RECV_CASES: dict[str, tuple[Callable[[], list[bytes]], tuple[grpc.StatusCode, str]]] = {
+    "progress before the subscribe": (
+        lambda: [pb.RecvRequest(progress=pb.Progress()).SerializeToString()],
+        MALFORMED,
+    ),
+    "an empty first request": (lambda: [b""], MALFORMED),
+    "garbage first": (lambda: [b"\xff\xfe garbage"], MALFORMED),
+    "no tasks": (lambda: [subscribe()], MALFORMED),
+    "an unknown task": (
+        lambda: [subscribe(TARGET_TASK, 999)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "UNKNOWN_TASK"),
+    ),
+    "a negative task": (lambda: [subscribe(-1)], MALFORMED),
+    "a task twice": (lambda: [subscribe(TARGET_TASK, TARGET_TASK)], MALFORMED),
+    "a second subscribe": (lambda: [subscribe(TARGET_TASK), subscribe(TARGET_TASK)], MALFORMED),
+    "an empty request": (lambda: [subscribe(TARGET_TASK), b""], MALFORMED),
+    "garbage": (lambda: [subscribe(TARGET_TASK), b"\xff" * 100], MALFORMED),
+    "progress of a negative task": (
+        lambda: [
+            subscribe(TARGET_TASK),
+            pb.RecvRequest(progress=pb.Progress(tasks=[pb.TaskCursor(task=-5)])).SerializeToString(),
+        ],
+        MALFORMED,
+    ),
+    "no consumer id": (lambda: [subscribe(TARGET_TASK, consumer_id="")], MALFORMED),
+    "a consumer id without end": (lambda: [subscribe(TARGET_TASK, consumer_id="x" * LIMIT)], MALFORMED),
+    "another protocol version": (
+        lambda: [subscribe(TARGET_TASK, protocol_version=0)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_VERSION"),
+    ),
+    "another topology": (
+        lambda: [subscribe(TARGET_TASK, topology="x" * LIMIT)],
+        (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TOPOLOGY"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SEND_CASES)
+def test_send_refuses_by_name(worker: Endpoint, case: str) -> None:
+    """A Send stream that breaks the protocol ends with the status that names what was wrong."""
+    requests, expected = SEND_CASES[case]
+    answer = talk(worker, SEND, requests())
+    assert (answer.status, answer.error) == expected, answer
+    assert answer.details
+
+
+@pytest.mark.parametrize("case", RECV_CASES)
+def test_recv_refuses_by_name(worker: Endpoint, case: str) -> None:
+    """A Recv stream that breaks the protocol ends with the status that names what was wrong."""
+    requests, expected = RECV_CASES[case]
+    answer = talk(worker, RECV, requests())
+    assert (answer.status, answer.error) == expected, answer
+    assert answer.details
+
+
+def test_refused_streams_are_counted(worker: Endpoint) -> None:
+    """Every refusal shows in the metrics under its name."""
+    sample = 'tuplewire_refused_total{code="SEQUENCE_GAP"}'
+    before = metric(worker, sample)
+    talk(worker, SEND, [hello(), frame(7)])
+    assert metric(worker, sample) == before + 1
+
+
+def test_unknown_method_is_unimplemented(worker: Endpoint) -> None:
+    """A method that does not exist is answered as gRPC prescribes."""
+    answer = talk(worker, "/tuplewire.v1.Messaging/Steal", [b"x"])
+    assert answer.status is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_stale_incarnation_is_refused(worker: Endpoint) -> None:
+    """An older incarnation of a sender that is known is refused; it changes nothing for the newer."""
+
+    async def test() -> Answer:
+        async with grpc.aio.insecure_channel(worker.address, options=OPTIONS) as channel:
+            newer: Any = channel.stream_stream(SEND)()
+            await newer.write(hello(sender_id="fenced", incarnation=5))
+            assert pb.SendResponse.FromString(await newer.read()).HasField("welcome")
+            answer = await asyncio.to_thread(talk, worker, SEND, [hello(sender_id="fenced", incarnation=4)])
+            await newer.write(frame(1))
+            while not (response := pb.SendResponse.FromString(await newer.read())).HasField("ack"):
+                pass
+            assert response.ack.sequence == 1
+            newer.cancel()
+            return answer
+
+    answer = run(test())
+    assert (answer.status, answer.error) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_INCARNATION")
+
+
+def test_refused_frame_takes_nothing_with_it(worker: Endpoint) -> None:
+    """Of a frame with one broken group nothing is taken; a session that resumes goes on before it."""
+    task = 4
+    good, bad = frame(1, task=task), raw_frame(task=task, lengths=lengths(9), data=b"x")
+    body = b"\x08\x02" + good[4:] + bad[bad.index(b"\x12", 3) :]
+    same = {"sender_id": "resumes", "incarnation": 1}
+    broken = talk(worker, SEND, [hello(**same), good, b"\x12" + varint(len(body)) + body])
+    assert (broken.status, broken.error) == MALFORMED
+    assert queued(worker, task) == 1
+    resumed = talk(worker, SEND, [hello(**same), frame(1, task=task), frame(3, task=task)])
+    assert pb.SendResponse.FromString(resumed.responses[0]).welcome.last_sequence == 1
+    assert resumed.error == "SEQUENCE_GAP"
+    assert queued(worker, task) == 1
+
+
+def test_progress_beyond_everything_is_cut(worker: Endpoint) -> None:
+    """A consumer that acknowledges and grants 2^64-1 gets what there is, and the worker goes on."""
+    task = 5
+    with Client(worker.address, topology=TOPOLOGY) as client:
+        client.send(numbered(task, range(10)))
+        client.flush(10)
+        most = 2**64 - 1
+        cursor = pb.TaskCursor(task=task, acknowledged=most, received=most, credit=most, credit_bytes=most)
+        greedy = pb.RecvRequest(progress=pb.Progress(tasks=[cursor])).SerializeToString()
+        goodbye = pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString()
+        opening = subscribe(task, tasks=[cursor])
+        assert talk(worker, RECV, [opening, greedy, greedy, goodbye]).status is grpc.StatusCode.OK
+        left = queued(worker, task)
+        client.send(numbered(task, range(10, 20)))
+        got = numbers(collect(client.recv([task], timeout=10), left + 10))
+        assert got == list(range(10 - left, 20))
+
+
+def test_flood_stops_at_the_credit(worker: Endpoint) -> None:
+    """Somebody who writes frames whatever the acknowledgements say gets no further than its credit."""
+    task = 6
+    flood = [frame(number, (b"",) * 1000, task=task) for number in range(1, 100)]
+    assert talk(worker, SEND, [hello(), *flood]).error == "CREDIT_EXCEEDED"
+    assert queued(worker, task) <= 131_072
+
+
+@pytest.mark.slow
+def test_silent_connections_and_streams(worker: Endpoint) -> None:
+    """200 connections and 200 streams that say nothing hold nobody up; the streams are ended by name."""
+    host, port = worker.address.split(":")
+
+    async def test() -> Answer:
+        async with grpc.aio.insecure_channel(worker.address, options=OPTIONS) as channel:
+            calls: list[Any] = [
+                channel.stream_stream(method)() for method in (SEND, RECV) for _ in range(100)
+            ]
+            await asyncio.gather(*(call.wait_for_connection() for call in calls))
+            await asyncio.to_thread(_use, worker)
+            answers = await asyncio.gather(*(ending(call) for call in calls))
+        assert {(answer.status, answer.error) for answer in answers} == {MALFORMED}
+        return answers[0]
+
+    with contextlib.ExitStack() as connections:
+        for _ in range(200):
+            connections.enter_context(socket.create_connection((host, int(port)), timeout=5))
+        _use(worker)
+        assert "no hello within" in run(test()).details
+
+
+def _use(worker: Endpoint) -> None:
+    """Send and receive as a new client."""
+    started = time.monotonic()
+    with Client(worker.address, topology=TOPOLOGY) as client:
+        client.send(numbered(7, range(10)))
+        assert len(collect(client.recv([7], timeout=5), 10)) == 10
+        client.flush(5)
+    assert time.monotonic() - started < 5
+
+
+def _rss(endpoint: Endpoint) -> int:
+    pages = int(Path(f"/proc/{endpoint.process_id}/statm").read_text(encoding="utf-8").split()[1])
+    return pages * 4096
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mutated_bytes_never_break_the_worker(worker: Endpoint, seed: int) -> None:
+    """Streams with flipped, cut, doubled and shuffled bytes end in a named status; memory stays flat."""
+    rng = random.Random(seed)
+
+    def mutated(data: bytes) -> bytes:
+        out = bytearray(data)
+        for _ in range(rng.randrange(4)):
+            place = rng.randrange(len(out) + 1)
+            match rng.randrange(4):
+                case 0 if out:
+                    out[place % len(out)] = rng.randrange(256)
+                case 1:
+                    del out[place:]
+                case 2:
+                    out[place:place] = rng.randbytes(rng.randrange(8))
+                case _:
+                    out += out[: rng.randrange(len(out) + 1)]
+        return bytes(out)
+
+    def conversation() -> tuple[str, list[bytes]]:
+        if rng.random() < 0.3:
+            progress = pb.RecvRequest(progress=pb.Progress(tasks=[pb.TaskCursor(task=8, received=1)]))
+            requests, method = [subscribe(8), progress.SerializeToString()], RECV
+        else:
+            requests = [hello(), *(frame(number, (b"abc", b""), task=8) for number in range(1, 4))]
+            method = SEND
+        spared = rng.random() < 0.7  # most of the time the opening is right, so that what follows is seen
+        return method, [
+            request if index == 0 and spared else mutated(request) for index, request in enumerate(requests)
+        ]
+
+    before = _rss(worker)
+    with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
+        answers = [talk_over(channel, *conversation()) for _ in range(400)]
+    assert {each.status for each in answers if not each.error} <= {grpc.StatusCode.OK}
+    assert {"", "MALFORMED"} <= {each.error for each in answers}
+    assert _rss(worker) - before < 30 << 20
+    assert status(worker).worker_id == "w"

@@ -1,0 +1,140 @@
+"""A task that moves between workers while messages flow: nothing lost, nothing doubled, order kept."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from helpers.topology import TOPOLOGY, Message, assign, ledger, messages_of, numbered
+
+from tuplewire import Client
+from tuplewire.errors import NotLocalError, UnknownTaskError
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.testing import eventually
+
+MOVING, STEADY = 1, 2
+SOURCES = (10, 11, 12)
+MOVES = 12
+
+
+class Consumers:
+    """A consumer at every worker for every task, each taking over where the task is."""
+
+    def __init__(self, endpoints: list[Endpoint], tasks: tuple[int, ...]) -> None:
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self.seen: dict[int, list[Message]] = {task: [] for task in tasks}
+        self.redelivered = 0
+        self._threads = [
+            threading.Thread(target=self._consume, args=(endpoint, task), daemon=True)
+            for endpoint in endpoints
+            for task in tasks
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _consume(self, endpoint: Endpoint, task: int) -> None:
+        with Client(endpoint.address, topology=TOPOLOGY) as client:
+            while not self._stop.wait(0.01):
+                try:
+                    with client.recv([task], timeout=0.2) as subscription:
+                        for batch in subscription:
+                            with self._lock:
+                                self.seen[task] += messages_of(batch)
+                                self.redelivered += sum(group.redelivered for group in batch.groups)
+                except (NotLocalError, UnknownTaskError, TimeoutError):
+                    continue
+
+    def count(self, task: int) -> int:
+        """Return how many messages have come for a task."""
+        with self._lock:
+            return len(self.seen[task])
+
+    def stop(self) -> None:
+        """End every consumer."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def senders(endpoints: list[Endpoint]) -> Iterator[list[int]]:
+    """Send numbered messages to both tasks, from a source at each worker, until the block ends."""
+    stop = threading.Event()
+    sent = [0] * len(endpoints)
+    errors: list[BaseException] = []
+
+    def send(index: int) -> None:
+        try:
+            client = Client(endpoints[index].address, topology=TOPOLOGY, source=SOURCES[index])
+            with client:
+                while not stop.is_set():
+                    numbers = range(sent[index], sent[index] + 20)
+                    client.send(numbered(MOVING, numbers), timeout=30)
+                    client.send(numbered(STEADY, numbers), timeout=30)
+                    sent[index] += 20
+                    stop.wait(0.002)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=send, args=(index,), daemon=True) for index in range(len(endpoints))]
+    for thread in threads:
+        thread.start()
+    yield sent
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_task_moves_again_and_again_under_load(seed: int) -> None:
+    """Each move reaches the workers one after the other, in any order; everything arrives once, in order."""
+    chance = random.Random(seed)
+    with LocalWorkers(3, TOPOLOGY) as workers:
+        endpoints = list(workers.endpoints)
+
+        def place(version: int, owner: int) -> None:
+            tasks = [[STEADY] if index == 0 else [] for index in range(3)]
+            tasks[owner].append(MOVING)
+            named = {(e.worker_id, e.address): t for e, t in zip(endpoints, tasks, strict=True)}
+            for endpoint in chance.sample(endpoints, 3):
+                assign(endpoint, version, named)
+
+        place(1, 0)
+        consumers = Consumers(endpoints, (MOVING, STEADY))
+        owner = 0
+        with senders(endpoints) as sent:
+            for version in range(2, 2 + MOVES):
+                owner = chance.choice([index for index in range(3) if index != owner])
+                before = consumers.count(MOVING)
+                place(version, owner)
+                eventually(
+                    lambda before=before: consumers.count(MOVING) > before + 200,  # type: ignore[misc]
+                    timeout=20,
+                    what=f"messages after move {version}",
+                )
+        for task in (MOVING, STEADY):
+            eventually(
+                lambda task=task: consumers.count(task) >= sum(sent),  # type: ignore[misc]
+                timeout=20,
+                what=f"every message to task {task}",
+            )
+        consumers.stop()
+        for task in (MOVING, STEADY):
+            for source, count in zip(SOURCES, sent, strict=True):
+                got = [int(payload) for sender, payload in consumers.seen[task] if sender == source]
+                assert got == list(range(count)), f"task {task}, source {source}"
+        assert consumers.redelivered == 0
+        for endpoint in endpoints:
+            eventually(lambda endpoint=endpoint: ledger(endpoint).pending == 0)  # type: ignore[misc]
+            assert ledger(endpoint).balanced
+            assert sum(ledger(endpoint).dropped.values()) == 0
+        assert workers.stop() == [0, 0, 0]

@@ -1,0 +1,616 @@
+"""Workers under faults and changes: nothing is lost, doubled or disordered, and every ledger adds up."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+import pytest
+from helpers.topology import (
+    TOPOLOGY,
+    Message,
+    Pair,
+    assign,
+    collect,
+    ledger,
+    messages_of,
+    metric,
+    numbered,
+    numbers,
+    one_worker,
+    pair_of_workers,
+    queued,
+    status,
+)
+
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.client import Subscription
+from tuplewire.control import ControlClient
+from tuplewire.errors import BufferFullError, RefusedMessagesError, UnreachableError
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.testing import eventually
+from tuplewire_service.testing.proxy import FaultProxy
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+client_of = functools.partial(Client, topology=TOPOLOGY)
+SMALL_QUEUES = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Pair]:
+    """Run two workers with small queues for the tests that leave them whole."""
+    with pair_of_workers(*SMALL_QUEUES) as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(workers: Pair) -> Iterator[Pair]:
+    """Give a test the two workers, and see that their ledgers add up after it."""
+    yield workers
+    workers.check_balance()
+
+
+class Feeder:
+    """Sends numbers to a task from a thread of its own, one at a time, until told to stop."""
+
+    def __init__(self, client: Client, task: int) -> None:
+        self.sent = 0
+        self._client = client
+        self._task = task
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._client.send(self._task, b"%d" % self.sent)
+            self.sent += 1
+            self._stop.wait(0.0005)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def goes_on(self, messages: int = 100) -> None:
+        """Wait until so many more were sent."""
+        goal = self.sent + messages
+        eventually(lambda: self.sent >= goal, 20, f"{goal} messages sent")
+
+
+class Reader:
+    """Reads a subscription in a thread of its own, through any silence, until told to stop."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.got: list[Message] = []
+        self.redelivered: list[Message] = []
+        self._subscription = subscription
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                batch = next(self._subscription)
+            except (TimeoutError, UnreachableError):
+                continue
+            self.got += messages_of(batch)
+            for group in batch.groups:
+                if group.redelivered:
+                    self.redelivered += [(group.source, payload) for payload in group.payloads()]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._subscription.acknowledge()
+
+    def has(self, messages: int) -> None:
+        """Wait until so many have come."""
+        eventually(lambda: len(self.got) >= messages, 20, f"{messages} messages received")
+
+
+@contextmanager
+def two_workers(directory: Path, *flags: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
+    """Run workers a (task 0) and b (task 1); a reaches b through a proxy."""
+    with (
+        one_worker("a", *flags, directory=directory) as a,
+        one_worker("b", *flags, directory=directory) as b,
+        FaultProxy(b.address) as proxy,
+    ):
+        for endpoint in (a, b):
+            assign(endpoint, 1, {("a", a.address): [0], ("b", proxy.address): [1]})
+            with ControlClient(endpoint.address) as control:
+                control.wait_ready(10)
+        yield a, b, proxy
+
+
+def assignment_file(directory: Path, worker: Endpoint) -> Path:
+    """Write the assignment of a worker that holds task 0 alone."""
+    file = directory / "assignment.json"
+    assignment = Assignment(1, TOPOLOGY, (AssignedWorker(worker.worker_id, worker.address, (0,)),))
+    file.write_text(json.dumps(assignment.to_json()))
+    return file
+
+
+def connected(endpoint: Endpoint) -> bool:
+    """Whether a worker has its only outbound connection."""
+    (peer,) = status(endpoint).peers
+    return peer.connected
+
+
+def balances(sender: Client, *hops: Endpoint, sent: int) -> None:
+    """See that the sender and every worker on the way have settled exactly what the test has sent."""
+    sender.flush(20)
+    assert (sender.ledger().accepted, sender.ledger().acknowledged) == (sent, sent)
+    for hop in hops:
+        eventually(lambda hop=hop: ledger(hop).acknowledged == sent, 10, f"{ledger(hop)}, sent {sent}")  # type: ignore[misc]
+        assert (ledger(hop).accepted, ledger(hop).pending, ledger(hop).balanced) == (sent, 0, True)
+
+
+# --- backpressure ------------------------------------------------------------------------------------
+
+
+def _sends(sender: Client, batch: TaskMessageBatch) -> bool:
+    """Send, and return whether there was room within a second."""
+    try:
+        sender.send(batch, timeout=1)
+    except BufferFullError as error:
+        assert "the receiver is slow" in str(error)  # noqa: PT017 - where it is raised is the question
+        return False
+    return True
+
+
+def test_stopped_consumer_blocks_the_sender_and_loses_nothing(pair: Pair) -> None:
+    """With a consumer that stops everything held is bounded; once it goes on all arrive exactly once."""
+    task = pair.far_task()
+    bound = 2000
+    before = ledger(pair.near).pending, ledger(pair.far).pending
+    with (
+        client_of(pair.near.address, max_pending_messages=bound, max_pending_task_messages=bound) as sender,
+        client_of(pair.far.address) as consumer,
+    ):
+        sent = 0
+        while _sends(sender, numbered(task, range(sent, sent + 100))):
+            sent += 100
+        assert sender.ledger().pending <= bound
+        assert ledger(pair.near).pending - before[0] <= 500
+        assert queued(pair.far, task) <= 500
+        assert sent <= bound + 1000
+        assert not sender.try_send(numbered(task, range(100)))
+        assert numbers(collect(consumer.recv([task], timeout=10), sent)) == list(range(sent))
+        sender.flush(10)
+        assert sender.ledger().acknowledged == sent
+
+
+def test_bound_in_bytes_holds_for_large_messages(pair: Pair) -> None:
+    """Large payloads to a stopped consumer are bounded by bytes at every place."""
+    task = pair.far_task()
+    payload = bytes(100_000)
+    with (
+        client_of(pair.near.address, max_pending_bytes=2_000_000) as sender,
+        client_of(pair.far.address) as consumer,
+    ):
+        sent = 0
+        while _sends(sender, TaskMessageBatch.from_columns([task], [payload])):
+            sent += 1
+        assert sender.ledger().pending <= 20
+        held = next(each for each in status(pair.far).tasks if each.task == task).queued_bytes
+        assert held <= (1 << 20) + len(payload)
+        assert {payload for _, payload in collect(consumer.recv([task], timeout=10), sent)} == {payload}
+
+
+def test_stopped_task_leaves_the_others_alone(pair: Pair) -> None:
+    """Through two hops, one client: a task that nobody reads does not hold up the one beside it."""
+    stopped, running = pair.far_task(), pair.far_task()
+    with (
+        client_of(pair.near.address, max_pending_messages=2000, max_pending_task_messages=1000) as sender,
+        client_of(pair.far.address) as consumer,
+    ):
+        eventually(
+            lambda: not sender.try_send(numbered(stopped, range(100))) and queued(pair.far, stopped) == 500,
+            10,
+            "everything full",
+        )
+        with Reader(consumer.recv([running], timeout=0.2)) as reader:
+            for start in range(0, 20_000, 100):
+                sender.send(numbered(running, range(start, start + 100)), timeout=10)
+            reader.has(20_000)
+        assert numbers(reader.got) == list(range(20_000))
+        assert queued(pair.far, stopped) > 0
+        sender.close(0.1)
+        assert sender.ledger().balanced
+        assert sender.ledger().dropped["closed"] > 0
+
+
+def test_load_of_a_task_is_known_to_the_peer(pair: Pair) -> None:
+    """A full queue of one worker shows as load 1 in the other's GetLoad, and falls once it is read."""
+    task = pair.far_task()
+
+    def seen() -> float:
+        with ControlClient(pair.near.address) as control:
+            return control.load([task]).get(task, -1.0)
+
+    with client_of(pair.near.address) as sender, client_of(pair.far.address) as consumer:
+        eventually(lambda: seen() == 0.0, 5, "load 0")
+        sender.send(numbered(task, range(500)))
+        sender.flush(10)
+        eventually(lambda: seen() == 1.0, 5, "load 1")
+        collect(consumer.recv([task], timeout=10), 500)
+        eventually(lambda: seen() == 0.0, 5, "load 0 again")
+
+
+def test_received_messages_are_counted_by_source(pair: Pair) -> None:
+    """The first worker counts what came from clients, the second what came from the first."""
+
+    def count(endpoint: Endpoint, source: str) -> tuple[int, int]:
+        for each in status(endpoint).received:
+            if each.source == source:
+                return each.messages, each.bytes
+        return 0, 0
+
+    before = count(pair.near, "client"), count(pair.far, pair.near.worker_id)
+    with client_of(pair.near.address) as sender:
+        sender.send(numbered(pair.far_task(), range(10, 20)))
+        sender.flush(10)
+    assert count(pair.near, "client") == (before[0][0] + 10, before[0][1] + 20)
+    eventually(lambda: count(pair.far, pair.near.worker_id) == (before[1][0] + 10, before[1][1] + 20))
+
+
+# --- broken connections --------------------------------------------------------------------------------
+
+
+def test_resets_between_client_and_worker(pair: Pair) -> None:
+    """Sender's and consumer's connections are reset under traffic: all arrives once, in order."""
+    task = pair.near_task()
+    with (
+        FaultProxy(pair.near.address) as proxy,
+        client_of(proxy.address) as sender,
+        client_of(proxy.address) as consumer,
+        Reader(consumer.recv([task], timeout=0.2)) as reader,
+    ):
+        with Feeder(sender, task) as feeder:
+            for _ in range(10):
+                feeder.goes_on()
+                eventually(lambda: proxy.connections == 2, 10, "both connected")
+                assert proxy.cut() == 2
+        sender.flush(20)
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        assert reader.redelivered == []
+        assert (sender.ledger().accepted, sender.ledger().acknowledged) == (feeder.sent, feeder.sent)
+
+
+def test_resets_of_a_unix_socket(pair: Pair, tmp_path: Path) -> None:
+    """The same over Unix sockets."""
+    task = pair.near_task()
+    with (
+        FaultProxy(pair.near.unix_address, f"unix://{tmp_path}/p.sock") as proxy,
+        client_of(proxy.address) as client,
+        Reader(client.recv([task], timeout=0.2)) as reader,
+    ):
+        with Feeder(client, task) as feeder:
+            for _ in range(5):
+                feeder.goes_on()
+                proxy.cut()
+        client.flush(20)
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+
+
+def test_resets_between_workers(tmp_path: Path) -> None:
+    """The connection from worker to worker is reset under traffic: all arrives once, ledgers add up."""
+    with (
+        two_workers(tmp_path) as (a, b, proxy),
+        client_of(a.address) as sender,
+        client_of(b.address) as consumer,
+        Reader(consumer.recv([1], timeout=0.2)) as reader,
+    ):
+        with Feeder(sender, 1) as feeder:
+            for _ in range(10):
+                feeder.goes_on()
+                eventually(lambda: connected(a), 10, "connected")
+                assert proxy.cut() == 1
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        assert reader.redelivered == []
+        balances(sender, a, b, sent=feeder.sent)
+        (peer,) = status(a).peers
+        assert peer.reconnects >= 10
+
+
+def test_black_hole_between_workers_is_noticed_and_healed(tmp_path: Path) -> None:
+    """A link that swallows everything is noticed within 5 s; after it heals nothing is missing."""
+    with (
+        two_workers(tmp_path) as (a, b, proxy),
+        client_of(a.address) as sender,
+        client_of(b.address) as consumer,
+        Reader(consumer.recv([1], timeout=0.2)) as reader,
+    ):
+        with Feeder(sender, 1) as feeder:
+            feeder.goes_on()
+            proxy.black_hole()
+            eventually(lambda: not connected(a), 5.5, "black hole noticed")
+            assert metric(a, 'tuplewire_connection_up{peer="b"}') == 0
+            feeder.goes_on()
+            proxy.resume()
+            eventually(lambda: connected(a), 10, "connected again")
+            feeder.goes_on()
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        balances(sender, a, b, sent=feeder.sent)
+
+
+def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path) -> None:
+    """A worker that stands still for 6 s is given up within 5 s, and loses nothing once it goes on."""
+    with (
+        two_workers(tmp_path) as (a, b, _),
+        client_of(a.address) as sender,
+        client_of(b.address) as consumer,
+        Reader(consumer.recv([1], timeout=0.2)) as reader,
+    ):
+        with Feeder(sender, 1) as feeder:
+            feeder.goes_on()
+            stopped = time.monotonic()
+            os.kill(b.process_id, signal.SIGSTOP)
+            try:
+                eventually(lambda: not connected(a), 5.5, "hung worker noticed")
+                feeder.goes_on()
+                eventually(lambda: time.monotonic() - stopped > 6, 7)
+            finally:
+                os.kill(b.process_id, signal.SIGCONT)
+            eventually(lambda: connected(a), 10, "connected again")
+            feeder.goes_on()
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        balances(sender, a, b, sent=feeder.sent)
+
+
+def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
+    """While one peer is dead, messages to another flow; what is for the dead one waits, bounded."""
+    with ExitStack() as stack:
+        a, b, c = (stack.enter_context(one_worker(name, *SMALL_QUEUES, directory=tmp_path)) for name in "abc")
+        for each in (a, b, c):
+            assign(each, 1, {("a", a.address): [0], ("b", b.address): [1], ("c", c.address): [2]})
+        sender = stack.enter_context(client_of(a.address))
+        consumer = stack.enter_context(client_of(c.address))
+        os.kill(b.process_id, signal.SIGKILL)
+        while sender.try_send(numbered(1, range(1000))):
+            pass
+        reader = stack.enter_context(Reader(consumer.recv([2], timeout=0.2)))
+        sender.send(numbered(2, range(5000)), timeout=10)
+        reader.has(5000)
+        assert numbers(reader.got) == list(range(5000))
+        eventually(lambda: ledger(a).pending <= 500, 5)
+        assert ledger(a).balanced
+        sender.close(0.1)
+        assert sender.ledger().balanced
+
+
+# --- death and return ----------------------------------------------------------------------------------
+
+
+def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: Path) -> None:
+    """A client's messages that a killed worker had not acknowledged go to its successor, marked, in order."""
+    with ExitStack() as first:
+        worker = first.enter_context(one_worker("w", directory=tmp_path))
+        assign(worker, 1, {("w", worker.address): [0]})
+        port = int(worker.address.rpartition(":")[2])
+        with client_of(worker.address, ack_mode="processed") as sender:
+            sender.send(numbered(0, range(100)))
+            with client_of(worker.address) as consumer:
+                assert len(collect(consumer.recv([0], timeout=10), 100)) == 100
+                sender.flush(10)
+            sender.send(numbered(0, range(100, 150)))
+            eventually(lambda: queued(worker, 0) == 50)
+            os.kill(worker.process_id, signal.SIGKILL)
+            first.close()
+            sender.send(numbered(0, range(150, 160)))
+            # The successor has its assignment before anybody can reach it.
+            file = assignment_file(tmp_path, worker)
+            with (
+                one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port) as successor,
+                client_of(successor.address) as consumer,
+                Reader(consumer.recv([0], timeout=0.2)) as reader,
+            ):
+                reader.has(60)
+                assert numbers(reader.got) == list(range(100, 160))
+                # The last ten as well, if they were written before the death was noticed.
+                assert numbers(reader.redelivered)[:50] == list(range(100, 150))
+                sender.flush(10)
+                assert (sender.ledger().accepted, sender.ledger().acknowledged) == (160, 160)
+                eventually(lambda: ledger(successor).acknowledged == 60)
+
+
+def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
+    """A subscription survives the death of its worker and delivers what comes to the successor."""
+    with ExitStack() as first:
+        worker = first.enter_context(one_worker("w", directory=tmp_path))
+        assign(worker, 1, {("w", worker.address): [0]})
+        port = int(worker.address.rpartition(":")[2])
+        with (
+            client_of(worker.address) as sender,
+            client_of(worker.address) as consumer,
+            Reader(consumer.recv([0], timeout=0.2)) as reader,
+        ):
+            sender.send(numbered(0, range(100)))
+            sender.flush(10)  # or else the sender rightly sends them again
+            reader.has(100)
+            os.kill(worker.process_id, signal.SIGKILL)
+            first.close()
+            file = assignment_file(tmp_path, worker)
+            with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
+                sender.send(numbered(0, range(100, 200)))
+                sender.flush(10)
+                reader.has(200)
+                assert numbers(reader.got) == list(range(200))
+
+
+# --- changes of the assignment ---------------------------------------------------------------------------
+
+
+def test_new_worker_and_task_join_under_traffic(tmp_path: Path) -> None:
+    """An assignment with one more worker opens a connection to it; the traffic beside it goes on."""
+    with (
+        two_workers(tmp_path) as (a, b, proxy),
+        one_worker("c", directory=tmp_path) as c,
+        client_of(a.address) as sender,
+        client_of(b.address) as consumer,
+        client_of(c.address) as newcomer,
+        Reader(consumer.recv([1], timeout=0.2)) as reader,
+    ):
+        with Feeder(sender, 1) as feeder:
+            feeder.goes_on()
+            everyone = {("a", a.address): [0, 5], ("b", proxy.address): [1], ("c", c.address): [2]}
+            for each in (a, b, c):
+                assign(each, 2, everyone)
+            eventually(lambda: [peer.connected for peer in status(a).peers] == [True, True], 10)
+            with client_of(a.address) as other:
+                other.send(numbered(2, range(10)))
+                other.send(numbered(5, range(10)))
+                other.flush(10)
+            assert numbers(collect(newcomer.recv([2], timeout=10), 10)) == list(range(10))
+            assert queued(a, 5) == 10
+            feeder.goes_on()
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        assert [peer.reconnects for peer in status(a).peers] == [0, 0]
+        assert all(ledger(each).balanced for each in (a, b, c))
+
+
+def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path) -> None:
+    """An assignment without a worker closes the connection to it once it is empty; its task is refused."""
+    with (
+        two_workers(tmp_path) as (a, b, proxy),
+        client_of(a.address) as sender,
+        client_of(b.address) as consumer,
+        Reader(consumer.recv([1], timeout=0.2)) as reader,
+    ):
+        with Feeder(sender, 1) as feeder:
+            feeder.goes_on(300)
+        sender.flush(10)
+        with Feeder(sender, 0) as local:
+            assign(a, 2, {("a", a.address): [0]})
+            eventually(lambda: proxy.connections == 0, 10, "connection closed")
+            assert list(status(a).peers) == []
+            local.goes_on()
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        sender.send(1, b"nobody's")
+        with pytest.raises(RefusedMessagesError, match="task 1 is not in assignment version 2"):
+            sender.flush(10)
+        assert queued(a, 0) == local.sent
+        assert ledger(a).accepted == feeder.sent + local.sent
+        assert ledger(a).balanced
+
+
+def test_task_that_moves_takes_its_queue_along(tmp_path: Path) -> None:
+    """What waits for a task when it moves to another worker is passed on to there, in order."""
+    with two_workers(tmp_path) as (a, b, proxy), client_of(a.address) as sender:
+        sender.send(numbered(0, range(1000)))
+        sender.flush(10)
+        for each in (b, a):
+            assign(each, 2, {("a", a.address): [], ("b", proxy.address): [0, 1]})
+        sender.send(numbered(0, range(1000, 1100)))
+        with client_of(b.address) as consumer:
+            assert numbers(collect(consumer.recv([0], timeout=10), 1100)) == list(range(1100))
+        balances(sender, a, sent=1100)
+
+
+# --- drain -----------------------------------------------------------------------------------------------
+
+
+def _has_ended(endpoint: Endpoint) -> bool:
+    """Whether a worker's process is over, though nobody has asked for its exit code yet."""
+    state = Path(f"/proc/{endpoint.process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "Z"
+
+
+def _drained(log: Path) -> dict[str, int]:
+    """Return the balance that a worker printed when it ended."""
+    (line,) = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
+    assert "!=" not in line
+    return {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", line)}
+
+
+@pytest.mark.parametrize("how", ["signal", "call"])
+def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
+    """A worker that drains under traffic exits with 0 and has passed on everything that it acknowledged."""
+    with LocalWorkers(2, TOPOLOGY, directory=tmp_path) as workers:
+        workers.assign({0: [0], 1: [1]})
+        near, far = workers.endpoints
+        with (
+            client_of(near.address) as sender,
+            client_of(far.address) as consumer,
+            Reader(consumer.recv([1], timeout=0.2)) as reader,
+        ):
+            with Feeder(sender, 1) as feeder:
+                feeder.goes_on(500)
+                if how == "signal":
+                    os.kill(near.process_id, signal.SIGTERM)
+                else:
+                    with ControlClient(near.address) as control:
+                        assert control.drain()
+                eventually(lambda: _has_ended(near), 15, "drained")
+                feeder.goes_on()
+            taken = sender.ledger().acknowledged
+            reader.has(taken)
+            sender.close(0)
+            assert numbers(reader.got) == list(range(taken))
+            assert sender.ledger().accepted == taken + sender.ledger().dropped["closed"]
+        assert _drained(workers.log_of(0)) == {
+            "accepted": taken,
+            "acknowledged": taken,
+            "dropped": 0,
+            "pending": 0,
+        }
+        assert workers.stop() == [0, 0]
+
+
+def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
+    """While it drains a worker serves its consumers on, and ends as soon as they have everything."""
+    with one_worker("w", "--drain-seconds=20", directory=tmp_path) as worker:
+        assign(worker, 1, {("w", worker.address): [0]})
+        with client_of(worker.address) as client:
+            client.send(numbered(0, range(1000)))
+            client.flush(10)
+            with client.recv([0], timeout=10) as subscription:
+                first = messages_of(next(subscription))
+                os.kill(worker.process_id, signal.SIGTERM)
+                log = tmp_path / "w-0" / "worker-0.log"
+                eventually(lambda: "draining" in log.read_text(), 5)
+                rest = collect(subscription, 1000 - len(first)) if len(first) < 1000 else []
+                assert numbers(first + rest) == list(range(1000))
+                subscription.acknowledge()
+                eventually(lambda: "worker.drained" in log.read_text(), 5, "drained")
+    assert _drained(log)["acknowledged"] == 1000
+
+
+def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
+    """What is left at the deadline is dropped{shutdown} in the printed balance, and the exit code is 0."""
+    with LocalWorkers(1, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=0.3"]) as workers:
+        workers.assign({0: [0]})
+        with client_of(workers.endpoints[0].address) as client:
+            client.send(numbered(0, range(70)))
+            client.flush(10)
+        assert workers.stop() == [0]
+        assert _drained(workers.log_of(0)) == {
+            "accepted": 70,
+            "acknowledged": 0,
+            "shutdown": 70,
+            "pending": 0,
+        }
