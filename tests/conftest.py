@@ -6,8 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from helpers import leaks
+from hypothesis import settings
 
 leaks.install()
+
+# How long an example takes says nothing on a shared machine.
+settings.register_profile("tuplewire", deadline=None)
+settings.load_profile("tuplewire")
 
 
 @pytest.fixture(autouse=True)

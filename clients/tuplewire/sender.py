@@ -244,6 +244,7 @@ class Sender:
     async def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """Close, and return what is not acknowledged by then, with its tokens, as if never accepted."""
         await self._finish(timeout)
+        self._ended = True
         await self._stop_task()
         with self._lock:
             left = self._window.take_back()
@@ -392,7 +393,7 @@ class Sender:
             )
         with self._lock:
             settled = window.opened(opened_from_wire(welcome))
-            window.max_message_bytes = min(self._settings.max_message_bytes, welcome.max_message_bytes)
+            self._remember_too_large(settled)
             self._remember(update_from_wire(0, (), welcome.refusals).refusals)
             self._moved.notify_all()
         self._take_load(welcome.load)
@@ -469,6 +470,15 @@ class Sender:
             logger.warning("messages.refused", extra={"peer": self.address, "reason": text})
             if len(self._refusals) < _REMEMBERED_REFUSALS:
                 self._refusals.append(text)
+
+    def _remember_too_large(self, settled: Iterable[Settled]) -> None:
+        for each in settled:
+            if each.dropped is DropReason.TOO_LARGE:
+                limit = self._window.max_message_bytes
+                self._refusals.append(
+                    f"MESSAGE_TOO_LARGE: {each.messages} messages to task {each.task}, "
+                    f"{each.size_bytes} bytes in all: the receiver takes {limit} bytes at most"
+                )
 
     def _settle(self, settled: list[Settled]) -> None:
         if settled and self._on_settled is not None:

@@ -1,5 +1,5 @@
 """What several tests need: waiting for a condition, and watching for leaks."""
 
-from helpers.waiting import eventually
+from tuplewire_service.testing import eventually
 
 __all__ = ["eventually"]

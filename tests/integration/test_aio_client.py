@@ -29,9 +29,9 @@ from tuplewire.errors import (
     BufferFullError,
     ClosedError,
     FlushTimeoutError,
+    NotLocalError,
     RefusedMessagesError,
     SupersededError,
-    UnknownTaskError,
     UnreachableError,
     WrongTopologyError,
 )
@@ -201,7 +201,7 @@ def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
 
     async def test() -> None:
         async with client_of(pair.near.address) as client:
-            with pytest.raises(UnknownTaskError, match=pair.far.address):
+            with pytest.raises(NotLocalError, match=pair.far.address):
                 await anext(client.recv([pair.far_task()], timeout=10))
 
     run(test())

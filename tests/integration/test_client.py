@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
+from helpers.spawned import send_and_receive
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -40,10 +41,10 @@ from tuplewire.errors import (
     ConfigError,
     FlushTimeoutError,
     MessageTooLargeError,
+    NotLocalError,
     RefusedMessagesError,
     StaleIncarnationError,
     SupersededError,
-    UnknownTaskError,
     UnreachableError,
     WrongTopologyError,
 )
@@ -317,7 +318,7 @@ def test_recv_says_when_the_worker_is_out_of_reach(nobody: str) -> None:
 
 def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
     """Subscribing at the wrong worker is refused, and the error says where the task is."""
-    with client_of(pair.near.address) as client, pytest.raises(UnknownTaskError, match=pair.far.address):
+    with client_of(pair.near.address) as client, pytest.raises(NotLocalError, match=pair.far.address):
         next(client.recv([pair.far_task()], timeout=10))
 
 
@@ -407,22 +408,13 @@ def test_unpickled_client_works_by_itself(pair: Pair) -> None:
         assert client.ledger().acknowledged == 2
 
 
-def _send_and_receive(client: Client, task: int) -> None:
-    """Run in another process."""
-    client.send(task, b"1")
-    client.flush(10)
-    got = numbers(collect(client.recv([task], timeout=10), 2))
-    client.close()
-    sys.exit(0 if got == [0, 1] else 3)
-
-
 def test_client_works_in_a_spawned_process(pair: Pair) -> None:
     """A client that is passed to a spawned process sends and receives there."""
     task = pair.near_task()
     with client_of(pair.near.address) as client:
         client.send(task, b"0")
         client.flush(10)
-        process = multiprocessing.get_context("spawn").Process(target=_send_and_receive, args=(client, task))
+        process = multiprocessing.get_context("spawn").Process(target=send_and_receive, args=(client, task))
         process.start()
         process.join(60)
         assert process.exitcode == 0

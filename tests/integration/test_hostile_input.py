@@ -341,7 +341,9 @@ def test_refused_frame_takes_nothing_with_it(worker: Endpoint) -> None:
     broken = talk(worker, SEND, [hello(**same), good, b"\x12" + varint(len(body)) + body])
     assert (broken.status, broken.error) == MALFORMED
     assert queued(worker, task) == 1
-    resumed = talk(worker, SEND, [hello(**same), frame(1, task=task), frame(3, task=task)])
+    epoch = pb.SendResponse.FromString(broken.responses[0]).welcome.receiver_incarnation
+    again = hello(**same, receiver_incarnation=epoch)
+    resumed = talk(worker, SEND, [again, frame(1, task=task), frame(3, task=task)])
     assert pb.SendResponse.FromString(resumed.responses[0]).welcome.last_sequence == 1
     assert resumed.error == "SEQUENCE_GAP"
     assert queued(worker, task) == 1

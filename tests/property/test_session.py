@@ -274,6 +274,8 @@ class Session(RuleBasedStateMachine):
             worker.incarnation,
             Grant(0, initial.messages, initial.size_bytes, 0),
             update_from_wire(ack.sequence, ack.credits, ack.refusals),
+            2**30,
+            2**31,
         )
         self._settle(self.window.opened(welcome))
         self.heard, self.update_lost = [], False

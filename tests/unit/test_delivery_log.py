@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-import pytest
-
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 
@@ -138,39 +134,6 @@ def test_acknowledged_beyond_what_was_handed_out() -> None:
     assert sum(done.messages for done in log.progress(99, 99)) == 3
     assert (log.acknowledged, log.received) == (3, 3)
     assert taken(log) == [(4, "d")]
-
-
-@pytest.mark.parametrize("bytewise", [False, True])
-def test_small_steps_are_not_quadratic(*, bytewise: bool) -> None:
-    """A large group that is fetched and acknowledged a message at a time costs little for each."""
-
-    def seconds_per_message(messages: int) -> float:
-        log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"12345678"] * messages))
-        start = time.process_time()
-        for number in range(messages):
-            credit = (PLENTY, 8) if bytewise else (number + 1, PLENTY)
-            (delivery,) = log.take(*credit, PLENTY)
-            assert len(delivery.group) == 1
-            assert log.progress(number + 1, number + 1)
-        return (time.process_time() - start) / messages
-
-    assert seconds_per_message(30_000) < 8 * seconds_per_message(300)
-
-
-def test_acknowledging_in_small_steps_is_not_quadratic() -> None:
-    """A large delivery that is acknowledged a message at a time costs little for each."""
-
-    def seconds_per_message(messages: int) -> float:
-        log = DeliveryLog()
-        log.append(TaskGroup.of(1, [b"12345678"] * messages))
-        log.take(PLENTY, PLENTY, PLENTY)
-        start = time.process_time()
-        for number in range(1, messages + 1):
-            assert sum(done.messages for done in log.progress(number, messages)) == 1
-        return (time.process_time() - start) / messages
-
-    assert seconds_per_message(30_000) < 8 * seconds_per_message(300)
 
 
 # --- going back -----------------------------------------------------------------------------------

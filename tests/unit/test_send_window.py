@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -41,12 +40,16 @@ class Sending:
         initial_bytes: int = PLENTY,
         grants: tuple[Grant, ...] = (),
         refusals: tuple[Refusal, ...] = (),
+        max_message_bytes: int = 2**30,
+        max_request_bytes: int = 2**31,
     ) -> list[Settled]:
         """Connect; the receiver has accepted frames up to this sequence."""
         welcome = Opened(
             incarnation,
             Grant(0, initial, initial_bytes, 0),
             AckUpdate(sequence, list(grants), list(refusals)),
+            max_message_bytes,
+            max_request_bytes,
         )
         return self._adding_up(self.window.opened(welcome))
 
@@ -329,22 +332,6 @@ def test_a_lost_grant_is_made_good_by_the_next() -> None:
     assert len(payloads(sending.frames())) == 6
 
 
-def test_credit_in_small_steps_is_not_quadratic() -> None:
-    """A large batch that goes out a message at a time costs about the same per message as a small one."""
-
-    def seconds_per_message(messages: int) -> float:
-        sending = SendWindow(SessionSettings(max_pending_task_messages=PLENTY))
-        sending.opened(Opened(1, Grant(0, 0, PLENTY, 0), AckUpdate(0, [], [])))
-        sending.offer([TaskGroup.of(1, [b"12345678"] * messages)])
-        start = time.process_time()
-        for number in range(messages):
-            sending.update(AckUpdate(number, [Grant(1, number + 1, PLENTY, 0)], []))
-            assert sending.next_frame() is not None
-        return (time.process_time() - start) / messages
-
-    assert seconds_per_message(30_000) < 8 * seconds_per_message(300)
-
-
 # --- settling -------------------------------------------------------------------------------------
 
 
@@ -603,3 +590,61 @@ def test_a_receiver_that_knows_more_than_was_sent() -> None:
     assert sending.acknowledged == 0
     sending.open()
     assert contents(sending.frames()) == [(1, [(1, b"\0")])]
+
+
+# --- limits, moves and the end ------------------------------------------------------------------
+
+
+def test_what_the_receiver_never_takes_is_given_up() -> None:
+    """Messages over the receiver's limit, accepted before it was known, are dropped alone and by name."""
+    sending = Sending(opened=False)
+    sending.offer_groups(TaskGroup.of(1, [b"a" * 10, b"b" * 101, b"c" * 100]))
+    (settled,) = sending.open(max_message_bytes=100)
+    assert (settled.task, settled.messages, settled.size_bytes) == (1, 1, 101)
+    assert settled.dropped is DropReason.TOO_LARGE
+    assert payloads(sending.frames()) == b"a" * 10 + b"c" * 100
+    with pytest.raises(MessageTooLargeError, match="over the limit of 100 bytes"):
+        sending.window.check([TaskGroup.of(1, [b"x" * 101])])
+
+
+def test_frames_keep_to_the_receivers_limit() -> None:
+    """What was accepted in larger pieces is cut to what the receiver takes in one request."""
+    sending = Sending(opened=False)
+    sending.offer_groups(TaskGroup.of(1, [b"x" * 10] * 1000))
+    sending.open(max_message_bytes=100, max_request_bytes=2100)
+    frames = sending.frames()
+    assert all(frame.size_bytes <= 1000 for frame in frames)
+    assert sum(frame.messages for frame in frames) == 1000
+
+
+def test_a_task_is_quiet_once_all_is_released() -> None:
+    """Neither an acknowledgement nor a part of the release is enough; other tasks do not matter."""
+    sending = Sending()
+    assert sending.window.quiet(1)
+    sending.offer(1, 2)
+    sending.offer(2, 1)
+    assert not sending.window.quiet(1)
+    sending.frames()
+    sending.update(1)
+    assert not sending.window.quiet(1)
+    sending.update(1, grants=(Grant(1, 10, PLENTY, 1),))
+    assert not sending.window.quiet(1)
+    sending.update(1, grants=(Grant(1, 10, PLENTY, 2),))
+    assert sending.window.quiet(1)
+    assert not sending.window.quiet(2)
+
+
+def test_what_is_taken_back_was_never_accepted() -> None:
+    """Everything comes back in order with its token; what was under way is marked as redelivered."""
+    sending = Sending()
+    sending.offer(1, 2, tag="first")
+    sending.frames()
+    sending.offer(1, 1, tag="second")
+    left = sending.window.take_back()
+    assert [(len(group), token, group.redelivered) for group, token in left] == [
+        (2, "first", True),
+        (1, "second", False),
+    ]
+    assert sending.window.messages == sending.window.size_bytes == 0
+    ledger = sending.window.ledger()
+    assert (ledger.accepted, ledger.pending) == (0, 0)

@@ -13,6 +13,8 @@ class DropReason(enum.StrEnum):
     """No worker of the assignment holds the task."""
     REFUSED = "refused"
     """The peer refused it for another reason; the log has it."""
+    TOO_LARGE = "too_large"
+    """The peer, whose limit was not known yet, takes no message of this size."""
     CLOSED = "closed"
     """The sender was closed or aborted before it was acknowledged."""
     SHUTDOWN = "shutdown"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from tuplewire.group import TaskGroup
 
@@ -54,3 +54,17 @@ def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
         for start in range(0, count, most)
         for piece in group.slice(start, min(start + most, count)).split(max_bytes)
     ]
+
+
+def by_size(group: TaskGroup, limit_bytes: int) -> list[tuple[bool, TaskGroup]]:
+    """Split a group into runs of messages within a limit (True) and over it (False), in order."""
+    sizes = group.sizes()
+    if len(group.data) <= limit_bytes or max(sizes) <= limit_bytes:
+        return [(True, group)]
+    runs = []
+    start = 0
+    for fits, run in groupby(size <= limit_bytes for size in sizes):
+        stop = start + len(list(run))
+        runs.append((fits, group.slice(start, stop)))
+        start = stop
+    return runs

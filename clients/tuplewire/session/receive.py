@@ -10,7 +10,8 @@ from tuplewire.errors import RefusedError, SequenceGapError
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import CreditBook, Grant
 
-_REMEMBERED_REFUSALS = 1024
+REMEMBERED_FRAMES = 64
+"""Refusals are told again after a break for as many frames; no more than this are under way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ReceiveSession:
         self.last_sequence = 0
         """The last frame that was accepted."""
         self._told = 0
-        self._refusals: deque[Refusal] = deque(maxlen=_REMEMBERED_REFUSALS)
+        self._refusals: deque[Refusal] = deque()
         self._new_refusals: list[Refusal] = []
 
     def accept(self, sequence: int, groups: Iterable[TaskGroup]) -> bool:
@@ -70,6 +71,8 @@ class ReceiveSession:
         """Send a group of an accepted frame back; it is done with, and its sender is told."""
         refusal = Refusal(sequence, group.task, len(group), error.code, str(error), error.owner)
         self._refusals.append(refusal)
+        while self._refusals[0].sequence <= self.last_sequence - REMEMBERED_FRAMES:
+            self._refusals.popleft()
         self._new_refusals.append(refusal)
         self.credit.released(group.task, len(group), len(group.data))
 

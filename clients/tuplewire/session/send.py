@@ -17,7 +17,7 @@ from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
-from tuplewire.session.pieces import cut, frame_pieces, starting_within, wire_bytes
+from tuplewire.session.pieces import by_size, cut, frame_pieces, starting_within, wire_bytes
 from tuplewire.session.receive import AckUpdate, Refusal
 
 MAX_FRAMES_IN_FLIGHT = 8
@@ -54,6 +54,10 @@ class Opened:
     initial: Grant
     """Holds for every task without a grant of its own."""
     update: AckUpdate
+    max_message_bytes: int
+    """The largest payload that it takes."""
+    max_request_bytes: int
+    """The largest request that it takes."""
 
 
 class _Entry:
@@ -126,6 +130,7 @@ class SendWindow:
         """The incarnation of the receiver that this numbering belongs to; 0 before the first welcome."""
         self.max_message_bytes = settings.max_message_bytes
         """The largest payload: our setting, or the receiver's where that is smaller."""
+        self._max_frame_bytes = settings.max_frame_bytes
 
     # --- intake -----------------------------------------------------------------------------
 
@@ -149,7 +154,7 @@ class SendWindow:
             task = self._tasks.get(group.task)
             if task is None:
                 task = self._tasks[group.task] = self._new_task()
-            for piece in frame_pieces(group, settings.max_frame_bytes):
+            for piece in frame_pieces(group, self._max_frame_bytes):
                 task.pending.append(_Entry(piece, token))
             task.held += len(group)
             self._ready[group.task] = None
@@ -203,7 +208,30 @@ class SendWindow:
             self._start_over()
             for grant in opened.update.grants:
                 self._grant(grant, settled)
+        settled += self._fit(opened)
         self._ready = {task: None for task, state in self._tasks.items() if state.pending}
+        return settled
+
+    def _fit(self, opened: Opened) -> list[Settled]:
+        """Keep to the receiver's limits: give up what it would never take, cut what is too large for it."""
+        settings = self._settings
+        self.max_message_bytes = min(settings.max_message_bytes, opened.max_message_bytes)
+        # A frame may be over its size by one message, and gRPC counts the columns too.
+        room = max(1, (opened.max_request_bytes - self.max_message_bytes) // 2)
+        frame_bytes = min(settings.max_frame_bytes, room)
+        if frame_bytes == self._max_frame_bytes and self.max_message_bytes == settings.max_message_bytes:
+            return []
+        self._max_frame_bytes = frame_bytes
+        settled: list[Settled] = []
+        for task in self._tasks.values():
+            waiting, task.pending = task.pending, deque()
+            for entry in waiting:
+                for piece in frame_pieces(entry.group, frame_bytes):
+                    for kept, part in by_size(piece, self.max_message_bytes):
+                        if kept:
+                            task.pending.append(_Entry(part, entry.token))
+                        else:
+                            self._settle(_Entry(part, entry.token), DropReason.TOO_LARGE, settled)
         return settled
 
     def _start_over(self) -> None:
@@ -229,7 +257,7 @@ class SendWindow:
         if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT:
             return None
         entries: list[_Entry] = []
-        room = self._settings.max_frame_bytes
+        room = self._max_frame_bytes
         while self._ready and room > 0:
             number = next(iter(self._ready))
             del self._ready[number]

@@ -105,4 +105,6 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
         welcome.receiver_incarnation,
         grant_from_wire(welcome.initial_credit),
         update_from_wire(welcome.last_sequence, welcome.credits, welcome.refusals),
+        welcome.max_message_bytes,
+        welcome.max_frame_bytes,
     )

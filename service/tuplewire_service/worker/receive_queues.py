@@ -12,6 +12,7 @@ from tuplewire.errors import RefusedError, StaleIncarnationError, SupersededErro
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.base import Origin
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
 from tuplewire_service.worker.settings import WorkerSettings
@@ -249,7 +250,7 @@ class Subscription(ISubscription):
             if queue.leaving:
                 continue
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes)
-            max_bytes -= sum(len(delivery.group.data) for delivery in taken)
+            max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             deliveries += taken
             if taken and queue.log.waiting:
                 self._ready[task] = None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +51,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class _Session:
     """A sender's session and the stream that carries it now; also the origin of its batches."""
 
-    def __init__(self, service: SendService, hello: pb.Hello) -> None:
+    def __init__(self, service: SendService, hello: pb.Hello, epoch: int) -> None:
+        self.epoch = epoch
+        """Tells this session's memory from any other of the same sender, here or elsewhere."""
         # A worker's id, then the number of the connection among its own.
         worker = hello.sender_id.rpartition("/")[0] or hello.sender_id
         self.source = worker if hello.kind == pb.PEER_KIND_WORKER else CLIENT_SOURCE
@@ -82,14 +85,19 @@ class _Stream:
     def __init__(self, context: _Context) -> None:
         self.context = context
         self.wake = asyncio.Event()
-        self.notices: list[pb.SendResponse] = []
+        self.notices: dict[str, pb.SendResponse] = {}
+        """What to write besides acknowledgements, the latest of each kind: a peer may never read."""
         self.task = asyncio.current_task()
         self.ending: TuplewireError | None = None
         self.finished = False
         """Whether nothing more is read: the next acknowledgement is the last."""
 
     def notify(self, notice: pb.SendResponse) -> None:
-        self.notices.append(notice)
+        kind = notice.WhichOneof("kind") or ""
+        if kind == "backpressure" and kind in self.notices:
+            _merge(self.notices[kind].backpressure, notice.backpressure)
+        else:
+            self.notices[kind] = notice
         self.wake.set()
 
     def end(self, error: TuplewireError) -> None:
@@ -97,6 +105,14 @@ class _Stream:
         self.ending = error
         if self.task is not None:
             self.task.cancel()
+
+
+def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
+    """Add a later status to one that was not sent yet."""
+    congested = set(status.congested).difference(later.relieved).union(later.congested)
+    relieved = set(status.relieved).union(later.relieved).difference(later.congested)
+    status.congested[:] = sorted(congested)
+    status.relieved[:] = sorted(relieved)
 
 
 class SendService:
@@ -109,6 +125,7 @@ class SendService:
         self.draining = False
         self.refused: Counter[str] = Counter()
         self._sessions: dict[str, _Session] = {}
+        self._epoch = 0
         self._streams: set[_Stream] = set()
         self._received: dict[str, list[int]] = {}
         self._loads: pb.LoadReport = pb.LoadReport()
@@ -188,6 +205,9 @@ class SendService:
             self._streams.discard(stream)
             if session is not None and session.stream is stream:
                 session.stream = None
+                sender_id = session.state.sender_id
+                if self._sessions.get(sender_id) is session:
+                    self._sessions[sender_id] = self._sessions.pop(sender_id)  # idle for the least time
 
     async def _refused(self, context: _Context, error: TuplewireError) -> None:
         self.refused[code_of(error)] += 1
@@ -228,15 +248,21 @@ class SendService:
                 f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
                 f"from {hello.incarnation}"
             )
-        if session is None or session.state.incarnation < hello.incarnation:
-            if session is not None and session.stream is not None:
+        if session is not None and session.state.incarnation < hello.incarnation:
+            if session.stream is not None:
                 session.stream.end(
                     StaleIncarnationError(
                         f"sender {hello.sender_id!r}: incarnation {hello.incarnation} has taken over"
                     )
                 )
+            session = None
+        if session is None or session.epoch != hello.receiver_incarnation:
+            # New, or what the sender remembers is not what we do: it starts over.
+            if session is not None and session.stream is not None:
+                session.stream.end(SequenceGapError("the sender has started this session over"))
             self._make_room()
-            session = self._sessions[hello.sender_id] = _Session(self, hello)
+            self._epoch = max(self._epoch + 1, time.time_ns())
+            session = self._sessions[hello.sender_id] = _Session(self, hello, self._epoch)
             self._window = self.settings.window(len(self._sessions))
         return session
 
@@ -244,6 +270,7 @@ class SendService:
         """Forget the session that has been without a stream for longest, when there are too many."""
         if len(self._sessions) < self.settings.max_sessions:
             return
+        # A session moves to the end when its stream ends.
         idle = next((key for key, each in self._sessions.items() if each.stream is None), None)
         if idle is None:
             raise ResourceLimitError(
@@ -261,7 +288,7 @@ class SendService:
             welcome=pb.Welcome(
                 protocol_version=PROTOCOL_VERSION,
                 receiver_id=settings.worker_id,
-                receiver_incarnation=settings.incarnation,
+                receiver_incarnation=session.epoch,
                 last_sequence=ack.sequence,
                 ack_mode=pb.ACK_MODE_PROCESSED
                 if session.ack_mode is AckMode.PROCESSED
@@ -353,8 +380,8 @@ class SendService:
             await stream.wake.wait()
             stream.wake.clear()
             finished = stream.finished
-            notices, stream.notices = stream.notices, []
-            for notice in notices:
+            notices, stream.notices = stream.notices, {}
+            for notice in notices.values():
                 await stream.context.write(notice.SerializeToString())
             await self._write_update(session, stream.context)
 

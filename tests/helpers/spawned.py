@@ -1,0 +1,17 @@
+"""What runs in a process that a test spawns; such a process imports it by its name."""
+
+from __future__ import annotations
+
+import sys
+
+from helpers.topology import collect, numbers
+from tuplewire import Client
+
+
+def send_and_receive(client: Client, task: int) -> None:
+    """Send a 1 to a task that has a 0 waiting, and receive both; exit with 3 when that is not what comes."""
+    client.send(task, b"1")
+    client.flush(10)
+    got = numbers(collect(client.recv([task], timeout=10), 2))
+    client.close()
+    sys.exit(0 if got == [0, 1] else 3)
