@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 from helpers.topology import TOPOLOGY, Message, assign, ledger, messages_of, numbered
@@ -93,6 +94,14 @@ def senders(endpoints: list[Endpoint]) -> Iterator[list[int]]:
     assert not errors
 
 
+def explain(task: int, source: int, got: list[int], count: int) -> str:
+    """Say what is wrong with the numbers of one source: what is missing, doubled, out of order."""
+    jumps = [(before, after) for before, after in pairwise(got) if after != before + 1]
+    missing = len(set(range(count)) - set(got))
+    doubled = len(got) - len(set(got))
+    return f"task {task}, source {source}: {missing} missing, {doubled} doubled, jumps {jumps[:8]}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_task_moves_again_and_again_under_load(seed: int) -> None:
@@ -131,7 +140,7 @@ def test_a_task_moves_again_and_again_under_load(seed: int) -> None:
         for task in (MOVING, STEADY):
             for source, count in zip(SOURCES, sent, strict=True):
                 got = [int(payload) for sender, payload in consumers.seen[task] if sender == source]
-                assert got == list(range(count)), f"task {task}, source {source}"
+                assert got == list(range(count)), explain(task, source, got, count)
         assert consumers.redelivered == 0
         for endpoint in endpoints:
             eventually(lambda endpoint=endpoint: ledger(endpoint).pending == 0)  # type: ignore[misc]

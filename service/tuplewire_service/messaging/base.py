@@ -150,6 +150,15 @@ class IConnection(ABC):
 class IServerConnection(IConnection):
     """The bound side: receives batches, tells senders about load."""
 
+    @property
+    @abstractmethod
+    def addresses(self) -> Sequence[str]:
+        """Every address that is bound, in the transport's own notation."""
+
+    @abstractmethod
+    def stop_intake(self) -> None:
+        """Take nothing more in: acknowledge what was taken, and let the senders keep the rest."""
+
     @abstractmethod
     def register_recv(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on, first of all what has waited for it."""

@@ -165,6 +165,17 @@ class LocalServer(IServerConnection):
         """See IConnection."""
         return self._status
 
+    @property
+    def addresses(self) -> Sequence[str]:
+        """See IServerConnection: `local:` and the port."""
+        return [f"local:{self._port}"]
+
+    def stop_intake(self) -> None:
+        """See IServerConnection. What is sent from now on waits for the next server of the port."""
+        with self._endpoint.lock:
+            if self._endpoint.server is self:
+                self._endpoint.server = None
+
     def register_recv(self, callback: IConnectionCallback) -> None:
         """See IServerConnection."""
         with self._endpoint.lock:
@@ -208,10 +219,8 @@ class LocalServer(IServerConnection):
 
     def abort(self) -> None:
         """See IConnection."""
-        with self._endpoint.lock:
-            self._status = ConnectionStatus.CLOSED
-            if self._endpoint.server is self:
-                self._endpoint.server = None
+        self._status = ConnectionStatus.CLOSED
+        self.stop_intake()
         self._inbox.close()
 
 

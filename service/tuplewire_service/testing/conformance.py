@@ -443,6 +443,24 @@ class TransportConformance(ABC):
             client.abort()
             _assert_ledger(client, 1, closed=1)
 
+    def test_after_stop_intake_messages_stay_with_the_sender(self) -> None:
+        """What was taken is acknowledged; what is sent later stays pending, and goes to the next server."""
+        first, second = Recorder(), Recorder()
+        with self.context() as context:
+            server = context.bind(TOPOLOGY, 0, first)
+            assert server.addresses
+            client = context.connect(TOPOLOGY, HOST, server.port)
+            client.send(1, b"taken")
+            eventually(lambda: first.payloads(1) == [b"taken"])
+            server.stop_intake()
+            eventually(_settled(client))
+            client.send(1, b"kept")
+            server.close()
+            assert client.statistics().ledger.pending == 1
+            context.bind(TOPOLOGY, server.port, second)
+            eventually(lambda: second.payloads(1) == [b"kept"], timeout=10)
+            assert first.payloads(1) == [b"taken"]
+
     def test_a_closed_server_takes_nothing(self) -> None:
         """After close the port is free, load cannot be sent, and a blocked recv has returned."""
         with self.context() as context:

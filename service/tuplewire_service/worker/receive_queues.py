@@ -55,6 +55,7 @@ class ReceiveQueues:
         self.not_here = not_here
         self._queues: dict[int, _Queue] = {}
         self._gone: dict[int, _Queue] = {}
+        self._early: set[int] = set()
 
     def __contains__(self, task: int) -> bool:
         return task in self._queues
@@ -65,23 +66,29 @@ class ReceiveQueues:
         A task's sequences go on where they were when it comes back.
         """
         wanted = set(tasks)
+        self._early.clear()
         for task in wanted - self._queues.keys():
-            queue = self._gone.pop(task) if task in self._gone else _Queue(task)
-            self._queues[task] = queue
-            queue.leaving = False
-            if queue.consumer is not None:
-                queue.consumer.mark(queue)
+            self._hold(task)
         gone = [task for task in self._queues if task not in wanted]
         for task in gone:
             queue = self._gone[task] = self._queues.pop(task)
             queue.leaving = True
         return gone
 
+    def _hold(self, task: int) -> None:
+        queue = self._gone.pop(task) if task in self._gone else _Queue(task)
+        self._queues[task] = queue
+        queue.leaving = False
+        if queue.consumer is not None:
+            queue.consumer.mark(queue)
+
     def leave(self, task: int) -> list[tuple[TaskGroup, Origin]] | None:
         """Return, in order, what is queued for a task that is gone; None while its consumer is at work.
 
         Nothing more is delivered meanwhile, so that another consumer goes on where this one ends.
         """
+        if task in self._early:
+            return None  # where it belongs is only known with the next assignment
         queue = self._gone.get(task)
         if queue is None:
             return []  # it has come back: its queue goes on
@@ -95,7 +102,8 @@ class ReceiveQueues:
     def open(self, task: int) -> None:
         """Hold a task that will be ours once the assignment that others route by arrives here."""
         if task not in self._queues:
-            self.assign([*self._queues, task])
+            self._early.add(task)
+            self._hold(task)
 
     def put(self, group: TaskGroup, origin: Origin) -> None:
         """Queue messages for a local task."""

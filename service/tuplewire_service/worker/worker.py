@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
+_GIVE_UP_SECONDS = 3.0
+"""How long a worker may be out of reach, once no assignment names it, before its messages go elsewhere."""
 
 
 def _emptied(connection: IRelayConnection, task: int) -> list[Parcel] | None:
@@ -105,7 +107,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     async def start(self, port: int) -> None:
         """Bind the port and begin to serve; BindError when that fails."""
         self._server = await asyncio.to_thread(self._context.bind, self.settings.topology, port, self)
-        self.addresses = list(getattr(self._server, "addresses", ()))
+        self.addresses = list(self._server.addresses)
         self._ticker = watched(asyncio.create_task(self._tick(), name="tick"))
 
     async def _tick(self) -> None:
@@ -147,9 +149,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         """
         deadline = time.monotonic() + deadline_seconds
         self._enter(WorkerState.DRAINING)
-        drain_senders = getattr(self._server, "drain_senders", None)
-        if drain_senders is not None:
-            await drain_senders()
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop_intake)
         while self._held_messages() and (left := deadline - time.monotonic()) > 0:
             self._activity.clear()
             try:
@@ -238,12 +239,16 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     def _refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
 
-        A former owner that is out of reach, and in no assignment any more, is given up after a while.
+        A former owner that no assignment names any more, and that is out of reach, is given up.
         """
+        assigned = (
+            {worker.peer for worker in self.assignment.workers} if self.assignment is not None else set()
+        )
         needed = {worker.peer: worker for worker in self._transfer.owner_of.values()}
-        overdue = self._moves.peers(since=time.monotonic() - _CLOSE_SECONDS)
+        former = self._moves.peers(since=math.inf)
+        overdue = self._moves.peers(since=time.monotonic() - _GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self._connections.ready(peer)}
-        self._connections.refresh(needed, self._moves.peers(since=math.inf) - lost, _CLOSE_SECONDS)
+        self._connections.refresh(needed, former - lost, _GIVE_UP_SECONDS)
 
     def _end_moves(self) -> None:
         """Send what was held for the tasks whose old ways are empty."""

@@ -55,8 +55,9 @@ class _Session:
         self.epoch = epoch
         """Tells this session's memory from any other of the same sender, here or elsewhere."""
         # A worker's id, then the number of the connection among its own.
-        worker = hello.sender_id.rpartition("/")[0] or hello.sender_id
-        self.source = worker if hello.kind == pb.PEER_KIND_WORKER else CLIENT_SOURCE
+        worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
+        self.worker = hello.kind == pb.PEER_KIND_WORKER
+        self.source = worker_id if self.worker else CLIENT_SOURCE
         self.ack_mode = AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED
         self.state = ReceiveSession(
             hello.sender_id,
@@ -348,7 +349,7 @@ class SendService:
         counts[0] += sum(map(len, groups))
         counts[1] += 1
         counts[2] += sum(len(group.data) for group in groups)
-        batch = ReceivedBatch.arrived(groups, session, frame.assignment_version)
+        batch = ReceivedBatch.arrived(groups, session, frame.assignment_version if session.worker else 0)
         try:
             self.callback.recv(batch)
         except Exception:

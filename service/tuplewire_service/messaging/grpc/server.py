@@ -54,8 +54,7 @@ class GrpcServerConnection(IServerConnection):
         self._topology = topology
         self._port = port
         self._recv: RecvService | None = None
-        self.addresses: list[str] = []
-        """Every address that is bound."""
+        self._addresses: list[str] = []
         thread.run(self._start(callback))
 
     async def _start(self, callback: IConnectionCallback | None) -> None:
@@ -100,9 +99,9 @@ class GrpcServerConnection(IServerConnection):
                 f"cannot listen on {address}: it is in use, or not an address of this machine"
             ) from error
         if address.startswith("unix:"):
-            self.addresses.append(address)
+            self._addresses.append(address)
         else:
-            self.addresses.append(f"{address.rpartition(':')[0]}:{port}")
+            self._addresses.append(f"{address.rpartition(':')[0]}:{port}")
         return port
 
     @property
@@ -146,9 +145,14 @@ class GrpcServerConnection(IServerConnection):
             refused.update(self._recv.refused)
         return ServerStatistics(self._send.received(), self._send.sessions, dict(refused))
 
-    async def drain_senders(self) -> None:
-        """Take nothing more in: acknowledge what was taken, end every Send stream; on the loop."""
-        await self._send.drain()
+    @property
+    def addresses(self) -> Sequence[str]:
+        """See IServerConnection: host:port, or unix:///path."""
+        return self._addresses
+
+    def stop_intake(self) -> None:
+        """See IServerConnection. Ends every Send stream; consumers go on."""
+        self._thread.run(self._send.drain())
 
     def close(self, timeout: float = 10.0) -> None:
         """See IConnection."""
