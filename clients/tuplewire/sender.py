@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,12 @@ class Sender:
         identity: Identity,
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
-        on_settled: Callable[[list[Settled]], None] | None = None,
+        on_settled: Callable[[list[Settled], list[Settled]], None] | None = None,
     ) -> None:
+        """Describe a session.
+
+        on_settled: told, on the loop, what has settled, and what the receiver is done with (released).
+        """
         self.address = address
         self.identity = identity
         self.counts = SendCounts()
@@ -93,7 +97,7 @@ class Sender:
         self.connected = False
         self.assignment_version: Callable[[], int] = lambda: 0
         self.on_change: Callable[[], None] = lambda: None
-        """Called on the loop when the connection comes or goes, and when room appears."""
+        """Called on the loop when the connection comes or goes."""
         self._settings = settings
         self._loop = loop
         self._on_settled = on_settled
@@ -102,8 +106,8 @@ class Sender:
         self._window = SendWindow(settings)
         self._wake = asyncio.Event()
         self._waking = False
-        self._moving: set[int] = set()
-        self._moving_told = True
+        self._followed: set[int] = set()
+        self._follow_told = True
         self._closing = False
         self._leaving = False
         self._ended = False
@@ -215,20 +219,19 @@ class Sender:
         with self._lock:
             return self._window.ledger()
 
-    def announce_move(self, tasks: Iterable[int]) -> None:
-        """Ask to hear of every release of these tasks' messages; on_change then tells, quiet() answers."""
+    def follow(self, tasks: Collection[int]) -> None:
+        """Ask to hear of every release of these tasks' messages, and not only once it is worth a grant."""
         with self._lock:
-            self._moving.update(tasks)
-            self._moving_told = False
+            if self._followed.issuperset(tasks):
+                return
+            self._followed.update(tasks)
+            self._follow_told = False
         self._loop.call_soon_threadsafe(self._wake.set)
 
     def quiet(self, task: int) -> bool:
         """Whether all messages to a task that were handed over are done with at the receiver."""
         with self._lock:
-            quiet = self._window.quiet(task)
-            if quiet:
-                self._moving.discard(task)
-            return quiet
+            return self._window.quiet(task)
 
     # --- life, on the loop -----------------------------------------------------------------------
 
@@ -249,6 +252,7 @@ class Sender:
         with self._lock:
             left = self._window.take_back()
             self._moved.notify_all()
+        self._settle([])
         return left
 
     async def _finish(self, timeout: float) -> None:
@@ -413,11 +417,11 @@ class Sender:
                 return
             with self._lock:
                 self._waking = False
-                moving = () if self._moving_told else tuple(self._moving)
-                self._moving_told = True
+                follow = () if self._follow_told else tuple(self._followed)
+                self._follow_told = True
                 frame = self._window.next_frame()
-            if moving:
-                await call.write(pb.SendRequest(moving=pb.Moving(tasks=moving)).SerializeToString())
+            if follow:
+                await call.write(pb.SendRequest(follow=pb.Follow(tasks=follow)).SerializeToString())
             if frame is None:
                 if self._leaving:
                     await call.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
@@ -445,8 +449,6 @@ class Sender:
                 self._settle(settled)
                 self._wake.set()
                 self._changed.set()
-                if self._moving:
-                    self.on_change()
             elif kind == "load":
                 self._take_load(response.load)
             elif kind == "backpressure":
@@ -481,5 +483,9 @@ class Sender:
                 )
 
     def _settle(self, settled: list[Settled]) -> None:
-        if settled and self._on_settled is not None:
-            self._on_settled(settled)
+        if self._on_settled is None:
+            return
+        with self._lock:
+            released = self._window.released()
+        if settled or released:
+            self._on_settled(settled, released)

@@ -79,11 +79,13 @@ class _Task:
         "sent_bytes",
         "sent_messages",
         "unprocessed",
+        "unreleased",
     )
 
     def __init__(self) -> None:
         self.pending: deque[_Entry] = deque()
         self.unprocessed: deque[_Entry] = deque()
+        self.unreleased: deque[Settled] = deque()
         self.held = 0
         self.processed = 0
         self.released = 0
@@ -120,6 +122,7 @@ class SendWindow:
         self._next_sequence = 1
         self._initial = Grant(0, 0, 0, 0)
         self._ledger = Ledger()
+        self._released: list[Settled] = []
         self.messages = 0
         """Messages that are held: waiting, on the way, or not processed."""
         self.size_bytes = 0
@@ -239,6 +242,7 @@ class SendWindow:
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
                 self._tasks[entry.group.task].pending.appendleft(_redelivered(entry))
+        self._release_all()
         for task in self._tasks.values():
             while task.unprocessed:
                 task.pending.appendleft(_redelivered(task.unprocessed.pop()))
@@ -313,10 +317,13 @@ class SendWindow:
             self._refuse(refusal, settled)
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
+                task = self._tasks[entry.group.task]
                 if self._processed_mode:
-                    self._tasks[entry.group.task].unprocessed.append(entry)
-                else:
-                    self._settle(entry, None, settled)
+                    task.unprocessed.append(entry)
+                    continue
+                self._settle(entry, None, settled)
+                if entry.token is not None:
+                    task.unreleased.append(settled[-1])
         self.acknowledged = max(self.acknowledged, update.sequence)
         while self._resend and self._resend[0].sequence <= update.sequence:
             self._resend.popleft()
@@ -343,6 +350,10 @@ class SendWindow:
             entry = task.unprocessed.popleft()
             task.processed += len(entry.group)
             self._settle(entry, None, settled)
+        while task.unreleased and task.processed + task.unreleased[0].messages <= grant.processed:
+            released = task.unreleased.popleft()
+            task.processed += released.messages
+            self._released.append(released)
 
     def _refuse(self, refusal: Refusal, settled: list[Settled]) -> None:
         reason = DropReason.UNKNOWN_TASK if refusal.code == "UNKNOWN_TASK" else DropReason.REFUSED
@@ -372,6 +383,21 @@ class SendWindow:
         else:
             self._ledger.dropped[dropped] += count
         settled.append(Settled(entry.token, group.task, count, size, dropped))
+        if entry.token is not None and (dropped is not None or self._processed_mode):
+            self._released.append(settled[-1])
+
+    def released(self) -> list[Settled]:
+        """Return what the receiver is done with since the last call, of what came with a token.
+
+        That is after it was settled; at once where it was refused, or when the receiver has gone.
+        """
+        released, self._released = self._released, []
+        return released
+
+    def _release_all(self) -> None:
+        for task in self._tasks.values():
+            self._released += task.unreleased
+            task.unreleased.clear()
 
     def quiet(self, task: int) -> bool:
         """Whether nothing of a task is held here, and the receiver is done with all that it was sent."""
@@ -405,6 +431,7 @@ class SendWindow:
         return left
 
     def _remove_all(self) -> list[_Entry]:
+        self._release_all()
         entries = [entry for task in self._tasks.values() for entry in task.unprocessed]
         entries += [entry for frame in self._in_flight for entry in frame.entries]
         entries += [entry for task in self._tasks.values() for entry in task.pending]

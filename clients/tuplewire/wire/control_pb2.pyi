@@ -82,7 +82,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class GetStatusResponse(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    MOVING_TASKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -105,7 +106,8 @@ class GetStatusResponse(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[TaskStatus]
     received: _containers.RepeatedCompositeFieldContainer[ReceiveCount]
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    moving_tasks: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)

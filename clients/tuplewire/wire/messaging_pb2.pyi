@@ -206,29 +206,29 @@ class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Moving(_message.Message):
+class Follow(_message.Message):
     __slots__ = ("tasks",)
     TASKS_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, tasks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("hello", "frame", "load", "backpressure", "drain", "goodbye", "moving")
+    __slots__ = ("hello", "frame", "load", "backpressure", "drain", "goodbye", "follow")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
-    MOVING_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     frame: Frame
     load: LoadReport
     backpressure: BackpressureStatus
     drain: Drain
     goodbye: Goodbye
-    moving: Moving
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
+    follow: Follow
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
     __slots__ = ("welcome", "ack", "load", "backpressure", "drain")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
@@ -69,6 +69,10 @@ class Origin(Protocol):
     @property
     def source(self) -> str:
         """The sender's id."""
+
+    @property
+    def eager(self) -> bool:
+        """Whether somebody waits for each release: a sender in the mode `processed`, or a worker."""
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Say that the next so many messages to the task, in the order of arrival, are done with.
@@ -234,25 +238,25 @@ class IRelayConnection(IClientConnection):
 
     @abstractmethod
     def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
-        """Do as try_send; the token comes back through on_settled, group by group."""
+        """Do as try_send; the token comes back through on_settled and on_released, group by group."""
 
     @abstractmethod
     def attach(
         self,
         on_settled: Callable[[Sequence[Settled]], None],
-        on_change: Callable[[], None],
+        on_released: Callable[[Sequence[Settled]], None],
         assignment_version: Callable[[], int],
     ) -> None:
-        """Say whom to tell; before the first forward.
+        """Say whom to tell; before the first forward. Called where the transport's I/O runs.
 
-        on_settled: what is acknowledged or dropped. on_change: the connection came or went, or something of
-        an announced move was released. Both are called where the transport's I/O runs.
+        on_settled: what the receiver has taken over, or what is dropped. on_released: what the receiver is
+        done with, later, in order for each task; and what it will never be done with.
         assignment_version: asked for at every frame, for a receiver that lags behind.
         """
 
     @abstractmethod
-    def announce_move(self, tasks: Iterable[int]) -> None:
-        """Say that these tasks' messages are about to go elsewhere, once quiet() says so."""
+    def follow(self, tasks: Collection[int]) -> None:
+        """Ask to hear of every release of these tasks' messages, and not only now and then."""
 
     @abstractmethod
     def quiet(self, task: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -233,6 +233,8 @@ class _Origin:
         self._client = client
         self._token = token
 
+    eager = True
+
     @property
     def source(self) -> str:
         return self._client.source
@@ -259,8 +261,7 @@ class LocalClient(IRelayConnection):
         self._batches = 0
         self._closed = False
         self._by_task: dict[int, int] = {}
-        self._callback: Callable[[Sequence[Settled]], None] | None = None
-        self._on_change: Callable[[], None] = lambda: None
+        self._callbacks: tuple[Callable[[Sequence[Settled]], None], ...] = ()
         self._version: Callable[[], int] = lambda: 0
         with endpoint.lock:
             endpoint.clients.append(self)
@@ -351,9 +352,8 @@ class LocalClient(IRelayConnection):
             else:
                 self._ledger.dropped[settled.dropped] += settled.messages
             self._moved.notify_all()
-        if self._callback is not None:
-            self._callback((settled,))
-            self._on_change()
+        for callback in self._callbacks:
+            callback((settled,))
 
     def refused(self, group: TaskGroup, error: TuplewireError, token: Any) -> None:
         """Take account of what the receiver refused."""
@@ -378,13 +378,13 @@ class LocalClient(IRelayConnection):
     def attach(
         self,
         on_settled: Callable[[Sequence[Settled]], None],
-        on_change: Callable[[], None],
+        on_released: Callable[[Sequence[Settled]], None],
         assignment_version: Callable[[], int],
     ) -> None:
         """See IRelayConnection."""
-        self._callback, self._on_change, self._version = on_settled, on_change, assignment_version
+        self._callbacks, self._version = (on_settled, on_released), assignment_version
 
-    def announce_move(self, tasks: Iterable[int]) -> None:
+    def follow(self, tasks: Collection[int]) -> None:
         """See IRelayConnection. Every release is told anyway."""
 
     def quiet(self, task: int) -> bool:

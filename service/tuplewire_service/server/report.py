@@ -28,6 +28,7 @@ def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
         "version": status.version,
         "state": state_name(status.state),
         "assignment_version": status.assignment_version,
+        "moving_tasks": status.moving_tasks,
         "addresses": list(status.addresses),
         "ledger": _ledger(status.ledger),
         "peers": [

@@ -88,4 +88,5 @@ def status_to_wire(snapshot: WorkerSnapshot) -> control_pb2.GetStatusResponse:
             for count in snapshot.received
         ],
         addresses=snapshot.addresses,
+        moving_tasks=snapshot.moving_tasks,
     )

@@ -317,30 +317,33 @@ class TransportConformance(ABC):
         """A relay's token is returned for what was acknowledged and for what was refused."""
         recorder = Recorder()
         settled: list[Settled] = []
+        released: list[Settled] = []
         with self.pair(recorder) as (_, client):
             assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            client.attach(settled.extend, lambda: None, lambda: 0)
+            client.attach(settled.extend, released.extend, lambda: 0)
+            client.follow([1])
             batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
             assert client.forward(TaskMessageBatch(batch).groups, "token")
-            eventually(lambda: sum(each.messages for each in settled) == 2)
-            assert {each.token for each in settled} == {"token"}
-            assert {each.task: each.dropped for each in settled} == {1: None, UNKNOWN_TASK: "unknown_task"}
+            for told in (settled, released):
+                eventually(lambda told=told: sum(each.messages for each in told) == 2)  # type: ignore[misc]
+                assert {each.token for each in told} == {"token"}
+                assert {each.task: each.dropped for each in told} == {1: None, UNKNOWN_TASK: "unknown_task"}
 
     def test_a_task_is_quiet_once_everything_is_released(self) -> None:
-        """quiet() is False while the receiver holds a message of the task, and becomes True by itself."""
+        """quiet() is False while the receiver holds a message of the task; a followed release is told."""
         recorder = Recorder(held_tasks=[1])
-        changes: list[None] = []
+        released: list[Settled] = []
         with self.pair(recorder) as (_, client):
             assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            client.attach(lambda _: None, lambda: changes.append(None), lambda: 0)
-            client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], None)
+            client.attach(lambda _: None, released.extend, lambda: 0)
+            client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
             eventually(lambda: len(recorder.seen()) == 3)
-            client.announce_move([1, 2])
+            client.follow([1, 2])
             eventually(lambda: client.quiet(2))
             assert not client.quiet(1)
-            before = len(changes)
             recorder.release()
-            eventually(lambda: client.quiet(1) and len(changes) > before)
+            eventually(lambda: client.quiet(1))
+            assert sum(each.messages for each in released if each.task == 1) == 2
 
     def test_messages_can_be_taken_back(self) -> None:
         """What no server has taken comes back in order, and the ledger forgets it."""

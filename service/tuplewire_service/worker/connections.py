@@ -33,7 +33,7 @@ class Connections:
         context: IContext,
         topology: str,
         on_settled: Callable[[Sequence[Settled]], None],
-        on_change: Callable[[], None],
+        on_released: Callable[[Sequence[Settled]], None],
         assignment_version: Callable[[], int],
         on_returned: Callable[[Peer, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
@@ -45,7 +45,7 @@ class Connections:
         self._context = context
         self._topology = topology
         self._on_settled = on_settled
-        self._on_change = on_change
+        self._on_released = on_released
         self._version = assignment_version
         self._on_returned = on_returned
         self._connections: dict[Peer, IRelayConnection] = {}
@@ -76,7 +76,7 @@ class Connections:
                 f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
                 "it is not an IRelayConnection"
             )
-        connection.attach(self._on_settled, self._on_change, self._version)
+        connection.attach(self._on_settled, self._on_released, self._version)
         return connection
 
     async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""Tasks that are changing hands: what comes for them waits until the old way is empty.
+"""Tasks that are changing hands: what our own clients send to them waits until the old way is empty.
 
 Storm has nothing like it: a worker whose own executors change there ends itself. DESIGN.md, decision 12, has
 why nothing is lost, doubled or overtaken.
@@ -14,33 +14,17 @@ from tuplewire_service.worker.connections import Peer
 
 Parcel = tuple[TaskGroup, Origin]
 
-Emptied = Callable[[], "list[Parcel] | None"]
-"""None as long as something is still on the old way; then what has to go first on the new one."""
+Emptied = Callable[[], bool]
+"""Whether nothing is left on an old way."""
 
 
 class _Move:
-    __slots__ = ("released", "routed", "since", "waiting", "ways")
+    __slots__ = ("since", "waiting", "ways")
 
     def __init__(self, now: float) -> None:
         self.since = now
         self.ways: list[tuple[Emptied, Peer | None]] = []
-        self.released: list[Parcel] = []
-        self.routed: list[Parcel] = []
         self.waiting: list[Parcel] = []
-
-    @property
-    def parcels(self) -> list[Parcel]:
-        return self.released + self.routed + self.waiting
-
-    def done(self) -> bool:
-        while self.ways:
-            emptied, _ = self.ways[0]
-            first = emptied()
-            if first is None:
-                return False
-            self.released += first
-            del self.ways[0]
-        return True
 
 
 class Moves:
@@ -52,8 +36,8 @@ class Moves:
     def __contains__(self, task: int) -> bool:
         return task in self._moves
 
-    def __bool__(self) -> bool:
-        return bool(self._moves)
+    def __len__(self) -> int:
+        return len(self._moves)
 
     def begin(self, task: int, emptied: Emptied, now: float, peer: Peer | None = None) -> None:
         """Hold a task's messages until this old way, and any that it is waiting for already, is empty.
@@ -62,14 +46,9 @@ class Moves:
         """
         self._moves.setdefault(task, _Move(now)).ways.append((emptied, peer))
 
-    def hold(self, group: TaskGroup, origin: Origin, *, routed: bool) -> None:
-        """Keep messages of a moving task.
-
-        routed: another worker sent them. They may be what was on the old way, come around, and go before
-        what our own clients have sent since.
-        """
-        move = self._moves[group.task]
-        (move.routed if routed else move.waiting).append((group, origin))
+    def hold(self, group: TaskGroup, origin: Origin) -> None:
+        """Keep messages of a moving task."""
+        self._moves[group.task].waiting.append((group, origin))
 
     def give_up(self, peer: Peer) -> None:
         """Take the way to a worker as empty: it is gone, and what was on the way has been handed back."""
@@ -80,20 +59,21 @@ class Moves:
         """End the moves whose old ways are empty; return what was held for them, in order."""
         parcels: list[Parcel] = []
         for task, move in list(self._moves.items()):
-            if move.done():
-                parcels += move.parcels
+            move.ways = [(emptied, peer) for emptied, peer in move.ways if not emptied()]
+            if not move.ways:
+                parcels += move.waiting
                 del self._moves[task]
         return parcels
 
     def clear(self) -> list[Parcel]:
         """End every move at once; return what was held."""
         moves, self._moves = self._moves, {}
-        return [parcel for move in moves.values() for parcel in move.parcels]
+        return [parcel for move in moves.values() for parcel in move.waiting]
 
     @property
     def pending_messages(self) -> int:
         """Messages that are held here."""
-        return sum(len(group) for move in self._moves.values() for group, _ in move.parcels)
+        return sum(len(group) for move in self._moves.values() for group, _ in move.waiting)
 
     def peers(self, since: float) -> set[Peer]:
         """Return the workers on whose way a move has been waiting since that time or longer."""

@@ -61,7 +61,7 @@ class ReceiveQueues:
         return task in self._queues
 
     def assign(self, tasks: Iterable[int]) -> list[int]:
-        """Hold these tasks and no others; return those that are gone, whose leave() is now due.
+        """Hold these tasks and no others; return those that are gone; leave() has their rest.
 
         A task's sequences go on where they were when it comes back.
         """
@@ -82,22 +82,29 @@ class ReceiveQueues:
         if queue.consumer is not None:
             queue.consumer.mark(queue)
 
-    def leave(self, task: int) -> list[tuple[TaskGroup, Origin]] | None:
-        """Return, in order, what is queued for a task that is gone; None while its consumer is at work.
+    def leave(self) -> list[tuple[TaskGroup, Origin]]:
+        """Return, in order, what is queued for tasks that are gone and whose consumers have finished.
 
-        Nothing more is delivered meanwhile, so that another consumer goes on where this one ends.
+        Nothing more is delivered for a task that is gone, so that another consumer goes on where this one
+        ends.
         """
-        if task in self._early:
-            return None  # where it belongs is only known with the next assignment
-        queue = self._gone.get(task)
-        if queue is None:
-            return []  # it has come back: its queue goes on
-        log = queue.log
-        if queue.consumer is not None:
-            if log.taken > log.acknowledged:
-                return None
-            queue.consumer.drop(queue)
-        return log.remove()
+        left: list[tuple[TaskGroup, Origin]] = []
+        for queue in self._gone.values():
+            if not queue.leaving or (queue.consumer is not None and queue.log.taken > queue.log.acknowledged):
+                continue
+            queue.leaving = False
+            if queue.consumer is not None:
+                queue.consumer.drop(queue)
+            left += queue.log.remove()
+        return left
+
+    def left(self, task: int) -> bool:
+        """Whether nothing is queued here any more for a task that was ours."""
+        return task not in self._early and not (task in self._gone and self._gone[task].leaving)
+
+    def is_leaving(self, task: int) -> bool:
+        """Whether a task is gone, and what is queued for it still here."""
+        return task in self._gone and self._gone[task].leaving
 
     def open(self, task: int) -> None:
         """Hold a task that will be ours once the assignment that others route by arrives here."""
@@ -106,8 +113,8 @@ class ReceiveQueues:
             self._hold(task)
 
     def put(self, group: TaskGroup, origin: Origin) -> None:
-        """Queue messages for a local task."""
-        queue = self._queues[group.task]
+        """Queue messages for a local task, or for one that is leaving."""
+        queue = self._queues.get(group.task) or self._gone[group.task]
         queue.log.append(group, origin)
         if queue.consumer is not None:
             queue.consumer.mark(queue)
@@ -256,7 +263,7 @@ class Subscription(ISubscription):
             del self._ready[task]
             queue = self._held[task]
             if queue.leaving:
-                continue
+                continue  # its task is gone
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             deliveries += taken

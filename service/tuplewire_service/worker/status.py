@@ -58,5 +58,7 @@ class WorkerSnapshot:
     refused: dict[str, int]
     """Refused streams and messages by the error's code."""
     addresses: Sequence[str]
+    moving_tasks: int
+    """Tasks that are changing hands and have something on an old way."""
     not_ready_because: str
     """Empty when ready; else one line for humans."""

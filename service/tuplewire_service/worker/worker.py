@@ -33,7 +33,6 @@ from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
-    IRelayConnection,
     IServerConnection,
     Origin,
     ReceivedBatch,
@@ -53,10 +52,6 @@ _TICK_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
 _GIVE_UP_SECONDS = 3.0
 """How long a worker may be out of reach, once no assignment names it, before its messages go elsewhere."""
-
-
-def _emptied(connection: IRelayConnection, task: int) -> list[Parcel] | None:
-    return [] if connection.quiet(task) else None
 
 
 def peer_session(settings: SessionSettings) -> SessionSettings:
@@ -96,7 +91,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             context,
             settings.topology,
             on_settled=self._settled,
-            on_change=self._end_moves,
+            on_released=self._released,
             assignment_version=self._assignment_version,
             on_returned=self._returned,
         )
@@ -222,19 +217,19 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         """Hold what comes for each task that has changed hands, until its old way is empty."""
         now = time.monotonic()
         for task in gone:
-            self._moves.begin(task, partial(self._queues.leave, task), now)
+            self._moves.begin(task, partial(self._queues.left, task), now)
         announced: dict[Peer, list[int]] = {}
         for task, owner in before.items():
             after = self._transfer.owner_of.get(task)
             connection = self._connections.get(owner.peer)
             if connection is None or (after is not None and after.peer == owner.peer):
                 continue
-            self._moves.begin(task, partial(_emptied, connection, task), now, owner.peer)
+            self._moves.begin(task, partial(connection.quiet, task), now, owner.peer)
             announced.setdefault(owner.peer, []).append(task)
         for peer, tasks in announced.items():
             connection = self._connections.get(peer)
             if connection is not None:
-                connection.announce_move(tasks)
+                connection.follow(tasks)
 
     def _refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
@@ -251,21 +246,21 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._connections.refresh(needed, former - lost, _GIVE_UP_SECONDS)
 
     def _end_moves(self) -> None:
-        """Send what was held for the tasks whose old ways are empty."""
-        if self._moves and (parcels := self._moves.done()):
-            self._reroute(parcels)
+        """Pass on what has left our queues, and what was held for tasks whose old ways are empty."""
+        if self._moves:
+            self._reroute(self._queues.leave())
+            self._reroute(self._moves.done())
 
     def _reroute(self, parcels: Iterable[Parcel]) -> None:
         for group, origin in parcels:
-            if not self._route(group, origin, routed=False):
+            if not self._route(group, origin):
                 self._unroutable(group, origin)
 
     def _returned(self, peer: Peer, left: Sequence[Parcel]) -> None:
-        """Route again what a worker that is gone had not acknowledged, and what waited for it."""
-        self._moves.give_up(peer)
-        waiting = self._moves.done()
+        """Route again what a worker that is gone had not acknowledged, then what waited for it."""
         self._reroute(left)
-        self._reroute(waiting)
+        self._moves.give_up(peer)
+        self._end_moves()
 
     # --- messages ------------------------------------------------------------------------------------
 
@@ -273,26 +268,23 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         """Route a batch: to the queues of local tasks, to the transfer queue, or back as refused."""
         batch.hold()
         origin = batch.origin
-        routed = batch.assignment_version > 0
-        ahead = batch.assignment_version > self._assignment_version()
+        version = batch.assignment_version
+        ahead = version > self._assignment_version()
         for group in batch.groups:
             if ahead:
                 # Its sender routes by an assignment that is still on its way here, and has the task with us.
                 self._queues.open(group.task)
                 self._queues.put(group, origin)
-            elif not self._route(group, origin, routed=routed):
+            elif not version and group.task in self._moves:
+                self._moves.hold(group, origin)
+            elif not self._route(group, origin):
                 batch.refuse(group, self._not_here(group.task))
                 continue
             self._ledger.accepted += len(group)
 
-    def _route(self, group: TaskGroup, origin: Origin, *, routed: bool) -> bool:
-        """Put messages on their way; False when nobody holds their task.
-
-        routed: another worker has sent them here; for a local task they have arrived.
-        """
-        if group.task in self._moves and not (routed and group.task in self._local):
-            self._moves.hold(group, origin, routed=routed)
-        elif group.task in self._local:
+    def _route(self, group: TaskGroup, origin: Origin) -> bool:
+        """Put messages on their way; False when nobody holds their task."""
+        if group.task in self._local or self._queues.is_leaving(group.task):
             self._queues.put(group, origin)
         elif group.task in self._transfer.owner_of:
             self._transfer.put(group, origin)
@@ -313,6 +305,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     def _send(self, owner: AssignedWorker, origin: Origin, groups: list[TaskGroup]) -> None:
         connection = self._connections.get(owner.peer)
         try:
+            if connection is not None and origin.eager:
+                connection.follow([group.task for group in groups])
             taken = connection is not None and connection.forward(groups, origin)
         except ClosedError:
             taken = False
@@ -327,15 +321,20 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         origin.release(group.task, len(group), len(group.data))
 
     def _settled(self, settled: Sequence[Settled]) -> None:
-        """Account for what other workers have taken, and give room to those who sent it."""
+        """Account for what other workers have taken over."""
         ledger = self._ledger
         for each in settled:
             if each.dropped is None:
                 ledger.acknowledged += each.messages
             else:
                 ledger.dropped[each.dropped] += each.messages
-            each.token.release(each.task, each.messages, each.size_bytes)
         self._activity.set()
+
+    def _released(self, released: Sequence[Settled]) -> None:
+        """Give room to those who sent what other workers are done with."""
+        for each in released:
+            each.token.release(each.task, each.messages, each.size_bytes)
+        self._end_moves()
 
     def _done(self, task: int, done: Iterable[Done]) -> None:
         """Account for what a consumer has acknowledged, and give room to those who sent it."""
@@ -381,5 +380,6 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             received=statistics.received if statistics is not None else (),
             refused=dict(statistics.refused) if statistics is not None else {},
             addresses=tuple(self.addresses),
+            moving_tasks=len(self._moves),
             not_ready_because=self.not_ready_because,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from tuplewire.config import Overflow
@@ -12,6 +12,8 @@ from tuplewire.message import as_groups
 from tuplewire.sender import Sender
 from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
+
+_Told = Callable[[Sequence[Settled]], None]
 
 
 class GrpcClientConnection(IRelayConnection):
@@ -23,14 +25,18 @@ class GrpcClientConnection(IRelayConnection):
         self._thread = thread
         self._overflow = overflow
         self._closed = False
-        self._callback: Callable[[Sequence[Settled]], None] | None = None
+        self._callbacks: tuple[_Told, _Told] | None = None
         self._sender = make_sender(on_settled=self._settled)
         thread.suspendables.add(self._sender)
         thread.call(self._sender.start)
 
-    def _settled(self, settled: list[Settled]) -> None:
-        if self._callback is not None:
-            self._callback(settled)
+    def _settled(self, settled: list[Settled], released: list[Settled]) -> None:
+        if self._callbacks is not None:
+            on_settled, on_released = self._callbacks
+            if settled:
+                on_settled(settled)
+            if released:
+                on_released(released)
 
     @property
     def congested(self) -> frozenset[int]:
@@ -65,20 +71,14 @@ class GrpcClientConnection(IRelayConnection):
         """See IRelayConnection."""
         return self._sender.try_send(groups, token)
 
-    def attach(
-        self,
-        on_settled: Callable[[Sequence[Settled]], None],
-        on_change: Callable[[], None],
-        assignment_version: Callable[[], int],
-    ) -> None:
+    def attach(self, on_settled: _Told, on_released: _Told, assignment_version: Callable[[], int]) -> None:
         """See IRelayConnection."""
-        self._callback = on_settled
-        self._sender.on_change = on_change
+        self._callbacks = on_settled, on_released
         self._sender.assignment_version = assignment_version
 
-    def announce_move(self, tasks: Iterable[int]) -> None:
+    def follow(self, tasks: Collection[int]) -> None:
         """See IRelayConnection."""
-        self._sender.announce_move(tasks)
+        self._sender.follow(tasks)
 
     def quiet(self, task: int) -> bool:
         """See IRelayConnection."""

@@ -59,13 +59,16 @@ class _Session:
         self.worker = hello.kind == pb.PEER_KIND_WORKER
         self.source = worker_id if self.worker else CLIENT_SOURCE
         self.ack_mode = AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED
+        processed = self.ack_mode is AckMode.PROCESSED
+        # A worker passes on to us what we pass on again only while a task moves, which it waits for.
+        self.eager = processed or self.worker
         self.state = ReceiveSession(
             hello.sender_id,
             hello.incarnation,
             CreditBook(
                 service.window,
                 max_message_bytes=service.settings.session.max_message_bytes,
-                eager=self.ack_mode is AckMode.PROCESSED,
+                eager=processed,
             ),
         )
         self.stream: _Stream | None = None
@@ -329,8 +332,8 @@ class SendService:
                     del self._sessions[session.state.sender_id]
                     self._window = self.settings.window(len(self._sessions))
                 return
-            if kind == "moving":
-                session.state.credit.follow(request.moving.tasks)
+            if kind == "follow":
+                session.state.credit.follow(request.follow.tasks)
                 stream.wake.set()
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
