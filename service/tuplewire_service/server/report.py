@@ -83,7 +83,8 @@ def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:
     assignment = (
         f"assignment {status.assignment_version}" if status.assignment_version else "no assignment yet"
     )
-    yield f"state       {state_name(status.state)}, {assignment}"
+    moving = f", {status.moving_tasks} tasks moving" if status.moving_tasks else ""
+    yield f"state       {state_name(status.state)}, {assignment}{moving}"
     yield f"addresses   {' '.join(status.addresses)}"
     yield f"ledger      {ledger_of(status.ledger)}"
     for count in status.received:

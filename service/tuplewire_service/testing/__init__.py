@@ -1,6 +1,7 @@
-"""Shipped for tests: the conformance kit for transports, and waiting for a condition."""
+"""Shipped for tests: the conformance kit for transports, a fault proxy, and waiting for a condition."""
 
 from tuplewire_service.testing.conformance import TransportConformance
+from tuplewire_service.testing.proxy import FaultProxy
 from tuplewire_service.testing.waiting import eventually
 
-__all__ = ["TransportConformance", "eventually"]
+__all__ = ["FaultProxy", "TransportConformance", "eventually"]
