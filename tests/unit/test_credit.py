@@ -134,3 +134,12 @@ def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ResourceLimitError, match="at most 3 tasks"):
         granted.received([group(2, 1), group(3, 1)])
     granted.received([group(2, 7)])
+
+
+def test_the_end_of_a_backlog_is_told() -> None:
+    """However small, a release that leaves nothing unreleased is told: the sender may wait for just that."""
+    book = CreditBook(lambda: Window(1000, 1000), max_message_bytes=10, eager=False)
+    book.received([TaskGroup.of(1, [b"a", b"b"])])
+    assert not book.released(1, 1, 1)
+    assert book.released(1, 1, 1)
+    assert [grant.processed for grant in book.changes()] == [2]

@@ -65,7 +65,8 @@ class CreditBook:
 
         window: asked for at every grant, so that it may change while the session runs.
         eager: tell every release, since the sender waits for it (ack mode `processed`); otherwise a grant
-        is worth a message only once a quarter of the window is free again.
+        is worth a message only once a quarter of the window is free again, or everything is released: a
+        sender that passes on what others sent may have a smaller window of its own to give back.
         """
         self.initial = window()
         """The grant for every task without one of its own."""
@@ -120,6 +121,7 @@ class CreditBook:
         if (
             not self._eager
             and task not in self._followed
+            and account.released_messages < account.received_messages
             and account.released_messages + window.messages - account.granted_messages < window.messages >> 2
             and account.released_bytes + window.size_bytes - account.granted_bytes < window.size_bytes >> 2
         ):
