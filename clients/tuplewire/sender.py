@@ -96,8 +96,6 @@ class Sender:
         self.congested: frozenset[int] = frozenset()
         self.connected = False
         self.assignment_version: Callable[[], int] = lambda: 0
-        self.on_change: Callable[[], None] = lambda: None
-        """Called on the loop when the connection comes or goes."""
         self._settings = settings
         self._loop = loop
         self._on_settled = on_settled
@@ -338,7 +336,6 @@ class Sender:
 
     def _notify(self) -> None:
         self._changed.set()
-        self.on_change()
 
     async def _stream(self, backoff: Backoff) -> None:
         """Keep one stream up until it ends; always raises what ended it."""
