@@ -254,6 +254,10 @@ class Receiver:
         while (data := await call.read()) is not grpc.aio.EOF:
             response = decode_recv_response(data)
             if not isinstance(response, OpaqueFrame):
+                if response.HasField("probe"):
+                    with self._lock:
+                        self._window.repeat()
+                    self._progress.set()
                 continue
             deliveries = map(
                 Delivery, [group.first_sequence for group in response.groups], groups_of(response)

@@ -36,6 +36,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.loop import watched
 from tuplewire.session.backoff import Backoff
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.session.probe import ProbeTimer
 from tuplewire.session.receive import Refusal
 from tuplewire.session.send import SendWindow, Settled
 from tuplewire.wire import messaging_pb2 as pb
@@ -106,6 +107,8 @@ class Sender:
         self._waking = False
         self._followed: set[int] = set()
         self._follow_told = True
+        self._probing = False
+        self._silence = ProbeTimer(0.0)
         self._closing = False
         self._leaving = False
         self._ended = False
@@ -118,20 +121,21 @@ class Sender:
 
     # --- for whoever sends ---------------------------------------------------------------------
 
-    def try_send(self, groups: Sequence[TaskGroup], token: Any = None) -> bool:
+    def try_send(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         """Accept all messages if there is room for them now.
 
+        retain: keep these until they are processed, whatever the mode of the session.
         Raises ClosedError, MessageTooLargeError, or the error for which the session has ended.
         """
         with self._lock:
-            return self._offer(groups, token)
+            return self._offer(groups, token, retain=retain)
 
     def send(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
         """Accept all messages, waiting for room; never call it on the loop. Raises BufferFullError too."""
         with self._lock:
-            if self._offer(groups, None):
+            if self._offer(groups):
                 return
-            if not self._moved.wait_for(lambda: self._offer(groups, None), timeout):
+            if not self._moved.wait_for(lambda: self._offer(groups), timeout):
                 raise BufferFullError(self._full(f"{timeout} s"))
 
     def full_error(self) -> BufferFullError:
@@ -147,7 +151,7 @@ class Sender:
             f"the receiver is slow or gone{where}"
         )
 
-    def _offer(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+    def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         if self._error is not None:
             raise self._error
         if self._closing:
@@ -155,7 +159,7 @@ class Sender:
         self._window.check(groups)
         if not groups:
             return True
-        if not self._window.offer(groups, token):
+        if not self._window.offer(groups, token, retain=retain):
             return False
         if not self._waking:
             self._waking = True
@@ -346,14 +350,14 @@ class Sender:
                 await self._open(call)
                 backoff.succeeded()
                 writer = self._loop.create_task(self._write(call), name=f"write to {self.address}")
+                prober = self._loop.create_task(self._probe(), name=f"probe {self.address}")
                 try:
                     await self._read(call)
                 finally:
-                    writer.cancel()
-                    with contextlib.suppress(
-                        asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError
-                    ):
-                        await writer
+                    for task in (writer, prober):
+                        task.cancel()
+                        with contextlib.suppress(asyncio.CancelledError, *_BROKEN):
+                            await task
             except _BROKEN:
                 pass  # the status, below, says why
             except DecodeError as error:
@@ -397,6 +401,7 @@ class Sender:
             self._remember_too_large(settled)
             self._remember(update_from_wire(0, (), welcome.refusals).refusals)
             self._moved.notify_all()
+        self._silence.heard(self._loop.time())
         self._take_load(welcome.load)
         self.counts.connections += 1
         self.connected = True
@@ -405,6 +410,19 @@ class Sender:
         self._wake.set()
         self._notify()
 
+    async def _probe(self) -> None:
+        """Ask to be told everything again when there is no news of what we wait for: it may be lost."""
+        while True:
+            await asyncio.sleep(self._silence.wait(self._loop.time()))
+            now = self._loop.time()
+            if self._silence.wait(now):
+                continue
+            self._silence.heard(now)
+            with self._lock:
+                self._probing = self._window.waiting
+            if self._probing:
+                self._wake.set()
+
     async def _write(self, call: Any) -> None:
         counts = self.counts
         while True:
@@ -412,6 +430,10 @@ class Sender:
             if self._dismissed:
                 await call.done_writing()  # the peer acknowledges what it has, and ends the stream
                 return
+            if self._probing:
+                self._probing = False
+                probe = pb.Probe(acknowledged=self._window.acknowledged)
+                await call.write(pb.SendRequest(probe=probe).SerializeToString())
             with self._lock:
                 self._waking = False
                 follow = () if self._follow_told else tuple(self._followed)
@@ -438,7 +460,12 @@ class Sender:
             kind = response.WhichOneof("kind")
             if kind == "ack":
                 ack = response.ack
-                update = update_from_wire(ack.sequence, ack.credits, ack.refusals)
+                update = update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after)
+                if self._window.missed(update):
+                    self._probing = True
+                    self._wake.set()
+                    continue
+                self._silence.heard(self._loop.time())
                 with self._lock:
                     settled = self._window.update(update)
                     self._remember(update.refusals)

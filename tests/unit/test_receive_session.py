@@ -71,7 +71,7 @@ def test_update_only_when_there_is_news() -> None:
     state.update()
     assert state.update() is None
     state.credit.released(1, 1, 1)
-    assert state.update() == AckUpdate(1, [Grant(1, 9, 1001, 1)], [])
+    assert state.update() == AckUpdate(1, [Grant(1, 9, 1001, 1)], [], 1)
 
 
 def test_refusal_is_told_with_its_reason_and_releases_credit() -> None:

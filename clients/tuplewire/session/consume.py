@@ -117,6 +117,10 @@ class ConsumeWindow:
         moved, self._moved = self._moved, {}
         return [self._cursor(task) for task in moved]
 
+    def repeat(self) -> None:
+        """Let moved() return every cursor next time: the worker asks for it."""
+        self._moved.update(dict.fromkeys(self._tasks))
+
     def all(self) -> list[Cursor]:
         """Return every cursor, for subscribing."""
         return [self._cursor(task) for task in self._tasks]

@@ -136,6 +136,11 @@ class CreditBook:
             raise ResourceLimitError(f"one session sends to at most {MAX_TASKS} tasks")
         self._changed.update(dict.fromkeys(self._followed & self._accounts.keys()))
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was received is done with."""
+        return all(each.released_messages >= each.received_messages for each in self._accounts.values())
+
     def changes(self) -> list[Grant]:
         """Return the grants that have changed since the last call."""
         changed, self._changed = self._changed, {}

@@ -33,12 +33,23 @@ class AckUpdate:
     sequence: int
     grants: list[Grant]
     refusals: list[Refusal]
+    after: int = 0
+    """The refusals are all those of the frames after this one."""
 
 
 class ReceiveSession:
     """State of one sender's session at its receiver; outlives the streams that carry it."""
 
-    __slots__ = ("_new_refusals", "_refusals", "_told", "credit", "incarnation", "last_sequence", "sender_id")
+    __slots__ = (
+        "_asked",
+        "_new_refusals",
+        "_refusals",
+        "_told",
+        "credit",
+        "incarnation",
+        "last_sequence",
+        "sender_id",
+    )
 
     def __init__(self, sender_id: str, incarnation: int, credit: CreditBook) -> None:
         self.sender_id = sender_id
@@ -47,6 +58,7 @@ class ReceiveSession:
         self.last_sequence = 0
         """The last frame that was accepted."""
         self._told = 0
+        self._asked: int | None = None
         self._refusals: deque[Refusal] = deque()
         self._new_refusals: list[Refusal] = []
 
@@ -78,17 +90,24 @@ class ReceiveSession:
 
     def update(self) -> AckUpdate | None:
         """Return what the sender should hear now; None when it has heard everything."""
+        if self._asked is not None:
+            return self.resume(self._asked)
         grants = self.credit.changes()
         refusals, self._new_refusals = self._new_refusals, []
         if not grants and not refusals and self._told == self.last_sequence:
             return None
-        self._told = self.last_sequence
-        return AckUpdate(self.last_sequence, grants, refusals)
+        after, self._told = self._told, self.last_sequence
+        return AckUpdate(self.last_sequence, grants, refusals, after)
+
+    def probe(self, acknowledged: int) -> None:
+        """Let the next update say everything, to a sender who has heard acknowledgements up to a frame."""
+        self._asked = min(acknowledged, self.last_sequence)
 
     def resume(self, acknowledged: int) -> AckUpdate:
         """Return everything that a sender needs who has heard acknowledgements up to a frame."""
         self._new_refusals = []
         self._told = self.last_sequence
+        self._asked = None
         self.credit.changes()
         refusals = [refusal for refusal in self._refusals if refusal.sequence > acknowledged]
-        return AckUpdate(self.last_sequence, self.credit.all(), refusals)
+        return AckUpdate(self.last_sequence, self.credit.all(), refusals, acknowledged)

@@ -61,11 +61,19 @@ class Opened:
 
 
 class _Entry:
-    __slots__ = ("group", "token")
+    __slots__ = ("group", "retain", "token")
 
-    def __init__(self, group: TaskGroup, token: Any) -> None:
+    def __init__(self, group: TaskGroup, token: Any, retain: bool) -> None:  # noqa: FBT001
         self.group = group
         self.token = token
+        self.retain = retain
+
+    @property
+    def messages(self) -> int:
+        return len(self.group)
+
+    def having(self, group: TaskGroup) -> _Entry:
+        return _Entry(group, self.token, self.retain)
 
 
 class _Task:
@@ -79,13 +87,12 @@ class _Task:
         "sent_bytes",
         "sent_messages",
         "unprocessed",
-        "unreleased",
     )
 
     def __init__(self) -> None:
         self.pending: deque[_Entry] = deque()
-        self.unprocessed: deque[_Entry] = deque()
-        self.unreleased: deque[Settled] = deque()
+        self.unprocessed: deque[_Entry | Settled] = deque()
+        """What the receiver has and is not done with, in order: kept until then, or settled already."""
         self.held = 0
         self.processed = 0
         self.released = 0
@@ -114,7 +121,7 @@ class SendWindow:
 
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
-        self._processed_mode = settings.ack_mode is AckMode.PROCESSED
+        self._retain = settings.ack_mode is AckMode.PROCESSED
         self._tasks: dict[int, _Task] = {}
         self._ready: dict[int, None] = {}
         self._in_flight: deque[_InFlight] = deque()
@@ -141,8 +148,11 @@ class SendWindow:
         """Raise MessageTooLargeError when one payload is over the limit."""
         check_sizes(groups, self.max_message_bytes)
 
-    def offer(self, groups: Sequence[TaskGroup], token: Any = None) -> bool:
-        """Accept all of these messages, or (no room) none of them. The token comes back when they settle."""
+    def offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+        """Accept all of these messages, or (no room) none of them. The token comes back when they settle.
+
+        retain: keep them until they are processed, as the mode `processed` does with every message.
+        """
         messages = sum(map(len, groups))
         size = sum(len(group.data) for group in groups)
         settings = self._settings
@@ -158,7 +168,7 @@ class SendWindow:
             if task is None:
                 task = self._tasks[group.task] = self._new_task()
             for piece in frame_pieces(group, self._max_frame_bytes):
-                task.pending.append(_Entry(piece, token))
+                task.pending.append(_Entry(piece, token, retain or self._retain))
             task.held += len(group)
             self._ready[group.task] = None
         self.messages += messages
@@ -232,9 +242,9 @@ class SendWindow:
                 for piece in frame_pieces(entry.group, frame_bytes):
                     for kept, part in by_size(piece, self.max_message_bytes):
                         if kept:
-                            task.pending.append(_Entry(part, entry.token))
+                            task.pending.append(entry.having(part))
                         else:
-                            self._settle(_Entry(part, entry.token), DropReason.TOO_LARGE, settled)
+                            self._settle(entry.having(part), DropReason.TOO_LARGE, settled)
         return settled
 
     def _start_over(self) -> None:
@@ -242,10 +252,9 @@ class SendWindow:
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
                 self._tasks[entry.group.task].pending.appendleft(_redelivered(entry))
-        self._release_all()
         for task in self._tasks.values():
-            while task.unprocessed:
-                task.pending.appendleft(_redelivered(task.unprocessed.pop()))
+            for entry in reversed(self._unsettled(task)):
+                task.pending.appendleft(_redelivered(entry))
             task.sent_messages = task.sent_bytes = task.processed = task.released = 0
             task.limit_messages, task.limit_bytes = self._initial.messages, self._initial.size_bytes
         self._in_flight.clear()
@@ -292,7 +301,7 @@ class SendWindow:
             if count > allowed or size > allowed_bytes:
                 allowed = min(allowed, starting_within(group, allowed_bytes))
                 if allowed < count:
-                    pieces = [_Entry(piece, entry.token) for piece in cut(group, allowed)]
+                    pieces = [entry.having(piece) for piece in cut(group, allowed)]
                     pending.popleft()
                     pending.extendleft(reversed(pieces))
                     entry = pieces[0]
@@ -309,7 +318,8 @@ class SendWindow:
     def update(self, update: AckUpdate) -> list[Settled]:
         """Take an acknowledgement with grants and refusals in; return what is settled by it.
 
-        Saying it again changes nothing. Raises ProtocolError when it acknowledges what was never sent.
+        Saying it again changes nothing. Raises ProtocolError when it acknowledges what was never sent. One
+        that missed() says to follow a lost one must not be taken in.
         """
         self._check_sent(update)
         settled: list[Settled] = []
@@ -318,18 +328,27 @@ class SendWindow:
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
                 task = self._tasks[entry.group.task]
-                if self._processed_mode:
+                if entry.retain:
                     task.unprocessed.append(entry)
                     continue
                 self._settle(entry, None, settled)
                 if entry.token is not None:
-                    task.unreleased.append(settled[-1])
+                    task.unprocessed.append(settled[-1])
         self.acknowledged = max(self.acknowledged, update.sequence)
         while self._resend and self._resend[0].sequence <= update.sequence:
             self._resend.popleft()
         for grant in update.grants:
             self._grant(grant, settled)
         return settled
+
+    def missed(self, update: AckUpdate) -> bool:
+        """Whether an acknowledgement before this one was lost, and perhaps refusals with it."""
+        return update.after > self.acknowledged
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something that the receiver still has to say: whoever waits in vain must probe."""
+        return bool(self.messages) or any(task.unprocessed for task in self._tasks.values())
 
     def _check_sent(self, update: AckUpdate) -> None:
         if update.sequence >= self._next_sequence:
@@ -346,14 +365,13 @@ class SendWindow:
         task.released = max(task.released, grant.processed)
         if task.pending:
             self._ready[grant.task] = None
-        while task.unprocessed and task.processed + len(task.unprocessed[0].group) <= grant.processed:
-            entry = task.unprocessed.popleft()
-            task.processed += len(entry.group)
-            self._settle(entry, None, settled)
-        while task.unreleased and task.processed + task.unreleased[0].messages <= grant.processed:
-            released = task.unreleased.popleft()
-            task.processed += released.messages
-            self._released.append(released)
+        while task.unprocessed and task.processed + task.unprocessed[0].messages <= grant.processed:
+            done = task.unprocessed.popleft()
+            task.processed += done.messages
+            if isinstance(done, _Entry):
+                self._settle(done, None, settled)
+            else:
+                self._released.append(done)
 
     def _refuse(self, refusal: Refusal, settled: list[Settled]) -> None:
         reason = DropReason.UNKNOWN_TASK if refusal.code == "UNKNOWN_TASK" else DropReason.REFUSED
@@ -383,7 +401,7 @@ class SendWindow:
         else:
             self._ledger.dropped[dropped] += count
         settled.append(Settled(entry.token, group.task, count, size, dropped))
-        if entry.token is not None and (dropped is not None or self._processed_mode):
+        if entry.token is not None and (dropped is not None or entry.retain):
             self._released.append(settled[-1])
 
     def released(self) -> list[Settled]:
@@ -394,10 +412,11 @@ class SendWindow:
         released, self._released = self._released, []
         return released
 
-    def _release_all(self) -> None:
-        for task in self._tasks.values():
-            self._released += task.unreleased
-            task.unreleased.clear()
+    def _unsettled(self, task: _Task) -> list[_Entry]:
+        """Take out what the receiver will never be done with; return what is kept of it, release the rest."""
+        unprocessed, task.unprocessed = task.unprocessed, deque()
+        self._released += [each for each in unprocessed if isinstance(each, Settled)]
+        return [each for each in unprocessed if isinstance(each, _Entry)]
 
     def quiet(self, task: int) -> bool:
         """Whether nothing of a task is held here, and the receiver is done with all that it was sent."""
@@ -419,7 +438,7 @@ class SendWindow:
         What was on the way may have arrived all the same, and is marked as redelivered.
         """
         sent = {id(entry) for frame in self._in_flight for entry in frame.entries}
-        sent.update(id(entry) for task in self._tasks.values() for entry in task.unprocessed)
+        sent.update(id(each) for task in self._tasks.values() for each in task.unprocessed)
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
@@ -431,12 +450,10 @@ class SendWindow:
         return left
 
     def _remove_all(self) -> list[_Entry]:
-        self._release_all()
-        entries = [entry for task in self._tasks.values() for entry in task.unprocessed]
+        entries = [entry for task in self._tasks.values() for entry in self._unsettled(task)]
         entries += [entry for frame in self._in_flight for entry in frame.entries]
         entries += [entry for task in self._tasks.values() for entry in task.pending]
         for task in self._tasks.values():
-            task.unprocessed.clear()
             task.pending.clear()
         self._in_flight.clear()
         self._resend.clear()
@@ -448,12 +465,12 @@ class SendWindow:
         pending = sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
         for task in self._tasks.values():
             pending += sum(len(entry.group) for entry in task.pending)
-            pending += sum(len(entry.group) for entry in task.unprocessed)
+            pending += sum(len(each.group) for each in task.unprocessed if isinstance(each, _Entry))
         return self._ledger.snapshot(pending)
 
 
 def _redelivered(entry: _Entry) -> _Entry:
-    return _Entry(entry.group.as_redelivered(), entry.token)
+    return entry.having(entry.group.as_redelivered())
 
 
 def _out(frame: _InFlight) -> OutFrame:

@@ -161,14 +161,22 @@ class Refusal(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("sequence", "credits", "refusals")
+    __slots__ = ("sequence", "credits", "refusals", "after")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     credits: _containers.RepeatedCompositeFieldContainer[TaskCredit]
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
-    def __init__(self, sequence: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+    after: int
+    def __init__(self, sequence: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., after: _Optional[int] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("acknowledged",)
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    acknowledged: int
+    def __init__(self, acknowledged: _Optional[int] = ...) -> None: ...
 
 class TaskLoad(_message.Message):
     __slots__ = ("task", "load")
@@ -213,7 +221,7 @@ class Follow(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("hello", "frame", "load", "backpressure", "drain", "goodbye", "follow")
+    __slots__ = ("hello", "frame", "load", "backpressure", "drain", "goodbye", "follow", "probe")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +229,7 @@ class SendRequest(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     frame: Frame
     load: LoadReport
@@ -228,7 +237,8 @@ class SendRequest(_message.Message):
     drain: Drain
     goodbye: Goodbye
     follow: Follow
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ...) -> None: ...
+    probe: Probe
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
     __slots__ = ("welcome", "ack", "load", "backpressure", "drain")
@@ -307,15 +317,17 @@ class RecvRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ...) -> None: ...
 
 class RecvResponse(_message.Message):
-    __slots__ = ("subscribed", "frame", "load", "drain", "backpressure")
+    __slots__ = ("subscribed", "frame", "load", "drain", "backpressure", "probe")
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     subscribed: Subscribed
     frame: Frame
     load: LoadReport
     drain: Drain
     backpressure: BackpressureStatus
-    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ...) -> None: ...
+    probe: Probe
+    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...

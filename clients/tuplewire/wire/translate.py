@@ -85,17 +85,19 @@ def update_to_wire(update: AckUpdate) -> pb.Ack:
         sequence=update.sequence,
         credits=[grant_to_wire(grant) for grant in update.grants],
         refusals=[refusal_to_wire(refusal) for refusal in update.refusals],
+        after=update.after,
     )
 
 
 def update_from_wire(
-    sequence: int, credit: Iterable[pb.TaskCredit], refusals: Iterable[pb.Refusal]
+    sequence: int, credit: Iterable[pb.TaskCredit], refusals: Iterable[pb.Refusal], after: int = 0
 ) -> AckUpdate:
     """Return the parts of an acknowledgement or a welcome as an update."""
     return AckUpdate(
         sequence,
         [grant_from_wire(entry) for entry in credit],
         [refusal_from_wire(refusal) for refusal in refusals],
+        after,
     )
 
 

@@ -72,7 +72,10 @@ class Origin(Protocol):
 
     @property
     def eager(self) -> bool:
-        """Whether somebody waits for each release: a sender in the mode `processed`, or a worker."""
+        """Whether somebody waits for each release: a sender in the mode `processed`, or a worker.
+
+        What it sent is kept until its consumer has acknowledged it.
+        """
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Say that the next so many messages to the task, in the order of arrival, are done with.
@@ -237,8 +240,11 @@ class IRelayConnection(IClientConnection):
     """
 
     @abstractmethod
-    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
-        """Do as try_send; the token comes back through on_settled and on_released, group by group."""
+    def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
+        """Do as try_send; the token comes back through on_settled and on_released, group by group.
+
+        retain: keep the messages until the receiver is done with them, and send them again should it die.
+        """
 
     @abstractmethod
     def attach(

@@ -298,8 +298,8 @@ class LocalClient(IRelayConnection):
         """See IClientConnection."""
         return self.forward(as_groups(messages, payload), None)
 
-    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
-        """See IRelayConnection."""
+    def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:  # noqa: ARG002
+        """See IRelayConnection. A receiver in this process does not die alone: there is nothing to retain."""
         if not self._accept(groups):
             return False
         self._pass_on(groups, token)

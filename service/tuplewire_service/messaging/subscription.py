@@ -45,6 +45,11 @@ class ISubscription(ABC):
     def ended(self) -> RefusedError | None:
         """Why the subscription is over (superseded, the task moved, a drain); None while it holds."""
 
+    @property
+    @abstractmethod
+    def waiting(self) -> bool:
+        """Whether there is something that the consumer has not acknowledged, be it delivered or not."""
+
     @abstractmethod
     def take(self, max_bytes: int) -> list[Delivery]:
         """Return what the consumer has room for, up to about so many payload bytes."""

@@ -158,13 +158,9 @@ class ReceiveQueues:
                 queue.consumer.end(error)
 
     def clear(self) -> int:
-        """Give everything up; return how many messages that were."""
-        given_up = 0
-        for queue in (*self._queues.values(), *self._gone.values()):
-            for group, origin in queue.log.remove():
-                given_up += len(group)
-                origin.release(group.task, len(group), len(group.data))
-        return given_up
+        """Give everything up without a word to its senders; return how many messages that were."""
+        queues = (*self._queues.values(), *self._gone.values())
+        return sum(len(group) for queue in queues for group, _ in queue.log.remove())
 
     # --- consumers -----------------------------------------------------------------------------
 
@@ -254,6 +250,11 @@ class Subscription(ISubscription):
     def ended(self) -> RefusedError | None:
         """See ISubscription."""
         return self._ended
+
+    @property
+    def waiting(self) -> bool:
+        """See ISubscription."""
+        return any(queue.log.queued_messages for queue in self._held.values())
 
     def take(self, max_bytes: int) -> list[Delivery]:
         """See ISubscription. Takes turns between the tasks."""

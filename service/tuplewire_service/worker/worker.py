@@ -140,7 +140,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """Finish and stop: take nothing new, deliver and pass on what is held, close; return the balance.
 
-        What nobody has taken by the deadline is counted as dropped{shutdown}.
+        What nobody has taken by the deadline is counted as dropped{shutdown}. Its senders are not told that
+        it is done with: those that keep it (mode `processed`) send it again to whoever takes our place.
         """
         deadline = time.monotonic() + deadline_seconds
         self._enter(WorkerState.DRAINING)
@@ -155,9 +156,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
                 break
         self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
-        for group, origin in self._moves.clear():
-            self._ledger.dropped[DropReason.SHUTDOWN] += len(group)
-            origin.release(group.task, len(group), len(group.data))
+        self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())
         if self._ticker is not None:
             self._ticker.cancel()
         await self._connections.close(max(0.1, deadline - time.monotonic()))
@@ -307,7 +306,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         try:
             if connection is not None and origin.eager:
                 connection.follow([group.task for group in groups])
-            taken = connection is not None and connection.forward(groups, origin)
+            taken = connection is not None and connection.forward(groups, origin, retain=origin.eager)
         except ClosedError:
             taken = False
         if not taken:
@@ -333,7 +332,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     def _released(self, released: Sequence[Settled]) -> None:
         """Give room to those who sent what other workers are done with."""
         for each in released:
-            each.token.release(each.task, each.messages, each.size_bytes)
+            if each.dropped is not DropReason.CLOSED:  # we are ending, and done with nothing by that
+                each.token.release(each.task, each.messages, each.size_bytes)
         self._end_moves()
 
     def _done(self, task: int, done: Iterable[Done]) -> None:

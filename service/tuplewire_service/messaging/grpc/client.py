@@ -67,9 +67,9 @@ class GrpcClientConnection(IRelayConnection):
         """See IClientConnection."""
         return self._sender.try_send(as_groups(messages, payload))
 
-    def forward(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+    def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
         """See IRelayConnection."""
-        return self._sender.try_send(groups, token)
+        return self._sender.try_send(groups, token, retain=retain)
 
     def attach(self, on_settled: _Told, on_released: _Told, assignment_version: Callable[[], int]) -> None:
         """See IRelayConnection."""

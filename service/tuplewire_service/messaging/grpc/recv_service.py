@@ -21,6 +21,7 @@ from tuplewire.errors import (
 from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
+from tuplewire.session.probe import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire_service.messaging.grpc.refuse import check_id, code_of, refuse
@@ -103,35 +104,43 @@ class RecvService:
         return self.source.subscribe(request, wake.set)
 
     async def _carry(self, subscription: ISubscription, wake: asyncio.Event, context: _Context) -> None:
-        writer = asyncio.create_task(self._write(subscription, wake, context), name="deliver")
-        reader = asyncio.create_task(self._read(subscription, context), name="progress")
+        probe = _Probe(wake)
+        tasks = [
+            asyncio.create_task(self._read(subscription, probe, context), name="progress"),
+            asyncio.create_task(self._write(subscription, probe, context), name="deliver"),
+            asyncio.create_task(probe.run(subscription), name="probe"),
+        ]
         try:
-            await asyncio.wait([writer, reader], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (writer, reader):
+            for task in tasks:
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
-                await reader
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
-                await writer
+            for task in tasks:
+                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                    await task
 
     @staticmethod
-    async def _read(subscription: ISubscription, context: _Context) -> None:
+    async def _read(subscription: ISubscription, probe: _Probe, context: _Context) -> None:
         while (data := await context.read()) is not grpc.aio.EOF:
             request = _request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
+                probe.heard()
                 subscription.progress([_cursor(each) for each in request.progress.tasks])
             elif kind == "goodbye":
                 return
             elif kind not in {"load", "backpressure"}:  # for display, and nobody here looks
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    async def _write(self, subscription: ISubscription, wake: asyncio.Event, context: _Context) -> None:
+    async def _write(self, subscription: ISubscription, probe: _Probe, context: _Context) -> None:
         sequence = 0
         max_bytes = self.settings.session.max_frame_bytes
+        wake = probe.wake
         while True:
             wake.clear()
+            if probe.due:
+                probe.due = False
+                await context.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             deliveries = subscription.take(max_bytes)
             if deliveries:
                 sequence += 1
@@ -140,6 +149,28 @@ class RecvService:
             if subscription.ended is not None:
                 raise subscription.ended
             await wake.wait()
+
+
+class _Probe:
+    """Asks a consumer to say everything again when there is no news of what we wait for: it may be lost."""
+
+    def __init__(self, wake: asyncio.Event) -> None:
+        self.wake = wake
+        self.due = False
+        self._clock = asyncio.get_running_loop().time
+        self._timer = ProbeTimer(self._clock())
+
+    def heard(self) -> None:
+        self._timer.heard(self._clock())
+
+    async def run(self, subscription: ISubscription) -> None:
+        while True:
+            await asyncio.sleep(self._timer.wait(self._clock()))
+            if not self._timer.wait(self._clock()):
+                self.heard()
+                self.due = subscription.waiting
+                if self.due:
+                    self.wake.set()
 
 
 def _request(data: bytes) -> pb.RecvRequest:

@@ -93,8 +93,8 @@ class _Stream:
         """What to write besides acknowledgements, the latest of each kind: a peer may never read."""
         self.task = asyncio.current_task()
         self.ending: TuplewireError | None = None
-        self.finished = False
-        """Whether nothing more is read: the next acknowledgement is the last."""
+        self.finished = asyncio.Event()
+        """Set once nothing more is read."""
 
     def notify(self, notice: pb.SendResponse) -> None:
         kind = notice.WhichOneof("kind") or ""
@@ -127,6 +127,7 @@ class SendService:
         self.settings = settings
         self.callback = callback
         self.draining = False
+        self._ending = False
         self.refused: Counter[str] = Counter()
         self._sessions: dict[str, _Session] = {}
         self._epoch = 0
@@ -162,20 +163,29 @@ class SendService:
             stream.notify(pb.SendResponse(backpressure=status))
 
     async def drain(self) -> None:
-        """Take nothing new, acknowledge what was taken, and end every stream.
+        """Take nothing new, and acknowledge what was taken.
 
         The senders end the streams themselves: they stop writing, and read until the last acknowledgement. A
         stream that this side breaks off may lose that one, and its sender would send again what has arrived.
+        Where the sender waits until its messages are processed, that goes on until end().
         """
         self.draining = True
-        for stream in self._streams:
+        streams = list(self._streams)
+        for stream in streams:
             stream.notify(pb.SendResponse(drain=pb.Drain()))
-        await self._streams_end()
-        for stream in self._streams:
-            stream.end(DrainingError("the worker is draining; connect again later, or to another one"))
-        await self._streams_end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                for stream in streams:
+                    await stream.finished.wait()
+        for stream in streams:
+            if not stream.finished.is_set():
+                stream.end(DrainingError("the worker is draining; connect again later, or to another one"))
 
-    async def _streams_end(self) -> None:
+    async def end(self) -> None:
+        """End every stream, after what there is to say, at the end of a drain."""
+        self._ending = True
+        for stream in self._streams:
+            stream.wake.set()
         tasks = [stream.task for stream in self._streams if stream.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=_FAREWELL_SECONDS)
@@ -206,6 +216,7 @@ class SendService:
         except TuplewireError as error:
             await self._refused(context, error)
         finally:
+            stream.finished.set()
             self._streams.discard(stream)
             if session is not None and session.stream is stream:
                 session.stream = None
@@ -310,7 +321,7 @@ class SendService:
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
         try:
             await self._read(session, stream)
-            stream.finished = True
+            stream.finished.set()
             stream.wake.set()
             await writer
         finally:
@@ -334,6 +345,9 @@ class SendService:
                 return
             if kind == "follow":
                 session.state.credit.follow(request.follow.tasks)
+                stream.wake.set()
+            if kind == "probe":
+                session.state.probe(request.probe.acknowledged)
                 stream.wake.set()
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
@@ -383,11 +397,15 @@ class SendService:
         while not finished:
             await stream.wake.wait()
             stream.wake.clear()
-            finished = stream.finished
+            finished = stream.finished.is_set() and not self._lingers(session)
             notices, stream.notices = stream.notices, {}
             for notice in notices.values():
                 await stream.context.write(notice.SerializeToString())
             await self._write_update(session, stream.context)
+
+    def _lingers(self, session: _Session) -> bool:
+        """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
+        return self.draining and not self._ending and session.eager and not session.state.credit.idle
 
     @staticmethod
     async def _write_update(session: _Session, context: _Context) -> None:

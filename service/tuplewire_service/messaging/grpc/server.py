@@ -165,6 +165,7 @@ class GrpcServerConnection(IServerConnection):
             self._recv.draining = True
         async with asyncio.timeout(timeout):
             await self._send.drain()
+            await self._send.end()
         await self._stop(_LAST_CALLS_SECONDS)
 
     def abort(self) -> None:

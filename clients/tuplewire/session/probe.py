@@ -1,0 +1,27 @@
+"""When to ask the other side to say everything again.
+
+Acknowledgements and credit are absolute, so that the next one makes up for a lost one; this makes sure that
+there is a next one. Source: TCP's window probe.
+"""
+
+from __future__ import annotations
+
+PROBE_SECONDS = 1.0
+"""After so long without news, whoever waits for some asks."""
+
+
+class ProbeTimer:
+    """Says when a probe is due. Times are in seconds, of any clock that does not go back."""
+
+    __slots__ = ("_due",)
+
+    def __init__(self, now: float) -> None:
+        self._due = now + PROBE_SECONDS
+
+    def heard(self, now: float) -> None:
+        """Note that there was news, or that a probe went out."""
+        self._due = now + PROBE_SECONDS
+
+    def wait(self, now: float) -> float:
+        """Return how long it is until the probe is due; 0 when it is."""
+        return max(0.0, self._due - now)
