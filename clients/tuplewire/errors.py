@@ -154,6 +154,12 @@ class DrainingError(RefusedError):
     code = "DRAINING"
 
 
+class NotReadyError(RefusedError):
+    """The worker has no assignment yet; the same request is taken later."""
+
+    code = "NOT_READY"
+
+
 class SupersededError(RefusedError):
     """Another subscriber has taken the task over."""
 
@@ -197,6 +203,7 @@ _BY_CODE: dict[str, type[RefusedError]] = {
         SupersededError,
         NotLocalError,
         ResourceLimitError,
+        NotReadyError,
     )
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,15 +72,29 @@ def one_worker(worker_id: str, *flags: str, directory: Path, port: int = 0) -> I
         yield workers.endpoints[0]
 
 
-def assign(endpoint: Endpoint, version: int, workers: Mapping[tuple[str, str], Iterable[int]]) -> None:
-    """Push an assignment, (worker id, address) to tasks, to one worker."""
-    assignment = Assignment(
+Tasks = Mapping[tuple[str, str], Iterable[int]]
+"""(worker id, address) to tasks."""
+
+
+def _assignment(version: int, workers: Tasks) -> Assignment:
+    return Assignment(
         version,
         TOPOLOGY,
         tuple(AssignedWorker(name, address, tuple(tasks)) for (name, address), tasks in workers.items()),
     )
+
+
+def assign(endpoint: Endpoint, version: int, workers: Tasks) -> None:
+    """Push an assignment to one worker."""
     with ControlClient(endpoint.address) as control:
-        control.update_assignment(assignment_to_wire(assignment))
+        control.update_assignment(assignment_to_wire(_assignment(version, workers)))
+
+
+def assignment_file(directory: Path, version: int, workers: Tasks) -> Path:
+    """Write an assignment to a file, for a worker that is to have it from the start."""
+    file = directory / "assignment.json"
+    file.write_text(json.dumps(_assignment(version, workers).to_json()))
+    return file
 
 
 def status(endpoint: Endpoint) -> control_pb2.GetStatusResponse:
@@ -91,6 +106,12 @@ def status(endpoint: Endpoint) -> control_pb2.GetStatusResponse:
 def ledger(endpoint: Endpoint) -> LedgerSnapshot:
     """Return a worker's balance."""
     return ledger_of(status(endpoint).ledger)
+
+
+def has_ended(endpoint: Endpoint) -> bool:
+    """Whether a worker's process is over, though nobody has asked for its exit code yet."""
+    state = Path(f"/proc/{endpoint.process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "Z"
 
 
 def queued(endpoint: Endpoint, task: int) -> int:

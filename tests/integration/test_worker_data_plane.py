@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Self
 
 import pytest
 from helpers.topology import (
     TOPOLOGY,
-    Message,
     Pair,
     assign,
+    assignment_file,
     collect,
+    has_ended,
     ledger,
     messages_of,
     metric,
@@ -31,17 +28,15 @@ from helpers.topology import (
     queued,
     status,
 )
+from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire import Client, TaskMessageBatch
-from tuplewire.client import Subscription
 from tuplewire.control import ControlClient
-from tuplewire.errors import BufferFullError, RefusedMessagesError, UnreachableError
+from tuplewire.errors import BufferFullError, RefusedMessagesError
 from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.proxy import FaultProxy
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-client_of = functools.partial(Client, topology=TOPOLOGY)
 SMALL_QUEUES = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
 
 
@@ -59,71 +54,6 @@ def pair(workers: Pair) -> Iterator[Pair]:
     workers.check_balance()
 
 
-class Feeder:
-    """Sends numbers to a task from a thread of its own, one at a time, until told to stop."""
-
-    def __init__(self, client: Client, task: int) -> None:
-        self.sent = 0
-        self._client = client
-        self._task = task
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            self._client.send(self._task, b"%d" % self.sent)
-            self.sent += 1
-            self._stop.wait(0.0005)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def goes_on(self, messages: int = 100) -> None:
-        """Wait until so many more were sent."""
-        goal = self.sent + messages
-        eventually(lambda: self.sent >= goal, 20, f"{goal} messages sent")
-
-
-class Reader:
-    """Reads a subscription in a thread of its own, through any silence, until told to stop."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self.got: list[Message] = []
-        self.redelivered: list[Message] = []
-        self._subscription = subscription
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                batch = next(self._subscription)
-            except (TimeoutError, UnreachableError):
-                continue
-            self.got += messages_of(batch)
-            for group in batch.groups:
-                if group.redelivered:
-                    self.redelivered += [(group.source, payload) for payload in group.payloads()]
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._subscription.acknowledge()
-
-    def has(self, messages: int) -> None:
-        """Wait until so many have come."""
-        eventually(lambda: len(self.got) >= messages, 20, f"{messages} messages received")
-
-
 @contextmanager
 def two_workers(directory: Path, *flags: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
     """Run workers a (task 0) and b (task 1); a reaches b through a proxy."""
@@ -137,14 +67,6 @@ def two_workers(directory: Path, *flags: str) -> Iterator[tuple[Endpoint, Endpoi
             with ControlClient(endpoint.address) as control:
                 control.wait_ready(10)
         yield a, b, proxy
-
-
-def assignment_file(directory: Path, worker: Endpoint) -> Path:
-    """Write the assignment of a worker that holds task 0 alone."""
-    file = directory / "assignment.json"
-    assignment = Assignment(1, TOPOLOGY, (AssignedWorker(worker.worker_id, worker.address, (0,)),))
-    file.write_text(json.dumps(assignment.to_json()))
-    return file
 
 
 def connected(endpoint: Endpoint) -> bool:
@@ -422,7 +344,7 @@ def test_killed_worker_comes_back_and_gets_what_was_not_acknowledged(tmp_path: P
             first.close()
             sender.send(numbered(0, range(150, 160)))
             # The successor has its assignment before anybody can reach it.
-            file = assignment_file(tmp_path, worker)
+            file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
             with (
                 one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port) as successor,
                 client_of(successor.address) as consumer,
@@ -453,7 +375,7 @@ def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
             reader.has(100)
             os.kill(worker.process_id, signal.SIGKILL)
             first.close()
-            file = assignment_file(tmp_path, worker)
+            file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
             with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
                 sender.send(numbered(0, range(100, 200)))
                 sender.flush(10)
@@ -535,12 +457,6 @@ def test_task_that_moves_takes_its_queue_along(tmp_path: Path) -> None:
 # --- drain -----------------------------------------------------------------------------------------------
 
 
-def _has_ended(endpoint: Endpoint) -> bool:
-    """Whether a worker's process is over, though nobody has asked for its exit code yet."""
-    state = Path(f"/proc/{endpoint.process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "Z"
-
-
 def _drained(log: Path) -> dict[str, int]:
     """Return the balance that a worker printed when it ended."""
     (line,) = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
@@ -566,7 +482,7 @@ def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
                 else:
                     with ControlClient(near.address) as control:
                         assert control.drain()
-                eventually(lambda: _has_ended(near), 15, "drained")
+                eventually(lambda: has_ended(near), 15, "drained")
                 feeder.goes_on()
             taken = sender.ledger().acknowledged
             reader.has(taken)

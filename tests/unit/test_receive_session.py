@@ -103,3 +103,33 @@ def test_resume_twice_says_the_same() -> None:
     state.accept(1, [group(1)])
     state.refuse(1, group(1), UnknownTaskError("no task 1"))
     assert state.resume(0) == state.resume(0)
+
+
+def test_each_update_says_what_it_follows() -> None:
+    """An update names the sequence that was told before it, so that a lost one is noticed."""
+    state = session()
+    state.accept(1, [group(1)])
+    first = state.update()
+    state.accept(2, [group(1)])
+    second = state.update()
+    assert first is not None
+    assert second is not None
+    assert (first.after, first.sequence, second.after, second.sequence) == (0, 1, 1, 2)
+
+
+def test_a_probe_is_answered_with_everything() -> None:
+    """After a probe the next update holds every grant, and every refusal that was not heard of."""
+    state = session()
+    state.accept(1, [group(1)])
+    state.refuse(1, group(1), UnknownTaskError("no task 1"))
+    state.accept(2, [group(2)])
+    lost = state.update()
+    assert lost is not None
+    assert state.update() is None
+    state.probe(0)
+    answer = state.update()
+    assert answer is not None
+    assert (answer.after, answer.sequence) == (0, 2)
+    assert answer.refusals == lost.refusals
+    assert {grant.task for grant in answer.grants} == {1, 2}
+    assert state.update() is None

@@ -23,6 +23,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_SUPERSEDED: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_LOCAL: _ClassVar[ErrorCode]
     ERROR_CODE_RESOURCE_LIMIT: _ClassVar[ErrorCode]
+    ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
 
 class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,7 @@ ERROR_CODE_DRAINING: ErrorCode
 ERROR_CODE_SUPERSEDED: ErrorCode
 ERROR_CODE_NOT_LOCAL: ErrorCode
 ERROR_CODE_RESOURCE_LIMIT: ErrorCode
+ERROR_CODE_NOT_READY: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
 ACK_MODE_QUEUED: AckMode
 ACK_MODE_PROCESSED: AckMode

@@ -128,6 +128,11 @@ class IConnectionCallback(ABC):
         An exception is a defect: the transport logs it, refuses the stream, and the sender keeps the batch.
         """
 
+    @property
+    def not_ready(self) -> RefusedError | None:
+        """Why no program's session is opened now, and it must try again; None when it may be."""
+        return None
+
 
 class IConnection(ABC):
     """What both sides have in common."""

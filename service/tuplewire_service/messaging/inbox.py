@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from tuplewire.errors import ClosedError
+from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.message import TaskMessage
 from tuplewire_service.messaging.base import BLOCK, IConnectionCallback, ReceivedBatch
 
@@ -34,6 +34,11 @@ class Inbox(IConnectionCallback):
                 self._arrival.notify_all()
         if callback is not None:
             callback.recv(batch)
+
+    @property
+    def not_ready(self) -> RefusedError | None:
+        """See IConnectionCallback."""
+        return self._callback.not_ready if self._callback is not None else None
 
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on, first of all what has waited."""

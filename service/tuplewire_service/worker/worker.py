@@ -21,6 +21,7 @@ from tuplewire.errors import (
     ConfigError,
     DrainingError,
     NotLocalError,
+    NotReadyError,
     RefusedError,
     StaleAssignmentError,
     UnknownTaskError,
@@ -132,7 +133,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             return f"the worker is {self.state.value}"
         if self.assignment is None:
-            return "no assignment yet: push one (tuplewire assign), or configure an assignment file"
+            return str(self._no_assignment())
         if self.state is WorkerState.STARTING and (missing := self._connections.not_ready):
             return f"not connected yet to {', '.join(missing)}"
         return ""
@@ -294,7 +295,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     def _not_here(self, task: int) -> RefusedError:
         worker_id = self.settings.worker_id
         if self.assignment is None:
-            return UnknownTaskError(f"task {task} is unknown: worker {worker_id} has no assignment")
+            return self._no_assignment()
         owner = self._transfer.owner_of.get(task)
         if owner is not None:
             where = f"on {owner.worker_id} at {owner.address}"
@@ -343,6 +344,17 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             each.token.release(task, each.messages, each.size_bytes)
         self._activity.set()
         self._end_moves()
+
+    def _no_assignment(self) -> NotReadyError:
+        return NotReadyError(
+            f"worker {self.settings.worker_id} has no assignment yet: push one (tuplewire assign), "
+            "or configure an assignment file"
+        )
+
+    @property
+    def not_ready(self) -> RefusedError | None:
+        """See IConnectionCallback. Without an assignment nobody knows which tasks there are."""
+        return self._no_assignment() if self.assignment is None else None
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
         """See ISubscriptionSource."""

@@ -11,6 +11,7 @@ from tuplewire.errors import (
     DrainingError,
     MalformedError,
     MessageError,
+    NotReadyError,
     RefusedError,
     ResourceLimitError,
     TuplewireError,
@@ -37,7 +38,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireEr
     status = grpc.StatusCode.FAILED_PRECONDITION
     if isinstance(error, MessageError):
         status = grpc.StatusCode.INVALID_ARGUMENT
-    elif isinstance(error, DrainingError):
+    elif isinstance(error, DrainingError | NotReadyError):
         status = grpc.StatusCode.UNAVAILABLE
     elif isinstance(error, ResourceLimitError):
         status = grpc.StatusCode.RESOURCE_EXHAUSTED

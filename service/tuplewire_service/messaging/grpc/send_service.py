@@ -257,6 +257,8 @@ class SendService:
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
+        if hello.kind != pb.PEER_KIND_WORKER and (error := self.callback.not_ready) is not None:
+            raise error
         session = self._sessions.get(hello.sender_id)
         if session is not None and session.state.incarnation > hello.incarnation:
             raise StaleIncarnationError(

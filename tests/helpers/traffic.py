@@ -1,0 +1,80 @@
+"""Programs that send and receive numbered messages in threads of their own, until told to stop."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Self
+
+from helpers.topology import TOPOLOGY, Message, messages_of
+from tuplewire import Client
+from tuplewire.client import Subscription
+from tuplewire.errors import UnreachableError
+from tuplewire_service.testing import eventually
+
+client_of = functools.partial(Client, topology=TOPOLOGY)
+
+
+class Feeder:
+    """Sends numbers to a task from a thread of its own, one at a time, until told to stop."""
+
+    def __init__(self, client: Client, task: int) -> None:
+        self.sent = 0
+        self._client = client
+        self._task = task
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._client.send(self._task, b"%d" % self.sent)
+            self.sent += 1
+            self._stop.wait(0.0005)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def goes_on(self, messages: int = 100) -> None:
+        """Wait until so many more were sent."""
+        goal = self.sent + messages
+        eventually(lambda: self.sent >= goal, 20, f"{goal} messages sent")
+
+
+class Reader:
+    """Reads a subscription in a thread of its own, through any silence, until told to stop."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.got: list[Message] = []
+        self.redelivered: list[Message] = []
+        self._subscription = subscription
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                batch = next(self._subscription)
+            except (TimeoutError, UnreachableError):
+                continue
+            self.got += messages_of(batch)
+            for group in batch.groups:
+                if group.redelivered:
+                    self.redelivered += [(group.source, payload) for payload in group.payloads()]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._subscription.acknowledge()
+
+    def has(self, messages: int) -> None:
+        """Wait until so many have come."""
+        eventually(lambda: len(self.got) >= messages, 20, f"{messages} messages received")

@@ -1,0 +1,223 @@
+"""`ack_mode="processed"` over two workers: no death between sender and consumer loses a message.
+
+Numbers go from a client over the worker `near` to the worker `far`, whose task they are for. What comes twice
+is marked as redelivered, and only a death makes it come twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers.topology import (
+    Message,
+    assignment_file,
+    has_ended,
+    ledger,
+    numbered,
+    numbers,
+    one_worker,
+    queued,
+    settled,
+)
+from helpers.traffic import Feeder, Reader, client_of
+
+from tuplewire import Client
+from tuplewire.control import ControlClient
+from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing import eventually
+
+TASK = 0
+CONSUMER = """
+import sys
+from tuplewire import Client
+
+with Client(sys.argv[1], topology="test") as client, client.recv([0]) as batches:
+    next(batches)
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+class TwoHops:
+    """The workers `near` and `far`, each with a way to end it and to start it again at its address."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.flags: list[str] = ["--drain-seconds=20"]
+        self._lives: dict[str, ExitStack] = {}
+        self._ports: dict[str, int] = {"near": 0, "far": 0}
+        self.workers: dict[str, Endpoint] = {}
+        for name in self._ports:
+            self.start(name)
+        near, far = self.near, self.far
+        # In their next lives they have the assignment before anybody can reach them.
+        file = assignment_file(directory, 1, {("near", near.address): [], ("far", far.address): [TASK]})
+        self.flags.append(f"--assignment-file={file}")
+        for name in self._ports:
+            self.kill(name)
+            self.start(name)
+
+    @property
+    def near(self) -> Endpoint:
+        """The worker that the client is connected to."""
+        return self.workers["near"]
+
+    @property
+    def far(self) -> Endpoint:
+        """The worker that holds the task."""
+        return self.workers["far"]
+
+    def start(self, name: str) -> None:
+        """Start a worker at the address that it had before, if any."""
+        life = self._lives[name] = ExitStack()
+        directory = self._directory / f"{name}-{len(list(self._directory.iterdir()))}"
+        directory.mkdir()
+        self.workers[name] = life.enter_context(
+            one_worker(name, *self.flags, directory=directory, port=self._ports[name])
+        )
+        self._ports[name] = int(self.workers[name].address.rpartition(":")[2])
+
+    def kill(self, name: str) -> None:
+        """End a worker at once."""
+        os.kill(self.workers[name].process_id, signal.SIGKILL)
+        self._lives[name].close()
+
+    def drain(self, name: str) -> None:
+        """End a worker in good order."""
+        self._lives[name].close()
+
+    def begin_drain(self, name: str) -> bool:
+        """Ask a worker to end in good order; return whether it will."""
+        with ControlClient(self.workers[name].address) as control:
+            return control.drain()
+
+    def wait_ended(self, name: str) -> None:
+        """Wait until a worker that drains has ended."""
+        eventually(lambda: has_ended(self.workers[name]), 25, f"{name} drained")
+        self._lives[name].close()
+
+    def close(self) -> None:
+        """End both."""
+        for life in self._lives.values():
+            life.close()
+
+
+@pytest.fixture
+def hops(tmp_path: Path) -> Iterator[TwoHops]:
+    """Run both workers."""
+    workers = TwoHops(tmp_path)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def sender(hops: TwoHops) -> Iterator[Client]:
+    """Connect a client in the mode `processed`."""
+    with client_of(hops.near.address, ack_mode="processed") as client:
+        yield client
+
+
+def first_times(reader: Reader) -> list[int]:
+    """Return the numbers in the order in which each came for the first time."""
+    return list(dict.fromkeys(numbers(reader.got)))
+
+
+def doubled_unmarked(reader: Reader) -> list[Message]:
+    """Return the messages that came twice or more without a mark."""
+    unmarked = Counter(reader.got) - Counter(reader.redelivered)
+    return [message for message, times in unmarked.items() if times > 1]
+
+
+@pytest.mark.parametrize("victim", ["near", "far"])
+def test_a_killed_worker_loses_nothing_that_it_had_queued(hops: TwoHops, sender: Client, victim: str) -> None:
+    """What waited at the second worker for a consumer comes after the death of either worker."""
+    sender.send(numbered(TASK, range(1000)))
+    eventually(lambda: queued(hops.far, TASK) == 1000)
+    assert sender.ledger().pending == 1000
+    hops.kill(victim)
+    hops.start(victim)
+    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+        sender.flush(20)
+        assert first_times(reader) == list(range(1000))
+        if victim == "far":
+            assert numbers(reader.redelivered) == list(range(1000))
+    assert sender.ledger().acknowledged == 1000
+
+
+def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sender: Client) -> None:
+    """Under traffic, with a consumer: all arrive, in order, and what comes again is marked."""
+    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+        with Feeder(sender, TASK) as feeder:
+            for victim in ("far", "near", "far", "near"):
+                feeder.goes_on(200)
+                hops.kill(victim)
+                hops.start(victim)
+            feeder.goes_on(200)
+        sender.flush(20)
+        eventually(lambda: len(set(reader.got)) == feeder.sent, 20)
+    assert first_times(reader) == list(range(feeder.sent))
+    assert doubled_unmarked(reader) == []
+    assert sender.ledger().acknowledged == feeder.sent
+    for worker in (hops.near, hops.far):
+        assert ledger(worker).balanced
+
+
+def test_a_killed_consumer_loses_nothing(hops: TwoHops, sender: Client) -> None:
+    """What a killed process had taken and not acknowledged comes to the next consumer, in order."""
+    sender.send(numbered(TASK, range(100)))
+    with subprocess.Popen(
+        [sys.executable, "-c", CONSUMER, hops.far.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == b"holds\n"
+        sender.send(numbered(TASK, range(100, 200)))
+        victim.kill()
+    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+        sender.flush(20)
+    assert numbers(reader.got) == list(range(200))
+    assert numbers(reader.redelivered)[:1] == [0]
+    eventually(lambda: settled(hops.far, accepted=200, acknowledged=200))
+
+
+@pytest.mark.parametrize("victim", ["near", "far"])
+def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> None:
+    """What is processed while a worker drains is told to the sender, so that it does not come again."""
+    with client_of(hops.far.address) as consumer:
+        sender.send(numbered(TASK, range(1000)))
+        eventually(lambda: queued(hops.far, TASK) == 1000)
+        subscription = consumer.recv([TASK], timeout=0.2)
+        first = next(subscription)
+        assert len(first) > 0
+        assert hops.begin_drain(victim)
+        with Reader(subscription) as reader:
+            hops.wait_ended(victim)
+            hops.start(victim)
+            sender.send(numbered(TASK, range(1000, 1100)))
+            sender.flush(20)
+        got = [int(message.message) for message in first] + numbers(reader.got)
+    assert got == list(range(1100))
+    assert reader.redelivered == []
+    assert sender.ledger().acknowledged == 1100
+
+
+def test_what_a_drain_gives_up_is_sent_again(hops: TwoHops, sender: Client) -> None:
+    """A drain whose deadline passes drops what nobody has taken; its sender keeps it, and sends it again."""
+    hops.drain("far")
+    hops.flags[0] = "--drain-seconds=0.3"
+    hops.start("far")
+    sender.send(numbered(TASK, range(500)))
+    eventually(lambda: queued(hops.far, TASK) == 500)
+    hops.drain("far")
+    hops.start("far")
+    with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+        sender.flush(20)
+    assert numbers(reader.got) == list(range(500))
+    assert numbers(reader.redelivered) == list(range(500))

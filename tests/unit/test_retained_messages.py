@@ -1,0 +1,116 @@
+"""Messages that are kept until they are processed, one by one, in a session that acknowledges on arrival."""
+
+from __future__ import annotations
+
+from tuplewire.config import SessionSettings
+from tuplewire.group import TaskGroup
+from tuplewire.session.credit import Grant
+from tuplewire.session.ledger import DropReason
+from tuplewire.session.receive import AckUpdate, Refusal
+from tuplewire.session.send import Opened, OutFrame, SendWindow, Settled
+
+PLENTY = 1_000_000
+
+
+def window() -> SendWindow:
+    """Return a window with a receiver that grants plenty."""
+    state = SendWindow(SessionSettings())
+    reopen(state, 7)
+    return state
+
+
+def reopen(state: SendWindow, incarnation: int) -> None:
+    """Connect to a receiver that has taken nothing yet."""
+    initial = Grant(0, PLENTY, PLENTY, 0)
+    state.opened(Opened(incarnation, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
+
+
+def payloads(frame: OutFrame | None) -> list[bytes]:
+    """Return what a frame carries; those that may come a second time with a !."""
+    assert frame is not None
+    return [
+        payload + b"!" * group.redelivered
+        for run in frame.runs
+        for group in run
+        for payload in group.payloads()
+    ]
+
+
+def tokens(settled: list[Settled]) -> list[object]:
+    """Return the tokens of what has settled or was released."""
+    return [each.token for each in settled]
+
+
+def mixed() -> SendWindow:
+    """Return a window that has sent kept, passing, kept to task 1, all of it acknowledged."""
+    state = window()
+    assert state.offer([TaskGroup.of(1, [b"a"])], "a", retain=True)
+    assert state.offer([TaskGroup.of(1, [b"b"])], "b")
+    assert state.offer([TaskGroup.of(1, [b"c"])], "c", retain=True)
+    assert payloads(state.next_frame()) == [b"a", b"b", b"c"]
+    assert tokens(state.update(AckUpdate(1, [], []))) == ["b"]
+    return state
+
+
+def test_a_kept_message_settles_when_it_is_processed() -> None:
+    """The acknowledgement settles what is not kept; the rest settles, and all are released, in order."""
+    state = mixed()
+    assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
+    assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 1)], []))) == ["a"]
+    assert tokens(state.released()) == ["a"]
+    assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 3)], []))) == ["c"]
+    assert tokens(state.released()) == ["b", "c"]
+    assert state.ledger().balanced
+    assert (state.ledger().acknowledged, state.ledger().pending) == (3, 0)
+
+
+def test_a_new_receiver_gets_what_is_kept_again() -> None:
+    """After the receiver's death the kept ones go again, marked; the others are released as they are."""
+    state = mixed()
+    reopen(state, 8)
+    assert tokens(state.released()) == ["b"]
+    assert payloads(state.next_frame()) == [b"a!", b"c!"]
+    assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
+    assert state.ledger().balanced
+
+
+def test_what_is_kept_is_handed_back() -> None:
+    """take_back returns the kept ones, marked, and releases the others."""
+    state = mixed()
+    assert [(group.redelivered, token) for group, token in state.take_back()] == [(True, "a"), (True, "c")]
+    assert tokens(state.released()) == ["b"]
+    assert (state.ledger().accepted, state.ledger().acknowledged) == (1, 1)
+
+
+def test_an_update_that_follows_a_lost_one_is_noticed() -> None:
+    """A refusal was in the lost update: taking the later one would acknowledge what was refused."""
+    state = window()
+    for number in (1, 2):
+        state.offer([TaskGroup.of(number, [b"x"])])
+        assert state.next_frame() is not None
+    lost = AckUpdate(1, [], [Refusal(1, 1, 1, "UNKNOWN_TASK", "no task 1")], 0)
+    later = AckUpdate(2, [], [], 1)
+    assert state.missed(later)
+    everything = AckUpdate(2, [], lost.refusals, 0)
+    assert not state.missed(everything)
+    assert {each.task: each.dropped for each in state.update(everything)} == {
+        1: DropReason.UNKNOWN_TASK,
+        2: None,
+    }
+    assert not state.missed(later)  # it is late now, and says nothing new
+    assert state.update(later) == []
+
+
+def test_waits_for_news_until_all_is_processed() -> None:
+    """Whoever waits must probe: for room, for acknowledgements, and for what others wait to be told of."""
+    state = window()
+    waiting = [state.waiting]
+    state.offer([TaskGroup.of(1, [b"x"])], "token")
+    waiting.append(state.waiting)
+    state.next_frame()
+    state.update(AckUpdate(1, [], []))
+    assert state.messages == 0
+    waiting.append(state.waiting)
+    state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 1)], []))
+    waiting.append(state.waiting)
+    assert waiting == [False, True, True, False]
