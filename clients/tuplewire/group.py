@@ -88,24 +88,62 @@ def _from_wire(lengths: bytes) -> array[int]:
     return column
 
 
+_HOP = 1 << 32
+"""`via` is the number of the first worker, less than this, plus as much for each time of passing on."""
+
+
+def lane_of(task: int, via: int) -> int:
+    """Return the lane of a task's messages, or (negative) of those that come to it by another way.
+
+    Each has an order of its own, and is counted apart: while a task moves, what comes around must not stand
+    behind what waits for it.
+    """
+    return ~(via << 31 | task) if via else task
+
+
+def task_and_via(lane: int) -> tuple[int, int]:
+    """Return what lane_of got."""
+    return (lane, 0) if lane >= 0 else (~lane & MAX_TASK, ~lane >> 31)
+
+
+def first_worker(via: int) -> int:
+    """Return the number of the worker that had messages from a program; 0: the one that sends them."""
+    return via % _HOP
+
+
 class TaskGroup:
     """A column of messages from one source task to one destination task; never changed once made.
 
     task: the destination. source: the sending task, None when the sender is not a task.
     lengths: the length of each payload, four little-endian bytes each. data: the payloads end to end.
     redelivered: True when they may have been delivered before, to a process that has died.
+    via: between workers, how the messages came: the worker that had them from a program, by a number, and how
+    often they were passed on since; 0: the one that sends them had them from a program.
+    position: between workers, where the first message stands among those to the task that this worker had
+    from programs, from 1; the others follow by one. lane: see lane_of.
     """
 
-    __slots__ = ("data", "lengths", "redelivered", "source", "task")
+    __slots__ = ("data", "lane", "lengths", "position", "redelivered", "source", "task", "via")
 
     def __init__(
-        self, task: int, source: int | None, lengths: bytes, data: bytes, *, redelivered: bool = False
+        self,
+        task: int,
+        source: int | None,
+        lengths: bytes,
+        data: bytes,
+        *,
+        redelivered: bool = False,
+        via: int = 0,
+        position: int = 0,
     ) -> None:
         self.task = task
         self.source = source
         self.lengths = lengths
         self.data = data
         self.redelivered = redelivered
+        self.via = via
+        self.position = position
+        self.lane = lane_of(task, via) if via else task
 
     @classmethod
     def of(
@@ -133,7 +171,15 @@ class TaskGroup:
 
     @classmethod
     def checked(
-        cls, task: int, source: int | None, lengths: bytes, data: bytes, *, redelivered: bool = False
+        cls,
+        task: int,
+        source: int | None,
+        lengths: bytes,
+        data: bytes,
+        *,
+        redelivered: bool = False,
+        via: int = 0,
+        position: int = 0,
     ) -> Self:
         """Build a group from columns of unknown origin.
 
@@ -151,7 +197,7 @@ class TaskGroup:
             raise MalformedError(
                 f"a group to task {task} says {total} bytes of payload and holds {len(data)}"
             )
-        return cls(task, source, lengths, data, redelivered=redelivered)
+        return cls(task, source, lengths, data, redelivered=redelivered, via=via, position=position)
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -159,6 +205,11 @@ class TaskGroup:
 
     def __repr__(self) -> str:
         return f"<TaskGroup {self.source} -> {self.task}: {len(self)} messages, {len(self.data)} bytes>"
+
+    @property
+    def end(self) -> int:
+        """The position of what comes after these messages; 0 where they have none."""
+        return self.position and self.position + len(self)
 
     def sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""
@@ -208,6 +259,8 @@ class TaskGroup:
             self.lengths[4 * start : 4 * stop],
             self.data[begin:end],
             redelivered=self.redelivered,
+            via=self.via,
+            position=self.position and self.position + start,
         )
 
     def with_source(self, source: int) -> TaskGroup:
@@ -216,7 +269,34 @@ class TaskGroup:
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
-        return TaskGroup(self.task, self.source, self.lengths, self.data, redelivered=True)
+        return self._marked(redelivered=True, via=self.via, position=self.position)
+
+    def at(self, position: int) -> TaskGroup:
+        """Return the same messages, with the position at which a worker has taken them in."""
+        return self._marked(redelivered=self.redelivered, via=self.via, position=position)
+
+    def passed_on(self, worker: int) -> TaskGroup:
+        """Return the same messages, as passed on for a worker (its number); the first stays named."""
+        return self._marked(
+            redelivered=self.redelivered, via=(self.via or worker) + _HOP, position=self.position
+        )
+
+    def _marked(self, *, redelivered: bool, via: int, position: int) -> TaskGroup:
+        return TaskGroup(
+            self.task,
+            self.source,
+            self.lengths,
+            self.data,
+            redelivered=redelivered,
+            via=via,
+            position=position,
+        )
+
+    def joins(self, other: TaskGroup) -> bool:
+        """Whether these messages may follow the other's in one column."""
+        return (
+            self.lane == other.lane and self.source == other.source and self.redelivered == other.redelivered
+        )
 
 
 def check_sizes(groups: Iterable[TaskGroup], limit_bytes: int) -> None:

@@ -235,6 +235,11 @@ class Sender:
         with self._lock:
             return self._window.quiet(task)
 
+    def follows(self, task: int, workers: Collection[int], position: int) -> bool:
+        """See SendWindow.follows."""
+        with self._lock:
+            return self._window.follows(task, workers, position)
+
     # --- life, on the loop -----------------------------------------------------------------------
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Self
 
 import pytest
 from helpers.topology import TOPOLOGY, Message, assign, ledger, numbered, status
@@ -107,48 +108,99 @@ def explain(task: int, source: int, got: list[int], count: int) -> str:
     return f"task {task}, source {source}: {missing} missing, {doubled} doubled, jumps {jumps[:8]}"
 
 
+class Workers:
+    """Three workers, consumers for both tasks at each of them, and a way to place the task that moves."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self._workers = LocalWorkers(3, TOPOLOGY)
+        self._version = 0
+
+    def __enter__(self) -> Self:
+        self._workers.start()
+        self.endpoints = list(self._workers.endpoints)
+        self.place(0, self.endpoints)
+        self.consumers = Consumers(self.endpoints, (MOVING, STEADY))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.stop()
+
+    def other_than(self, owner: int) -> int:
+        """Return one of the other workers."""
+        return self.chance.choice([index for index in range(3) if index != owner])
+
+    def place(self, owner: int, told: list[Endpoint]) -> None:
+        """Give the task to a worker, and tell these workers, in any order."""
+        self._version += 1
+        tasks = [[STEADY] if index == 0 else [] for index in range(3)]
+        tasks[owner].append(MOVING)
+        named = {(e.worker_id, e.address): t for e, t in zip(self.endpoints, tasks, strict=True)}
+        for endpoint in self.chance.sample(told, len(told)):
+            assign(endpoint, self._version, named)
+
+    def still(self) -> bool:
+        """Whether no move is under way."""
+        return not any(status(endpoint).moving_tasks for endpoint in self.endpoints)
+
+    def check(self, sent: list[int]) -> None:
+        """See that everything has arrived once and in order, and that every ledger says the same."""
+        for task in (MOVING, STEADY):
+            eventually(
+                lambda task=task: self.consumers.count(task) >= sum(sent),  # type: ignore[misc]
+                timeout=30,
+                what=f"every message to task {task}",
+            )
+        eventually(self.still, timeout=20)
+        self.consumers.stop()
+        for task in (MOVING, STEADY):
+            for source, count in zip(SOURCES, sent, strict=True):
+                got = [int(payload) for sender, payload in self.consumers.seen[task] if sender == source]
+                assert got == list(range(count)), explain(task, source, got, count)
+        for endpoint in self.endpoints:
+            eventually(lambda endpoint=endpoint: ledger(endpoint).pending == 0)  # type: ignore[misc]
+            assert ledger(endpoint).balanced
+            assert sum(ledger(endpoint).dropped.values()) == 0
+        assert self._workers.stop() == [0, 0, 0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_task_moves_again_and_again_under_load(seed: int) -> None:
     """Each move reaches the workers one after the other, in any order; everything arrives once, in order."""
-    chance = random.Random(seed)
-    with LocalWorkers(3, TOPOLOGY) as workers:
-        endpoints = list(workers.endpoints)
-
-        def place(version: int, owner: int) -> None:
-            tasks = [[STEADY] if index == 0 else [] for index in range(3)]
-            tasks[owner].append(MOVING)
-            named = {(e.worker_id, e.address): t for e, t in zip(endpoints, tasks, strict=True)}
-            for endpoint in chance.sample(endpoints, 3):
-                assign(endpoint, version, named)
-
-        place(1, 0)
-        consumers = Consumers(endpoints, (MOVING, STEADY))
+    with Workers(seed) as workers:
         owner = 0
-        with senders(endpoints) as sent:
-            for version in range(2, 2 + MOVES):
-                owner = chance.choice([index for index in range(3) if index != owner])
-                before = consumers.count(MOVING)
-                place(version, owner)
-                eventually(lambda: not any(status(e).moving_tasks for e in endpoints), timeout=20)
+        with senders(workers.endpoints) as sent:
+            for number in range(MOVES):
+                owner = workers.other_than(owner)
+                before = workers.consumers.count(MOVING)
+                workers.place(owner, workers.endpoints)
+                eventually(workers.still, timeout=20)
                 eventually(
-                    lambda before=before: consumers.count(MOVING) > before + 200,  # type: ignore[misc]
+                    lambda before=before: workers.consumers.count(MOVING) > before + 200,  # type: ignore[misc]
                     timeout=20,
-                    what=f"messages after move {version}",
+                    what=f"messages after move {number}",
                 )
-        for task in (MOVING, STEADY):
-            eventually(
-                lambda task=task: consumers.count(task) >= sum(sent),  # type: ignore[misc]
-                timeout=20,
-                what=f"every message to task {task}",
-            )
-        consumers.stop()
-        for task in (MOVING, STEADY):
-            for source, count in zip(SOURCES, sent, strict=True):
-                got = [int(payload) for sender, payload in consumers.seen[task] if sender == source]
-                assert got == list(range(count)), explain(task, source, got, count)
-        for endpoint in endpoints:
-            eventually(lambda endpoint=endpoint: ledger(endpoint).pending == 0)  # type: ignore[misc]
-            assert ledger(endpoint).balanced
-            assert sum(ledger(endpoint).dropped.values()) == 0
-        assert workers.stop() == [0, 0, 0]
+        workers.check(sent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_task_moves_before_its_last_move_is_over(seed: int) -> None:
+    """Moves follow each other at once, and some workers miss some of them: the same holds."""
+    with Workers(seed) as workers:
+        owner = 0
+        with senders(workers.endpoints) as sent:
+            for _ in range(10):
+                for _ in range(6):
+                    owner = workers.other_than(owner)
+                    workers.place(owner, [e for e in workers.endpoints if workers.chance.random() < 0.7])
+                before = workers.consumers.count(MOVING)
+                owner = workers.other_than(owner)
+                workers.place(owner, workers.endpoints)
+                eventually(
+                    lambda before=before: workers.consumers.count(MOVING) > before + 200,  # type: ignore[misc]
+                    timeout=20,
+                    what="messages after the moves",
+                )
+        workers.check(sent)

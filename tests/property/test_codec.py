@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import struct
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuplewire.errors import InvalidTaskError, MalformedError
-from tuplewire.group import TaskGroup
+from tuplewire.group import TaskGroup, lane_of
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Refusal
 from tuplewire.wire import messaging_pb2 as pb
@@ -40,11 +41,14 @@ def runs(draw: st.DrawFn) -> list[list[TaskGroup]]:
     result = []
     for _ in range(draw(st.integers(0, 4))):
         task, source, redelivered = draw(ids), draw(st.none() | ids), draw(st.booleans())
+        worker = draw(st.sampled_from([0, 1, 2**32 - 1]))
         groups = [
             TaskGroup.of(task, each, source)
             for each in draw(st.lists(payloads | long_payloads, min_size=1, max_size=3))
         ]
-        result.append([group.as_redelivered() for group in groups] if redelivered else groups)
+        if redelivered:
+            groups = [group.as_redelivered() for group in groups]
+        result.append([group.passed_on(worker) if worker else group for group in groups])
     return result
 
 
@@ -60,6 +64,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
                 data=b"".join(group.data for group in run),
                 first_sequence=firsts[position] if firsts else 0,
                 redelivered=run[0].redelivered,
+                via=run[0].via,
             )
             for position, run in enumerate(groups)
         ],
@@ -69,7 +74,8 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
 def columns(groups: Sequence[TaskGroup]) -> list[tuple[Any, ...]]:
     """Return all that groups hold."""
     return [
-        (group.task, group.source, list(group.sizes()), group.data, group.redelivered) for group in groups
+        (group.task, group.source, list(group.sizes()), group.data, group.redelivered, group.via)
+        for group in groups
     ]
 
 
@@ -82,6 +88,7 @@ def columns_of(frame: pb.Frame) -> list[tuple[Any, ...]]:
             list(group.lengths),
             group.data,
             group.redelivered,
+            group.via,
         )
         for group in frame.groups
     ]
@@ -168,6 +175,7 @@ def test_order_of_fields_and_unknown_fields_do_not_matter(
             field(3, struct.pack(f"<{len(group.lengths)}I", *group.lengths)),
             field(4, group.data),
             b"\x30" + varint(group.redelivered),
+            b"\x39" + struct.pack("<Q", group.via),
         ]
         if group.HasField("source"):
             parts.append(b"\x10" + varint(group.source))
@@ -293,21 +301,22 @@ def test_columns_that_do_not_hold_together(
 
 codes = st.sampled_from([name.removeprefix("ERROR_CODE_") for name, _ in pb.ErrorCode.items()])
 refusals = st.builds(Refusal, uint64, ids, uint64, codes, st.text(max_size=9), st.text(max_size=9))
-grants = st.builds(Grant, ids, uint64, uint64, uint64)
-updates = st.builds(AckUpdate, uint64, st.lists(grants, max_size=4), st.lists(refusals, max_size=4))
+lanes = st.builds(lane_of, ids, uint64)
+grants = st.builds(Grant, lanes, uint64, uint64, uint64)
+updates = st.builds(AckUpdate, uint64, st.lists(grants, max_size=4), st.lists(refusals, max_size=4), uint64)
 
 
 @EXAMPLES
-@given(updates, grants, uint64)
+@given(updates, st.builds(Grant, ids, uint64, uint64, uint64), uint64)
 def test_updates_survive_the_wire(update: AckUpdate, initial: Grant, incarnation: int) -> None:
     """An acknowledgement, and the welcome that repeats it, say the same on the other side."""
     ack = pb.Ack.FromString(update_to_wire(update).SerializeToString())
-    assert update_from_wire(ack.sequence, ack.credits, ack.refusals) == update
+    assert update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after) == update
     welcome = pb.Welcome(
         receiver_incarnation=incarnation,
         last_sequence=ack.sequence,
         initial_credit=pb.TaskCredit(
-            task=initial.task,
+            task=initial.lane,
             messages=initial.messages,
             bytes=initial.size_bytes,
             processed=initial.processed,
@@ -316,7 +325,11 @@ def test_updates_survive_the_wire(update: AckUpdate, initial: Grant, incarnation
         refusals=ack.refusals,
     )
     opened = opened_from_wire(pb.Welcome.FromString(welcome.SerializeToString()))
-    assert (opened.receiver_incarnation, opened.initial, opened.update) == (incarnation, initial, update)
+    assert (opened.receiver_incarnation, opened.initial, opened.update) == (
+        incarnation,
+        initial,
+        dataclasses.replace(update, after=0),
+    )
 
 
 def test_an_unknown_code_is_unspecified() -> None:

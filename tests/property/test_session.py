@@ -81,7 +81,7 @@ def messages_in(group: TaskGroup) -> list[Message]:
     return messages
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """What one offer held, by task; the token of the messages. Settled messages leave it."""
 

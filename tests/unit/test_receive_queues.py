@@ -16,6 +16,7 @@ class Sender:
 
     source = "test"
     eager = False
+    via = 0
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Do nothing."""

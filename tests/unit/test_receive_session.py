@@ -92,7 +92,7 @@ def test_resume_says_everything_again() -> None:
     state.refuse(2, group(3), UnknownTaskError("no task 3"))
     update = state.resume(acknowledged=1)
     assert update.sequence == 2
-    assert {grant.task: grant.processed for grant in update.grants} == {1: 1, 2: 0, 3: 1}
+    assert {grant.lane: grant.processed for grant in update.grants} == {1: 1, 2: 0, 3: 1}
     assert [refusal.task for refusal in update.refusals] == [3]
     assert state.update() is None
 
@@ -131,5 +131,5 @@ def test_a_probe_is_answered_with_everything() -> None:
     assert answer is not None
     assert (answer.after, answer.sequence) == (0, 2)
     assert answer.refusals == lost.refusals
-    assert {grant.task for grant in answer.grants} == {1, 2}
+    assert {grant.lane for grant in answer.grants} == {1, 2}
     assert state.update() is None

@@ -29,11 +29,12 @@ class Window:
 class Grant:
     """Absolute permission to send to a task, and how far its messages are processed.
 
+    lane: see tuplewire.group.lane_of; what is passed on needs no permission, and is only counted.
     messages: may have been sent in total. size_bytes: a message may start while fewer payload bytes were
     sent in total. processed: messages done with, in total.
     """
 
-    task: int
+    lane: int
     messages: int
     size_bytes: int
     processed: int
@@ -82,51 +83,52 @@ class CreditBook:
         counted: list[TaskGroup] = []
         try:
             for group in groups:
-                account = self._account(group.task)
+                account = self._account(group.lane)
                 account.received_messages += len(group)
                 account.received_bytes += len(group.data)
                 counted.append(group)
-                self._check(group.task, account)
+                self._check(group.lane, account)
         except RefusedError:
             for group in counted:
-                account = self._accounts[group.task]
+                account = self._accounts[group.lane]
                 account.received_messages -= len(group)
                 account.received_bytes -= len(group.data)
             raise
 
-    def _account(self, task: int) -> _Account:
-        account = self._accounts.get(task)
+    def _account(self, lane: int) -> _Account:
+        account = self._accounts.get(lane)
         if account is None:
-            if len(self._accounts) >= MAX_TASKS:
+            if lane >= 0 and len(self._accounts) >= MAX_TASKS:
                 raise ResourceLimitError(f"one session sends to at most {MAX_TASKS} tasks")
-            account = self._accounts[task] = _Account(self.initial)
+            account = self._accounts[lane] = _Account(self.initial)
         return account
 
-    def _check(self, task: int, account: _Account) -> None:
-        if (
+    def _check(self, lane: int, account: _Account) -> None:
+        if lane >= 0 and (
             account.received_messages > account.granted_messages
             or account.received_bytes >= account.granted_bytes + self._max_message_bytes
         ):
             raise CreditExceededError(
-                f"task {task}: {account.received_messages} messages of {account.received_bytes} bytes "
+                f"task {lane}: {account.received_messages} messages of {account.received_bytes} bytes "
                 f"were sent, {account.granted_messages} of {account.granted_bytes} bytes were granted"
             )
 
-    def released(self, task: int, messages: int, size_bytes: int) -> bool:
+    def released(self, lane: int, messages: int, size_bytes: int) -> bool:
         """Take account of messages that are done with; return whether the sender should hear of it."""
-        account = self._accounts[task]
+        account = self._accounts[lane]
         account.released_messages += messages
         account.released_bytes += size_bytes
         window = self._window()
         if (
             not self._eager
-            and task not in self._followed
+            and lane >= 0
+            and lane not in self._followed
             and account.released_messages < account.received_messages
             and account.released_messages + window.messages - account.granted_messages < window.messages >> 2
             and account.released_bytes + window.size_bytes - account.granted_bytes < window.size_bytes >> 2
         ):
             return False
-        self._changed[task] = None
+        self._changed[lane] = None
         return True
 
     def follow(self, tasks: Iterable[int]) -> None:
@@ -144,15 +146,15 @@ class CreditBook:
     def changes(self) -> list[Grant]:
         """Return the grants that have changed since the last call."""
         changed, self._changed = self._changed, {}
-        return [self._grant(task) for task in changed]
+        return [self._grant(lane) for lane in changed]
 
     def all(self) -> list[Grant]:
         """Return every grant, for a sender that reconnects."""
-        return [self._grant(task) for task in self._accounts]
+        return [self._grant(lane) for lane in self._accounts]
 
-    def _grant(self, task: int) -> Grant:
-        account = self._accounts[task]
+    def _grant(self, lane: int) -> Grant:
+        account = self._accounts[lane]
         window = self._window()
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
-        return Grant(task, account.granted_messages, account.granted_bytes, account.released_messages)
+        return Grant(lane, account.granted_messages, account.granted_bytes, account.released_messages)

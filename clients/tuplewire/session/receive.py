@@ -86,7 +86,7 @@ class ReceiveSession:
         while self._refusals[0].sequence <= self.last_sequence - REMEMBERED_FRAMES:
             self._refusals.popleft()
         self._new_refusals.append(refusal)
-        self.credit.released(group.task, len(group), len(group.data))
+        self.credit.released(group.lane, len(group), len(group.data))
 
     def update(self) -> AckUpdate | None:
         """Return what the sender should hear now; None when it has heard everything."""

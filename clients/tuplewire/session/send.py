@@ -7,14 +7,15 @@ a receiver that has lost its memory gets everything again, under new numbers and
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.config import AckMode, SessionSettings
 from tuplewire.errors import ProtocolError
-from tuplewire.group import TaskGroup, check_sizes
+from tuplewire.group import TaskGroup, check_sizes, first_worker, task_and_via
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
 from tuplewire.session.pieces import by_size, cut, frame_pieces, starting_within, wire_bytes
@@ -76,9 +77,12 @@ class _Entry:
         return _Entry(group, self.token, self.retain)
 
 
-class _Task:
+class _Lane:
+    """What has credit and an order of its own, see TaskGroup.lane: a task, or what is passed on to it."""
+
     __slots__ = (
         "held",
+        "highest",
         "limit_bytes",
         "limit_messages",
         "pending",
@@ -87,17 +91,26 @@ class _Task:
         "sent_bytes",
         "sent_messages",
         "unprocessed",
+        "worker",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
         self.pending: deque[_Entry] = deque()
         self.unprocessed: deque[_Entry | Settled] = deque()
         """What the receiver has and is not done with, in order: kept until then, or settled already."""
+        self.highest = 0
+        """The highest position that was handed over since the lane was last quiet."""
         self.held = 0
         self.processed = 0
         self.released = 0
         self.sent_messages = self.sent_bytes = 0
         self.limit_messages = self.limit_bytes = 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the receiver is done with everything that was handed over."""
+        return not self.held and self.released >= self.sent_messages
 
     @property
     def has_credit(self) -> bool:
@@ -122,7 +135,8 @@ class SendWindow:
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._retain = settings.ack_mode is AckMode.PROCESSED
-        self._tasks: dict[int, _Task] = {}
+        self._lanes: dict[int, _Lane] = {}
+        self._lanes_to: dict[int, list[_Lane]] = {}
         self._ready: dict[int, None] = {}
         self._in_flight: deque[_InFlight] = deque()
         self._resend: deque[_InFlight] = deque()
@@ -161,36 +175,48 @@ class SendWindow:
             or self.size_bytes + size > settings.max_pending_bytes
         ):
             return False
-        if not self._tasks_have_room(groups):
+        if not self._lanes_have_room(groups):
             return False
         for group in groups:
-            task = self._tasks.get(group.task)
-            if task is None:
-                task = self._tasks[group.task] = self._new_task()
+            lane = self._lanes.get(group.lane)
+            if lane is None:
+                lane = self._lanes[group.lane] = self._new_lane(group.lane)
             for piece in frame_pieces(group, self._max_frame_bytes):
-                task.pending.append(_Entry(piece, token, retain or self._retain))
-            task.held += len(group)
-            self._ready[group.task] = None
+                lane.pending.append(_Entry(piece, token, retain or self._retain))
+            if lane.quiet:
+                lane.highest = 0
+            lane.held += len(group)
+            lane.highest = max(lane.highest, group.end - 1)
+            self._ready[group.lane] = None
         self.messages += messages
         self.size_bytes += size
         self._ledger.accepted += messages
         return True
 
-    def _tasks_have_room(self, groups: Iterable[TaskGroup]) -> bool:
+    def _lanes_have_room(self, groups: Iterable[TaskGroup]) -> bool:
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
         for group in groups:
-            task = self._tasks.get(group.task)
-            if task is not None and task.held:
-                count = offered[group.task] = offered.get(group.task, 0) + len(group)
-                if task.held + count > limit:
+            lane = self._lanes.get(group.lane)
+            if lane is not None and lane.held:
+                count = offered[group.lane] = offered.get(group.lane, 0) + len(group)
+                if lane.held + count > limit:
                     return False
         return True
 
-    def _new_task(self) -> _Task:
-        task = _Task()
-        task.limit_messages, task.limit_bytes = self._initial.messages, self._initial.size_bytes
-        return task
+    def _new_lane(self, number: int) -> _Lane:
+        task, via = task_and_via(number)
+        lane = _Lane(first_worker(via))
+        self._limit(number, lane)
+        self._lanes_to.setdefault(task, []).append(lane)
+        return lane
+
+    def _limit(self, number: int, lane: _Lane) -> None:
+        """Set the credit that a lane starts with; what is passed on has that of a worker before."""
+        if number < 0:
+            lane.limit_messages = lane.limit_bytes = sys.maxsize
+        else:
+            lane.limit_messages, lane.limit_bytes = self._initial.messages, self._initial.size_bytes
 
     # --- streams ----------------------------------------------------------------------------
 
@@ -222,7 +248,7 @@ class SendWindow:
             for grant in opened.update.grants:
                 self._grant(grant, settled)
         settled += self._fit(opened)
-        self._ready = {task: None for task, state in self._tasks.items() if state.pending}
+        self._ready = {number: None for number, lane in self._lanes.items() if lane.pending}
         return settled
 
     def _fit(self, opened: Opened) -> list[Settled]:
@@ -236,13 +262,13 @@ class SendWindow:
             return []
         self._max_frame_bytes = frame_bytes
         settled: list[Settled] = []
-        for task in self._tasks.values():
-            waiting, task.pending = task.pending, deque()
+        for lane in self._lanes.values():
+            waiting, lane.pending = lane.pending, deque()
             for entry in waiting:
                 for piece in frame_pieces(entry.group, frame_bytes):
                     for kept, part in by_size(piece, self.max_message_bytes):
                         if kept:
-                            task.pending.append(entry.having(part))
+                            lane.pending.append(entry.having(part))
                         else:
                             self._settle(entry.having(part), DropReason.TOO_LARGE, settled)
         return settled
@@ -251,12 +277,12 @@ class SendWindow:
         """Put everything back to the head of its task's queue: the receiver knows nothing of it."""
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
-                self._tasks[entry.group.task].pending.appendleft(_redelivered(entry))
-        for task in self._tasks.values():
-            for entry in reversed(self._unsettled(task)):
-                task.pending.appendleft(_redelivered(entry))
-            task.sent_messages = task.sent_bytes = task.processed = task.released = 0
-            task.limit_messages, task.limit_bytes = self._initial.messages, self._initial.size_bytes
+                self._lanes[entry.group.lane].pending.appendleft(_redelivered(entry))
+        for number, lane in self._lanes.items():
+            for entry in reversed(self._unsettled(lane)):
+                lane.pending.appendleft(_redelivered(entry))
+            lane.sent_messages = lane.sent_bytes = lane.processed = lane.released = 0
+            self._limit(number, lane)
         self._in_flight.clear()
         self._resend.clear()
         self._next_sequence = 1
@@ -274,9 +300,9 @@ class SendWindow:
         while self._ready and room > 0:
             number = next(iter(self._ready))
             del self._ready[number]
-            task = self._tasks[number]
-            room = self._take(task, entries, room)
-            if task.pending and task.has_credit:
+            lane = self._lanes[number]
+            room = self._take(lane, entries, room)
+            if lane.pending and lane.has_credit:
                 self._ready[number] = None
         if not entries:
             return None
@@ -285,17 +311,17 @@ class SendWindow:
         self._in_flight.append(frame)
         return _out(frame)
 
-    def _take(self, task: _Task, entries: list[_Entry], room: int) -> int:
+    def _take(self, lane: _Lane, entries: list[_Entry], room: int) -> int:
         """Move what has credit from a task to a frame; return the room that is left, 0 when it is full."""
-        pending = task.pending
+        pending = lane.pending
         while pending:
             entry = pending[0]
             group = entry.group
             count, size = len(group), len(group.data)
             if entries and wire_bytes(group) > room:
                 return 0
-            allowed = task.limit_messages - task.sent_messages
-            allowed_bytes = task.limit_bytes - task.sent_bytes
+            allowed = lane.limit_messages - lane.sent_messages
+            allowed_bytes = lane.limit_bytes - lane.sent_bytes
             if allowed <= 0 or allowed_bytes <= 0:
                 return room
             if count > allowed or size > allowed_bytes:
@@ -308,8 +334,8 @@ class SendWindow:
                     count, size = allowed, len(entry.group.data)
             pending.popleft()
             entries.append(entry)
-            task.sent_messages += count
-            task.sent_bytes += size
+            lane.sent_messages += count
+            lane.sent_bytes += size
             room -= wire_bytes(entry.group)
         return room
 
@@ -327,13 +353,13 @@ class SendWindow:
             self._refuse(refusal, settled)
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
-                task = self._tasks[entry.group.task]
+                lane = self._lanes[entry.group.lane]
                 if entry.retain:
-                    task.unprocessed.append(entry)
+                    lane.unprocessed.append(entry)
                     continue
                 self._settle(entry, None, settled)
                 if entry.token is not None:
-                    task.unprocessed.append(settled[-1])
+                    lane.unprocessed.append(settled[-1])
         self.acknowledged = max(self.acknowledged, update.sequence)
         while self._resend and self._resend[0].sequence <= update.sequence:
             self._resend.popleft()
@@ -348,7 +374,7 @@ class SendWindow:
     @property
     def waiting(self) -> bool:
         """Whether there is something that the receiver still has to say: whoever waits in vain must probe."""
-        return bool(self.messages) or any(task.unprocessed for task in self._tasks.values())
+        return bool(self.messages) or any(lane.unprocessed for lane in self._lanes.values())
 
     def _check_sent(self, update: AckUpdate) -> None:
         if update.sequence >= self._next_sequence:
@@ -357,17 +383,17 @@ class SendWindow:
             )
 
     def _grant(self, grant: Grant, settled: list[Settled]) -> None:
-        task = self._tasks.get(grant.task)
-        if task is None:
+        lane = self._lanes.get(grant.lane)
+        if lane is None:
             return
-        task.limit_messages = max(task.limit_messages, grant.messages)
-        task.limit_bytes = max(task.limit_bytes, grant.size_bytes)
-        task.released = max(task.released, grant.processed)
-        if task.pending:
-            self._ready[grant.task] = None
-        while task.unprocessed and task.processed + task.unprocessed[0].messages <= grant.processed:
-            done = task.unprocessed.popleft()
-            task.processed += done.messages
+        lane.limit_messages = max(lane.limit_messages, grant.messages)
+        lane.limit_bytes = max(lane.limit_bytes, grant.size_bytes)
+        lane.released = max(lane.released, grant.processed)
+        if lane.pending:
+            self._ready[grant.lane] = None
+        while lane.unprocessed and lane.processed + lane.unprocessed[0].messages <= grant.processed:
+            done = lane.unprocessed.popleft()
+            lane.processed += done.messages
             if isinstance(done, _Entry):
                 self._settle(done, None, settled)
             else:
@@ -382,10 +408,10 @@ class SendWindow:
         frame = self._in_flight[position]
         kept = []
         for entry in frame.entries:
-            if entry.group.task == refusal.task:
+            if entry.group.lane == refusal.task:
                 self._settle(entry, reason, settled)
                 # The receiver counts what it refuses as processed.
-                self._tasks[refusal.task].processed += len(entry.group)
+                self._lanes[refusal.task].processed += len(entry.group)
             else:
                 kept.append(entry)
         frame.entries = kept
@@ -395,7 +421,7 @@ class SendWindow:
         count, size = len(group), len(group.data)
         self.messages -= count
         self.size_bytes -= size
-        self._tasks[group.task].held -= count
+        self._lanes[group.lane].held -= count
         if dropped is None:
             self._ledger.acknowledged += count
         else:
@@ -412,16 +438,25 @@ class SendWindow:
         released, self._released = self._released, []
         return released
 
-    def _unsettled(self, task: _Task) -> list[_Entry]:
+    def _unsettled(self, lane: _Lane) -> list[_Entry]:
         """Take out what the receiver will never be done with; return what is kept of it, release the rest."""
-        unprocessed, task.unprocessed = task.unprocessed, deque()
+        unprocessed, lane.unprocessed = lane.unprocessed, deque()
         self._released += [each for each in unprocessed if isinstance(each, Settled)]
         return [each for each in unprocessed if isinstance(each, _Entry)]
 
     def quiet(self, task: int) -> bool:
         """Whether nothing of a task is held here, and the receiver is done with all that it was sent."""
-        state = self._tasks.get(task)
-        return state is None or (not state.held and state.released >= state.sent_messages)
+        return all(lane.quiet for lane in self._lanes_to.get(task, ()))
+
+    def follows(self, task: int, workers: Collection[int], position: int) -> bool:
+        """Whether the receiver is not done yet with what comes before a position.
+
+        workers: the number of the worker that had the messages from a program; 0: the one that sends them.
+        """
+        return any(
+            lane.highest < position and not lane.quiet and lane.worker in workers
+            for lane in self._lanes_to.get(task, ())
+        )
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -438,23 +473,23 @@ class SendWindow:
         What was on the way may have arrived all the same, and is marked as redelivered.
         """
         sent = {id(entry) for frame in self._in_flight for entry in frame.entries}
-        sent.update(id(each) for task in self._tasks.values() for each in task.unprocessed)
+        sent.update(id(each) for lane in self._lanes.values() for each in lane.unprocessed)
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
             self.messages -= len(group)
             self.size_bytes -= len(group.data)
-            self._tasks[group.task].held -= len(group)
+            self._lanes[group.lane].held -= len(group)
             self._ledger.accepted -= len(group)
             left.append((group.as_redelivered() if id(entry) in sent else group, entry.token))
         return left
 
     def _remove_all(self) -> list[_Entry]:
-        entries = [entry for task in self._tasks.values() for entry in self._unsettled(task)]
+        entries = [entry for lane in self._lanes.values() for entry in self._unsettled(lane)]
         entries += [entry for frame in self._in_flight for entry in frame.entries]
-        entries += [entry for task in self._tasks.values() for entry in task.pending]
-        for task in self._tasks.values():
-            task.pending.clear()
+        entries += [entry for lane in self._lanes.values() for entry in lane.pending]
+        for lane in self._lanes.values():
+            lane.pending.clear()
         self._in_flight.clear()
         self._resend.clear()
         self._ready.clear()
@@ -463,9 +498,9 @@ class SendWindow:
     def ledger(self) -> LedgerSnapshot:
         """Return the balance; what is pending is counted entry by entry."""
         pending = sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
-        for task in self._tasks.values():
-            pending += sum(len(entry.group) for entry in task.pending)
-            pending += sum(len(each.group) for each in task.unprocessed if isinstance(each, _Entry))
+        for lane in self._lanes.values():
+            pending += sum(len(entry.group) for entry in lane.pending)
+            pending += sum(len(each.group) for each in lane.unprocessed if isinstance(each, _Entry))
         return self._ledger.snapshot(pending)
 
 
@@ -483,9 +518,8 @@ def _out(frame: _InFlight) -> OutFrame:
         size += len(group.data)
         if (
             last is not None
-            and last.task == group.task
-            and last.source == group.source
-            and last.redelivered == group.redelivered
+            and group.joins(last)
+            and group.position == (last.position and last.position + len(last))
         ):
             runs[-1].append(group)
         else:

@@ -27,6 +27,7 @@ _LENGTHS = b"\x1a"
 _DATA = b"\x22"
 _FIRST_SEQUENCE = b"\x28"
 _REDELIVERED = b"\x30\x01"
+_VIA = b"\x39"
 
 
 def varint(value: int) -> bytes:
@@ -50,8 +51,8 @@ def encode_frame(
 ) -> bytes:
     """Return a SendRequest or RecvResponse that holds one frame.
 
-    runs: groups to be written as one each; the groups of a run share task, source and redelivered.
-    first_sequences: for Recv, the sequence of each run's first message.
+    runs: groups to be written as one each; the groups of a run share all but their columns.
+    first_sequences: for Recv, the sequence of each run's first message; for Send the groups have it.
     assignment_version: for Send, that of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
@@ -65,10 +66,13 @@ def encode_frame(
         head = _TASK + varint(group.task)
         if group.source is not None:
             head += _SOURCE + varint(group.source)
-        if first_sequences:
-            head += _FIRST_SEQUENCE + varint(first_sequences[index])
+        first = first_sequences[index] if first_sequences else group.position
+        if first:
+            head += _FIRST_SEQUENCE + varint(first)
         if group.redelivered:
             head += _REDELIVERED
+        if group.via:
+            head += _VIA + group.via.to_bytes(8, "little")
         head += _LENGTHS + varint(lengths_size)
         middle = _DATA + varint(data_size)
         size = len(head) + lengths_size + len(middle) + data_size
@@ -127,6 +131,8 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             group.lengths,
             group.data,
             redelivered=group.redelivered,
+            via=group.via,
+            position=group.first_sequence,
         )
         for group in frame.groups
     ]

@@ -109,20 +109,22 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "via")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
     lengths: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
     first_sequence: int
     redelivered: bool
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ...) -> None: ...
+    via: int
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., via: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("sequence", "groups", "assignment_version")
@@ -135,16 +137,18 @@ class Frame(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ...) -> None: ...
 
 class TaskCredit(_message.Message):
-    __slots__ = ("task", "messages", "bytes", "processed")
+    __slots__ = ("task", "messages", "bytes", "processed", "via")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PROCESSED_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
     task: int
     messages: int
     bytes: int
     processed: int
-    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., processed: _Optional[int] = ...) -> None: ...
+    via: int
+    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., processed: _Optional[int] = ..., via: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("sequence", "task", "messages", "code", "detail", "owner")

@@ -7,20 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpaqueGroup(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "via")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
     lengths: bytes
     data: bytes
     first_sequence: int
     redelivered: bool
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ...) -> None: ...
+    via: int
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., via: _Optional[int] = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
     __slots__ = ("sequence", "groups", "assignment_version")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.group import lane_of, task_and_via
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Refusal
 from tuplewire.session.send import Opened
@@ -38,14 +39,19 @@ def hello_to_wire(
 
 def grant_to_wire(grant: Grant) -> pb.TaskCredit:
     """Return a grant as credit."""
+    task, via = task_and_via(grant.lane)
     return pb.TaskCredit(
-        task=grant.task, messages=grant.messages, bytes=grant.size_bytes, processed=grant.processed
+        task=task,
+        messages=grant.messages,
+        bytes=grant.size_bytes,
+        processed=grant.processed,
+        via=via,
     )
 
 
 def grant_from_wire(credit: pb.TaskCredit) -> Grant:
     """Return credit as a grant."""
-    return Grant(credit.task, credit.messages, credit.bytes, credit.processed)
+    return Grant(lane_of(credit.task, credit.via), credit.messages, credit.bytes, credit.processed)
 
 
 def refusal_to_wire(refusal: Refusal) -> pb.Refusal:

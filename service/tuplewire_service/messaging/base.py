@@ -7,6 +7,7 @@ IConnection whose methods throw on the wrong side; here the two sides are two ty
 from __future__ import annotations
 
 import enum
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,10 @@ class Origin(Protocol):
         """The sender's id."""
 
     @property
+    def via(self) -> int:
+        """The number that stands for the sender in what is passed on for it; 0: it is a program."""
+
+    @property
     def eager(self) -> bool:
         """Whether somebody waits for each release: a sender in the mode `processed`, or a worker.
 
@@ -82,6 +87,19 @@ class Origin(Protocol):
 
         It gives the sender room, and acknowledges the messages in the mode `processed`.
         """
+
+
+def via_of(worker_id: str, incarnation: int) -> int:
+    """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
+    return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
+
+
+def by_via(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
+    """Return the groups apart by the worker that they came by; all have one, nearly always."""
+    vias = dict.fromkeys(group.via for group in groups)
+    if len(vias) == 1:
+        return dict.fromkeys(vias, groups)
+    return {via: [group for group in groups if group.via == via] for via in vias}
 
 
 class ReceivedBatch(TaskMessageBatch):
@@ -272,6 +290,14 @@ class IRelayConnection(IClientConnection):
     @abstractmethod
     def quiet(self, task: int) -> bool:
         """Whether the receiver is done with every message to a task that was forwarded."""
+
+    @abstractmethod
+    def follows(self, task: int, workers: Collection[int], position: int) -> bool:
+        """Whether the receiver is not done yet with messages that come before a position.
+
+        workers: the number of the worker that had them from a program; 0: this one. position: see TaskGroup.
+        Messages that were forwarded before, and have come around, do not follow themselves.
+        """
 
     @abstractmethod
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:

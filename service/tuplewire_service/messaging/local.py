@@ -16,7 +16,7 @@ from typing import Any
 
 from tuplewire.config import Overflow, SessionSettings
 from tuplewire.errors import BindError, BufferFullError, ClosedError, ConfigError, TuplewireError
-from tuplewire.group import TaskGroup, check_sizes
+from tuplewire.group import TaskGroup, check_sizes, first_worker, lane_of, task_and_via
 from tuplewire.message import TaskMessage, as_groups
 from tuplewire.session.ledger import DropReason, Ledger
 from tuplewire.session.send import Settled
@@ -31,6 +31,8 @@ from tuplewire_service.messaging.base import (
     ReceiveCount,
     ReceivedBatch,
     ServerStatistics,
+    by_via,
+    via_of,
 )
 from tuplewire_service.messaging.inbox import Inbox
 
@@ -144,7 +146,11 @@ class LocalServer(IServerConnection):
         counts[0] += sum(map(len, groups))
         counts[1] += 1
         counts[2] += sum(len(group.data) for group in groups)
-        batch = ReceivedBatch.arrived(groups, _Origin(client, token), client.assignment_version)
+        for via, some in by_via(groups).items():
+            self._deliver(client, some, token, _Origin(client, token, via))
+
+    def _deliver(self, client: LocalClient, groups: Sequence[TaskGroup], token: Any, origin: _Origin) -> None:
+        batch = ReceivedBatch.arrived(groups, origin, client.assignment_version)
         self._inbox.recv(batch)
         refused = {id(group): error for group, error in batch.refusals}
         for group, error in batch.refusals:
@@ -227,11 +233,12 @@ class LocalServer(IServerConnection):
 class _Origin:
     """Settles a client's messages as the receiver releases them."""
 
-    __slots__ = ("_client", "_token")
+    __slots__ = ("_client", "_token", "_via")
 
-    def __init__(self, client: LocalClient, token: Any) -> None:
+    def __init__(self, client: LocalClient, token: Any, via: int) -> None:
         self._client = client
         self._token = token
+        self._via = via
 
     eager = True
 
@@ -239,8 +246,13 @@ class _Origin:
     def source(self) -> str:
         return self._client.source
 
+    @property
+    def via(self) -> int:
+        return via_of(self._client.source, 0) if self._client.relays else 0
+
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        self._client.settle(Settled(self._token, task, messages, size_bytes, None))
+        settled = Settled(self._token, task, messages, size_bytes, None)
+        self._client.settle(settled, lane_of(task, self._via))
 
 
 class LocalClient(IRelayConnection):
@@ -260,7 +272,8 @@ class LocalClient(IRelayConnection):
         self._pending_bytes = 0
         self._batches = 0
         self._closed = False
-        self._by_task: dict[int, int] = {}
+        self._lanes: dict[int, int] = {}
+        self._highest: dict[int, int] = {}
         self._callbacks: tuple[Callable[[Sequence[Settled]], None], ...] = ()
         self._version: Callable[[], int] = lambda: 0
         with endpoint.lock:
@@ -328,7 +341,8 @@ class LocalClient(IRelayConnection):
             ):
                 return False
             for group in groups:
-                self._count(group.task, len(group), len(group.data))
+                self._highest[group.lane] = max(self._highest.get(group.lane, 0), group.end - 1)
+                self._count(group.lane, len(group), len(group.data))
             self._ledger.accepted += messages
             return True
 
@@ -343,10 +357,10 @@ class LocalClient(IRelayConnection):
             else:
                 endpoint.server.deliver(self, groups, token)
 
-    def settle(self, settled: Settled) -> None:
+    def settle(self, settled: Settled, lane: int) -> None:
         """Take account of what is done with."""
         with self._lock:
-            self._count(settled.task, -settled.messages, -settled.size_bytes)
+            self._count(lane, -settled.messages, -settled.size_bytes)
             if settled.dropped is None:
                 self._ledger.acknowledged += settled.messages
             else:
@@ -359,7 +373,12 @@ class LocalClient(IRelayConnection):
         """Take account of what the receiver refused."""
         unknown = getattr(error, "code", "") == "UNKNOWN_TASK"
         reason = DropReason.UNKNOWN_TASK if unknown else DropReason.REFUSED
-        self.settle(Settled(token, group.task, len(group), len(group.data), reason))
+        self.settle(Settled(token, group.task, len(group), len(group.data), reason), group.lane)
+
+    @property
+    def relays(self) -> bool:
+        """Whether a worker sends here what others have handed to it."""
+        return bool(self._callbacks)
 
     @property
     def assignment_version(self) -> int:
@@ -389,7 +408,15 @@ class LocalClient(IRelayConnection):
 
     def quiet(self, task: int) -> bool:
         """See IRelayConnection."""
-        return not self._by_task.get(task)
+        return all(task_and_via(lane)[0] != task for lane in self._lanes)
+
+    def follows(self, task: int, workers: Collection[int], position: int) -> bool:
+        """See IRelayConnection."""
+        for lane in self._lanes:
+            number, via = task_and_via(lane)
+            if number == task and first_worker(via) in workers and self._highest[lane] < position:
+                return True
+        return False
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """See IRelayConnection. What a server holds stays with it."""
@@ -399,14 +426,16 @@ class LocalClient(IRelayConnection):
         left = [(group, token) for groups, token in self._end() for group in groups]
         with self._lock:
             for group, _ in left:
-                self._count(group.task, -len(group), -len(group.data))
+                self._count(group.lane, -len(group), -len(group.data))
                 self._ledger.accepted -= len(group)
         return left
 
-    def _count(self, task: int, messages: int, size_bytes: int) -> None:
+    def _count(self, lane: int, messages: int, size_bytes: int) -> None:
         self._pending += messages
         self._pending_bytes += size_bytes
-        self._by_task[task] = self._by_task.get(task, 0) + messages
+        held = self._lanes[lane] = self._lanes.get(lane, 0) + messages
+        if not held:
+            del self._lanes[lane], self._highest[lane]
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """See IClientConnection."""
@@ -429,7 +458,8 @@ class LocalClient(IRelayConnection):
         """See IConnection. What waits for a server is dropped; what a server holds stays with it."""
         for groups, token in self._end():
             for group in groups:
-                self.settle(Settled(token, group.task, len(group), len(group.data), DropReason.CLOSED))
+                settled = Settled(token, group.task, len(group), len(group.data), DropReason.CLOSED)
+                self.settle(settled, group.lane)
 
     def _end(self) -> list[tuple[Sequence[TaskGroup], Any]]:
         """Close, and return what still waited for a server; nothing the second time."""

@@ -35,7 +35,7 @@ class Connections:
         on_settled: Callable[[Sequence[Settled]], None],
         on_released: Callable[[Sequence[Settled]], None],
         assignment_version: Callable[[], int],
-        on_returned: Callable[[Peer, list[tuple[TaskGroup, Any]]], None],
+        on_returned: Callable[[IRelayConnection, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
         """Start without any.
 
@@ -83,7 +83,7 @@ class Connections:
         left = await asyncio.to_thread(connection.take_back, timeout)
         del self._leaving[connection]
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
-        self._on_returned(key, left)
+        self._on_returned(connection, left)
 
     def get(self, peer: Peer) -> IRelayConnection | None:
         """Return the connection to a worker."""

@@ -106,11 +106,13 @@ class ReceiveQueues:
         """Whether a task is gone, and what is queued for it still here."""
         return task in self._gone and self._gone[task].leaving
 
-    def open(self, task: int) -> None:
-        """Hold a task that will be ours once the assignment that others route by arrives here."""
-        if task not in self._queues:
-            self._early.add(task)
-            self._hold(task)
+    def open(self, task: int) -> bool:
+        """Hold a task that will be ours once the assignment that others route by arrives; False if we do."""
+        if task in self._queues:
+            return False
+        self._early.add(task)
+        self._hold(task)
+        return True
 
     def put(self, group: TaskGroup, origin: Origin) -> None:
         """Queue messages for a local task, or for one that is leaving."""

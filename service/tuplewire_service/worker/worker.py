@@ -34,14 +34,17 @@ from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
+    IRelayConnection,
     IServerConnection,
     Origin,
     ReceivedBatch,
+    via_of,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import Moves, Parcel
+from tuplewire_service.worker.positions import Positions
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.settings import WorkerSettings
 from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
@@ -87,7 +90,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._ticker: asyncio.Task[None] | None = None
         self._local: frozenset[int] = frozenset()
         self._queues = ReceiveQueues(settings, self.incarnation, self._done, self._not_here)
-        self._moves = Moves()
+        self._positions = Positions()
+        self._moves = Moves(via_of(settings.worker_id, self.incarnation))
         self._connections = Connections(
             context,
             settings.topology,
@@ -217,19 +221,15 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         """Hold what comes for each task that has changed hands, until its old way is empty."""
         now = time.monotonic()
         for task in gone:
-            self._moves.begin(task, partial(self._queues.left, task), now)
-        announced: dict[Peer, list[int]] = {}
+            self._moves.leave(task, partial(self._queues.left, task), now)
+        lost: dict[Peer, list[int]] = {}
         for task, owner in before.items():
             after = self._transfer.owner_of.get(task)
-            connection = self._connections.get(owner.peer)
-            if connection is None or (after is not None and after.peer == owner.peer):
-                continue
-            self._moves.begin(task, partial(connection.quiet, task), now, owner.peer)
-            announced.setdefault(owner.peer, []).append(task)
-        for peer, tasks in announced.items():
-            connection = self._connections.get(peer)
-            if connection is not None:
-                connection.follow(tasks)
+            if after is None or after.peer != owner.peer:
+                lost.setdefault(owner.peer, []).append(task)
+        for peer, tasks in lost.items():
+            self._wait_for(peer, tasks, now)
+        self._moves.stay(self._transfer.owner_of)
 
     def _refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
@@ -256,10 +256,10 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             if not self._route(group, origin):
                 self._unroutable(group, origin)
 
-    def _returned(self, peer: Peer, left: Sequence[Parcel]) -> None:
+    def _returned(self, connection: IRelayConnection, left: Sequence[Parcel]) -> None:
         """Route again what a worker that is gone had not acknowledged, then what waited for it."""
         self._reroute(left)
-        self._moves.give_up(peer)
+        self._moves.give_up(connection)
         self._end_moves()
 
     # --- messages ------------------------------------------------------------------------------------
@@ -271,20 +271,43 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         version = batch.assignment_version
         ahead = version > self._assignment_version()
         for group in batch.groups:
+            if not origin.via:
+                group = self._positions.place(group)  # noqa: PLW2901 - the same messages
             if ahead:
-                # Its sender routes by an assignment that is still on its way here, and has the task with us.
-                self._queues.open(group.task)
-                self._queues.put(group, origin)
-            elif not version and group.task in self._moves:
+                self._open_early(group.task)
+            if group.task in self._moves and self._moves.holds(group, origin):
                 self._moves.hold(group, origin)
             elif not self._route(group, origin):
-                batch.refuse(group, self._not_here(group.task))
-                continue
+                if not group.via:
+                    batch.refuse(group, self._not_here(group.task))
+                    continue
+                self._unroutable(
+                    group, origin
+                )  # another worker has accepted it, and its sender heard of that
             self._ledger.accepted += len(group)
+
+    def _open_early(self, task: int) -> None:
+        """Hold a task that is ours by an assignment that is still on its way here."""
+        if not self._queues.open(task):
+            return
+        self._transfer.drain()  # by the old routes
+        now = time.monotonic()
+        self._moves.leave(task, partial(self._queues.left, task), now)
+        owner = self._transfer.owner_of.get(task)
+        if owner is not None:
+            self._wait_for(owner.peer, [task], now)
+
+    def _wait_for(self, peer: Peer, tasks: Sequence[int], now: float) -> None:
+        """Hold what comes for these tasks until a worker is done with all that it was sent for them."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            for task in tasks:
+                self._moves.turn(task, peer, connection, now)
+            connection.follow(tasks)
 
     def _route(self, group: TaskGroup, origin: Origin) -> bool:
         """Put messages on their way; False when nobody holds their task."""
-        if group.task in self._local or self._queues.is_leaving(group.task):
+        if group.task in self._queues or self._queues.is_leaving(group.task):
             self._queues.put(group, origin)
         elif group.task in self._transfer.owner_of:
             self._transfer.put(group, origin)
@@ -304,6 +327,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
 
     def _send(self, owner: AssignedWorker, origin: Origin, groups: list[TaskGroup]) -> None:
         connection = self._connections.get(owner.peer)
+        if origin.via:
+            groups = [group.passed_on(origin.via) for group in groups]
         try:
             if connection is not None and origin.eager:
                 connection.follow([group.task for group in groups])

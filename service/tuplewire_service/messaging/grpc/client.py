@@ -84,6 +84,10 @@ class GrpcClientConnection(IRelayConnection):
         """See IRelayConnection."""
         return self._sender.quiet(task)
 
+    def follows(self, task: int, workers: Collection[int], position: int) -> bool:
+        """See IRelayConnection."""
+        return self._sender.follows(task, workers, position)
+
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """See IRelayConnection."""
         if self._closed:

@@ -201,18 +201,13 @@ def _frame(sequence: int, deliveries: list[Delivery]) -> bytes:
     """Encode deliveries, those that follow each other within one (task, source) as one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []
-    last: Delivery | None = None
+    last: TaskGroup | None = None
     for delivery in deliveries:
         group = delivery.group
-        if (
-            last is not None
-            and last.group.task == group.task
-            and last.group.source == group.source
-            and last.group.redelivered == group.redelivered
-        ):
+        if last is not None and group.joins(last):
             runs[-1].append(group)
         else:
             runs.append([group])
             firsts.append(delivery.first_sequence)
-        last = delivery
+        last = group
     return encode_frame(sequence, runs, firsts)

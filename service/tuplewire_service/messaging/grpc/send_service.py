@@ -26,13 +26,20 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
+from tuplewire.group import TaskGroup, lane_of
 from tuplewire.session.credit import CreditBook, Grant, Window
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
-from tuplewire_service.messaging.base import IConnectionCallback, ReceiveCount, ReceivedBatch
+from tuplewire_service.messaging.base import (
+    IConnectionCallback,
+    ReceiveCount,
+    ReceivedBatch,
+    by_via,
+    via_of,
+)
 from tuplewire_service.messaging.grpc.refuse import check_id, code_of, refuse
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 
@@ -48,8 +55,24 @@ _FAREWELL_SECONDS = 1.0
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class _Origin:
+    """Where a session's batches come from; those that came by another worker have an origin of their own."""
+
+    def __init__(self, session: _Session, came_by: int) -> None:
+        self.source = session.source
+        self.via = session.via
+        # A worker passes on to us what we pass on again only while a task moves, which it waits for.
+        self.eager = session.worker or session.ack_mode is AckMode.PROCESSED
+        self._session = session
+        self._came_by = came_by
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """See Origin.release; from any thread."""
+        self._session.release(lane_of(task, self._came_by), messages, size_bytes)
+
+
 class _Session:
-    """A sender's session and the stream that carries it now; also the origin of its batches."""
+    """A sender's session and the stream that carries it now."""
 
     def __init__(self, service: SendService, hello: pb.Hello, epoch: int) -> None:
         self.epoch = epoch
@@ -59,27 +82,34 @@ class _Session:
         self.worker = hello.kind == pb.PEER_KIND_WORKER
         self.source = worker_id if self.worker else CLIENT_SOURCE
         self.ack_mode = AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED
-        processed = self.ack_mode is AckMode.PROCESSED
-        # A worker passes on to us what we pass on again only while a task moves, which it waits for.
-        self.eager = processed or self.worker
+        self.via = via_of(worker_id, hello.incarnation) if self.worker else 0
+        self.origin = _Origin(self, 0)
+        self._origins = {0: self.origin}
         self.state = ReceiveSession(
             hello.sender_id,
             hello.incarnation,
             CreditBook(
                 service.window,
                 max_message_bytes=service.settings.session.max_message_bytes,
-                eager=processed,
+                eager=self.ack_mode is AckMode.PROCESSED,
             ),
         )
         self.stream: _Stream | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """See Origin.release; from any thread."""
+    def origin_of(self, via: int) -> _Origin:
+        """Return the origin of what came by a worker; 0: of what came straight."""
+        origin = self._origins.get(via)
+        if origin is None:
+            origin = self._origins[via] = _Origin(self, via)
+        return origin
+
+    def release(self, lane: int, messages: int, size_bytes: int) -> None:
+        """Take account of messages that are done with; from any thread."""
         if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.release, task, messages, size_bytes)
-        elif self.state.credit.released(task, messages, size_bytes) and self.stream is not None:
+            self._loop.call_soon_threadsafe(self.release, lane, messages, size_bytes)
+        elif self.state.credit.released(lane, messages, size_bytes) and self.stream is not None:
             self.stream.wake.set()
 
 
@@ -356,6 +386,8 @@ class SendService:
 
     def _frame(self, session: _Session, frame: OpaqueFrame) -> None:
         groups = groups_of(frame)
+        if not session.worker and any(group.via for group in groups):
+            raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
         for group in groups:
             if len(group.data) > limit and (size := max(group.sizes())) > limit:
@@ -368,7 +400,13 @@ class SendService:
         counts[0] += sum(map(len, groups))
         counts[1] += 1
         counts[2] += sum(len(group.data) for group in groups)
-        batch = ReceivedBatch.arrived(groups, session, frame.assignment_version if session.worker else 0)
+        for via, some in by_via(groups).items():
+            self._deliver(session, frame, some, session.origin_of(via))
+
+    def _deliver(
+        self, session: _Session, frame: OpaqueFrame, groups: Sequence[TaskGroup], origin: _Origin
+    ) -> None:
+        batch = ReceivedBatch.arrived(groups, origin, frame.assignment_version if session.worker else 0)
         try:
             self.callback.recv(batch)
         except Exception:
@@ -384,7 +422,7 @@ class SendService:
         if not batch.held:
             for group in groups:
                 if id(group) not in refused:
-                    session.state.credit.released(group.task, len(group), len(group.data))
+                    session.state.credit.released(group.lane, len(group), len(group.data))
 
     def _count(self, source: str) -> list[int]:
         counts = self._received.get(source)
@@ -407,7 +445,7 @@ class SendService:
 
     def _lingers(self, session: _Session) -> bool:
         """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
-        return self.draining and not self._ending and session.eager and not session.state.credit.idle
+        return self.draining and not self._ending and session.origin.eager and not session.state.credit.idle
 
     @staticmethod
     async def _write_update(session: _Session, context: _Context) -> None:
