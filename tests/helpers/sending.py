@@ -1,0 +1,112 @@
+"""A send window whose messages number themselves, and what its frames hold."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+from unittest import mock
+
+from tuplewire.config import AckMode, SessionSettings
+from tuplewire.group import TaskGroup
+from tuplewire.session import send
+from tuplewire.session.credit import Grant
+from tuplewire.session.receive import AckUpdate, Refusal
+from tuplewire.session.send import Opened, OutFrame, SendWindow, Settled
+
+PLENTY = 1_000_000
+
+
+class Sending:
+    """A window whose messages number themselves; its ledger must add up after every step."""
+
+    def __init__(self, *, processed: bool = False, opened: bool = True, **settings: Any) -> None:
+        self.window = SendWindow(
+            SessionSettings(ack_mode=AckMode.PROCESSED if processed else AckMode.QUEUED, **settings)
+        )
+        self._numbers = count()
+        if opened:
+            self.open()
+
+    def open(
+        self,
+        incarnation: int = 7,
+        sequence: int = 0,
+        *,
+        initial: int = PLENTY,
+        initial_bytes: int = PLENTY,
+        grants: tuple[Grant, ...] = (),
+        refusals: tuple[Refusal, ...] = (),
+        max_message_bytes: int = 2**30,
+        max_request_bytes: int = 2**31,
+    ) -> list[Settled]:
+        """Connect; the receiver has accepted frames up to this sequence."""
+        welcome = Opened(
+            incarnation,
+            Grant(0, initial, initial_bytes, 0),
+            AckUpdate(sequence, list(grants), list(refusals)),
+            max_message_bytes,
+            max_request_bytes,
+        )
+        return self._adding_up(self.window.opened(welcome))
+
+    def offer(self, task: int, messages: int = 1, source: int | None = None, tag: Any = None) -> bool:
+        """Offer so many messages of one byte; each byte is the message's number."""
+        payloads = [bytes([next(self._numbers)]) for _ in range(messages)]
+        return self.offer_groups(TaskGroup.of(task, payloads, source), tag=tag)
+
+    def offer_groups(self, *groups: TaskGroup, tag: Any = None) -> bool:
+        """Offer groups as one batch."""
+        taken = self.window.offer(groups, tag)
+        self._adding_up([])
+        return taken
+
+    def frame(self) -> OutFrame | None:
+        """Return the next frame."""
+        frame = self.window.next_frame()
+        self._adding_up([])
+        return frame
+
+    def frames(self) -> list[OutFrame]:
+        """Return every frame that can be written now, without a bound on those under way."""
+        with mock.patch.object(send, "MAX_FRAMES_IN_FLIGHT", PLENTY):
+            return list(iter(self.frame, None))
+
+    def update(
+        self, sequence: int, *, grants: tuple[Grant, ...] = (), refusals: tuple[Refusal, ...] = ()
+    ) -> list[Settled]:
+        """Hear an acknowledgement."""
+        return self._adding_up(self.window.update(AckUpdate(sequence, list(grants), list(refusals))))
+
+    def _adding_up(self, settled: list[Settled]) -> list[Settled]:
+        ledger = self.window.ledger()
+        assert ledger.balanced, str(ledger)
+        assert ledger.pending == self.window.messages
+        return settled
+
+    @property
+    def acknowledged(self) -> int:
+        """Messages that are acknowledged."""
+        return self.window.ledger().acknowledged
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Messages that were dropped, by reason."""
+        return {reason: number for reason, number in self.window.ledger().dropped.items() if number}
+
+
+def contents(frames: list[OutFrame]) -> list[tuple[int, list[tuple[int, bytes]]]]:
+    """Return each frame's number and its (task, payloads) runs."""
+    return [
+        (frame.sequence, [(run[0].task, b"".join(group.data for group in run)) for run in frame.runs])
+        for frame in frames
+    ]
+
+
+def payloads(frames: list[OutFrame]) -> bytes:
+    """Return all payloads of one byte, in order."""
+    return b"".join(group.data for frame in frames for run in frame.runs for group in run)
+
+
+def groups(frames: list[OutFrame]) -> list[TaskGroup]:
+    """Return all groups, in order."""
+    return [group for frame in frames for run in frame.runs for group in run]

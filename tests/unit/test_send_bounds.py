@@ -1,0 +1,96 @@
+"""The sending end of a session: what it takes, and what its receiver would not."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.sending import Sending, payloads
+
+from tuplewire.errors import MessageTooLargeError
+from tuplewire.group import TaskGroup
+from tuplewire.session.ledger import DropReason
+
+
+def test_bound_in_messages() -> None:
+    """A batch that would go over max_pending_messages is not taken, and nothing of it is."""
+    sending = Sending(max_pending_messages=5)
+    assert sending.offer(1, 3)
+    assert not sending.offer(2, 3)
+    assert sending.offer(3, 2)
+    assert sending.window.messages == 5
+
+
+def test_bound_in_bytes() -> None:
+    """A batch that would go over max_pending_bytes is not taken."""
+    sending = Sending(max_pending_bytes=5, max_message_bytes=5)
+    assert sending.offer(1, 3)
+    assert not sending.offer(2, 3)
+    assert sending.offer(3, 2)
+    assert sending.window.size_bytes == 5
+
+
+def test_bound_per_task() -> None:
+    """A task with max_pending_task_messages takes no more, and leaves room for others."""
+    sending = Sending(max_pending_task_messages=4)
+    assert sending.offer(1, 4)
+    assert not sending.offer(1)
+    assert sending.offer(2, 4)
+
+
+def test_bound_per_task_counts_the_whole_batch() -> None:
+    """Groups of one batch to one task count together against its bound."""
+    sending = Sending(max_pending_task_messages=4)
+    sending.offer(1, 2)
+    assert not sending.offer_groups(TaskGroup.of(1, [b"", b""], 5), TaskGroup.of(1, [b""], 6))
+    assert sending.window.messages == 2
+
+
+@pytest.mark.parametrize("sending", [Sending(max_pending_messages=2), Sending(max_pending_task_messages=2)])
+def test_a_batch_over_the_bound_is_taken_alone(sending: Sending) -> None:
+    """A batch larger than a bound is taken when nothing else is held, so that it need not wait for ever."""
+    assert sending.offer(1, 5)
+    assert not sending.offer(1)
+    sending.frames()
+    sending.update(1)
+    assert sending.offer(1, 5)
+
+
+def test_acknowledged_messages_make_room() -> None:
+    """What is acknowledged no longer counts against a bound."""
+    sending = Sending(max_pending_messages=2)
+    sending.offer(1, 2)
+    sending.frames()
+    assert not sending.offer(1)
+    sending.update(1)
+    assert sending.window.messages == sending.window.size_bytes == 0
+    assert sending.offer(1)
+
+
+def test_an_oversize_message_fails_alone() -> None:
+    """A payload over the limit is named with its size and the limit; what else was sent goes on."""
+    sending = Sending(max_message_bytes=10)
+    sending.offer(1, 2)
+    with pytest.raises(MessageTooLargeError, match=r"a message of 11 bytes to task 3 .* limit of 10 bytes"):
+        sending.window.check([TaskGroup.of(2, [b"x" * 10] * 5), TaskGroup.of(3, [b"", b"x" * 11])])
+    assert payloads(sending.frames()) == b"\0\1"
+
+
+def test_what_the_receiver_never_takes_is_given_up() -> None:
+    """Messages over the receiver's limit, accepted before it was known, are dropped alone and by name."""
+    sending = Sending(opened=False)
+    sending.offer_groups(TaskGroup.of(1, [b"a" * 10, b"b" * 101, b"c" * 100]))
+    (settled,) = sending.open(max_message_bytes=100)
+    assert (settled.task, settled.messages, settled.size_bytes) == (1, 1, 101)
+    assert settled.dropped is DropReason.TOO_LARGE
+    assert payloads(sending.frames()) == b"a" * 10 + b"c" * 100
+    with pytest.raises(MessageTooLargeError, match="over the limit of 100 bytes"):
+        sending.window.check([TaskGroup.of(1, [b"x" * 101])])
+
+
+def test_frames_keep_to_the_receivers_limit() -> None:
+    """What was accepted in larger pieces is cut to what the receiver takes in one request."""
+    sending = Sending(opened=False)
+    sending.offer_groups(TaskGroup.of(1, [b"x" * 10] * 1000))
+    sending.open(max_message_bytes=100, max_request_bytes=2100)
+    frames = sending.frames()
+    assert all(frame.size_bytes <= 1000 for frame in frames)
+    assert sum(frame.messages for frame in frames) == 1000

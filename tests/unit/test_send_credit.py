@@ -1,0 +1,64 @@
+"""The sending end of a session: it sends what is granted."""
+
+from __future__ import annotations
+
+from helpers.sending import PLENTY, Sending, contents, groups, payloads
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.credit import Grant
+
+
+def test_sends_what_is_granted() -> None:
+    """Messages beyond the grant wait for the next; a grant is a total, not an addition."""
+    sending = Sending(opened=False)
+    sending.open(initial=3)
+    sending.offer(1, 8)
+    assert payloads(sending.frames()) == b"\0\1\2"
+    sending.update(1, grants=(Grant(1, 5, PLENTY, 0),))
+    assert payloads(sending.frames()) == b"\3\4"
+
+
+def test_a_message_may_start_while_bytes_are_left() -> None:
+    """Credit in bytes stops the start of a message, not its end."""
+    sending = Sending(opened=False)
+    sending.open(initial_bytes=10)
+    sending.offer_groups(TaskGroup.of(1, [b"", b"x" * 9, b"y" * 9, b"", b"z"]))
+    assert [list(group.sizes()) for group in groups(sending.frames())] == [[0, 9, 9]]
+    sending.update(1, grants=(Grant(1, PLENTY, 18, 0),))
+    assert sending.frame() is None
+    sending.update(1, grants=(Grant(1, PLENTY, 19, 0),))
+    assert [list(group.sizes()) for group in groups(sending.frames())] == [[0, 1]]
+
+
+def test_a_stopped_task_leaves_the_others_going() -> None:
+    """Without credit for one task, messages to another are sent past it."""
+    sending = Sending(opened=False)
+    sending.open(initial=1)
+    for _ in range(3):
+        sending.offer(1)
+        sending.offer(2)
+    assert payloads(sending.frames()) == b"\0\1"
+    sending.update(1, grants=(Grant(2, 99, PLENTY, 0),))
+    assert payloads(sending.frames()) == b"\3\5"
+
+
+def test_repeated_and_late_grants_change_nothing() -> None:
+    """A grant that was heard before, or is older, takes nothing back and adds nothing."""
+    sending = Sending(opened=False)
+    sending.open(initial=2, initial_bytes=2)
+    sending.offer(1, 9)
+    sending.offer(2, 9)
+    sending.frames()
+    for granted in (5, 5, 3):
+        sending.update(1, grants=(Grant(1, granted, PLENTY, 0), Grant(2, PLENTY, granted, 0)))
+    assert contents(sending.frames()) == [(2, [(1, b"\2\3\4"), (2, b"\x0b\x0c\x0d")])]
+
+
+def test_a_lost_grant_is_made_good_by_the_next() -> None:
+    """Only the newest grant counts, however many before it were lost."""
+    sending = Sending(opened=False)
+    sending.open(initial=1)
+    sending.offer(1, 9)
+    sending.frames()
+    sending.update(1, grants=(Grant(1, 7, PLENTY, 0),))
+    assert len(payloads(sending.frames())) == 6

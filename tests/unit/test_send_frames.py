@@ -1,0 +1,96 @@
+"""The sending end of a session: what goes into which frame."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.sending import PLENTY, Sending, contents, payloads
+
+from tuplewire.group import TaskGroup
+from tuplewire.session import send
+
+
+def test_nothing_before_the_welcome() -> None:
+    """Before a receiver has granted anything, messages wait."""
+    sending = Sending(opened=False)
+    assert sending.offer(1)
+    assert sending.frame() is None
+    sending.open()
+    assert contents(sending.frames()) == [(1, [(1, b"\0")])]
+
+
+def test_what_queued_up_goes_out_together() -> None:
+    """Everything that waits is one frame, with neighbours of one (source, task) as one run."""
+    sending = Sending()
+    sending.offer(1, 2, source=5)
+    sending.offer(1, 1, source=5)
+    sending.offer(1, 1, source=6)
+    sending.offer(2, 1, source=6)
+    sending.offer(2, 1)
+    (frame,) = sending.frames()
+    assert contents([frame]) == [(1, [(1, b"\0\1\2"), (1, b"\3"), (2, b"\4"), (2, b"\5")])]
+    assert (frame.messages, frame.size_bytes) == (6, 6)
+
+
+def test_frames_are_numbered_by_one() -> None:
+    """The numbers are 1, 2, 3."""
+    sending = Sending()
+    numbers = []
+    for _ in range(3):
+        sending.offer(1)
+        numbers += [frame.sequence for frame in sending.frames()]
+    assert numbers == [1, 2, 3]
+
+
+def test_a_frame_is_cut_at_its_size() -> None:
+    """No frame holds more payload than max_frame_bytes, and together they hold everything in order."""
+    sending = Sending(max_frame_bytes=200)
+    for _ in range(9):
+        sending.offer_groups(TaskGroup.of(1, [b"x" * 30, b"y" * 30]))
+    frames = sending.frames()
+    assert len(frames) > 1
+    assert all(frame.size_bytes <= 200 for frame in frames)
+    assert payloads(frames) == (b"x" * 30 + b"y" * 30) * 9
+
+
+def test_few_frames_are_under_way_at_once() -> None:
+    """What is beyond the bound waits for an acknowledgement, and then goes out together."""
+    sending = Sending()
+    for _ in range(20):
+        sending.offer(1, 1)
+        sending.frame()
+    assert sending.frame() is None
+    sending.update(1)
+    frame = sending.frame()
+    assert frame is not None
+    assert frame.messages == 20 - send.MAX_FRAMES_IN_FLIGHT
+
+
+def test_a_group_larger_than_a_frame_is_cut() -> None:
+    """A group over max_frame_bytes goes out in several frames; a larger message has one of its own."""
+    sending = Sending(max_frame_bytes=100)
+    sending.offer_groups(TaskGroup.of(1, [b"a" * 60, b"b" * 60, b"c" * 150, b"d"]))
+    assert [frame.size_bytes for frame in sending.frames()] == [60, 60, 150, 1]
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_small_messages_do_not_make_a_frame_large(size: int) -> None:
+    """What describes the messages counts too: frames of empty messages stay within what a peer takes."""
+    sending = Sending(max_frame_bytes=4_000, max_pending_task_messages=PLENTY)
+    sending.offer_groups(TaskGroup.of(1, [bytes(size)] * 20_000))
+    for task in range(2, 500):
+        sending.offer_groups(TaskGroup.of(task, [bytes(size)]))
+    frames = sending.frames()
+    assert sum(frame.messages for frame in frames) == 20_498
+    for frame in frames:
+        assert sum(len(group.lengths) for run in frame.runs for group in run) <= 4_000
+        assert len(frame.runs) <= 4_000 // 40
+
+
+def test_tasks_take_turns() -> None:
+    """A task with much to send does not keep another waiting for more than a frame."""
+    sending = Sending(max_frame_bytes=100)
+    sending.offer(1, 250)
+    sending.offer(2, 1)
+    first, second, *_ = sending.frames()
+    assert [run[0].task for run in first.runs] == [1]
+    assert 2 in [run[0].task for run in second.runs]

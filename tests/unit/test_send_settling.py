@@ -1,0 +1,166 @@
+"""The sending end of a session: what is acknowledged, refused, released or given up."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.sending import PLENTY, Sending
+
+from tuplewire.errors import ProtocolError
+from tuplewire.session.credit import Grant
+from tuplewire.session.ledger import DropReason
+from tuplewire.session.receive import Refusal
+from tuplewire.session.send import Settled
+
+
+def test_acknowledgements_are_cumulative() -> None:
+    """An acknowledgement settles every frame up to it, with the token that came with each batch."""
+    sending = Sending()
+    for tag in "abc":
+        sending.offer(1, 2, tag=tag)
+        sending.frames()
+    assert sending.update(2) == [Settled("a", 1, 2, 2, None), Settled("b", 1, 2, 2, None)]
+    assert sending.acknowledged == 4
+
+
+def test_repeated_and_late_acknowledgements_change_nothing() -> None:
+    """Hearing an acknowledgement twice, or an older one after it, settles nothing."""
+    sending = Sending()
+    for _ in range(3):
+        sending.offer(1)
+        sending.frames()
+    sending.update(2)
+    assert sending.update(2) == sending.update(1) == []
+    assert sending.acknowledged == sending.window.acknowledged == 2
+
+
+def test_acknowledgement_of_what_was_never_sent() -> None:
+    """A receiver that acknowledges frames which do not exist is an error, and nothing settles."""
+    sending = Sending()
+    sending.offer(1)
+    sending.frames()
+    with pytest.raises(ProtocolError, match="frame 2 was acknowledged, and 1 were sent"):
+        sending.update(2)
+    assert sending.acknowledged == 0
+
+
+def test_processed_mode_settles_on_processed_offsets() -> None:
+    """In the mode `processed` a message settles when its consumer is done with it, not when it is queued."""
+    sending = Sending(processed=True)
+    sending.offer(1, 2, tag="a")
+    sending.offer(1, 3, tag="b")
+    sending.frames()
+    assert sending.update(1) == []
+    assert sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 4),)) == [Settled("a", 1, 2, 2, None)]
+    assert sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 5),)) == [Settled("b", 1, 3, 3, None)]
+
+
+def test_processed_offsets_are_per_task() -> None:
+    """Progress of one task settles nothing of another."""
+    sending = Sending(processed=True)
+    sending.offer(1, 1, tag="a")
+    sending.offer(2, 1, tag="b")
+    sending.frames()
+    settled = sending.update(1, grants=(Grant(2, PLENTY, PLENTY, 1), Grant(1, PLENTY, PLENTY, 0)))
+    assert [each.token for each in settled] == ["b"]
+
+
+@pytest.mark.parametrize("processed", [False, True])
+@pytest.mark.parametrize(
+    ("code", "reason"), [("UNKNOWN_TASK", DropReason.UNKNOWN_TASK), ("NOT_LOCAL", DropReason.REFUSED)]
+)
+def test_refused_messages_are_dropped(code: str, reason: DropReason, *, processed: bool) -> None:
+    """What the receiver refuses is counted as dropped by reason, and not as acknowledged."""
+    sending = Sending(processed=processed)
+    sending.offer(1, 2, source=3, tag="a")
+    sending.offer(1, 1, source=4, tag="b")
+    sending.offer(2, 1, tag="c")
+    sending.frames()
+    settled = sending.update(
+        1,
+        grants=(Grant(1, PLENTY, PLENTY, 3), Grant(2, PLENTY, PLENTY, 1)),
+        refusals=(Refusal(1, 1, 3, code, "no"),),
+    )
+    assert settled == [
+        Settled("a", 1, 2, 2, reason),
+        Settled("b", 1, 1, 1, reason),
+        Settled("c", 2, 1, 1, None),
+    ]
+    assert sending.dropped == {reason.value: 3}
+    assert sending.acknowledged == 1
+
+
+def test_a_repeated_refusal_changes_nothing() -> None:
+    """A refusal that is heard again, by a reconnect for instance, drops nothing more."""
+    sending = Sending()
+    refusal = Refusal(1, 1, 1, "UNKNOWN_TASK", "no")
+    for _ in range(2):
+        sending.offer(1)
+        sending.frames()
+    sending.update(1, refusals=(refusal,))
+    assert sending.update(1, refusals=(refusal,)) == []
+    assert [each.dropped for each in sending.open(sequence=2, refusals=(refusal,))] == [None]
+    assert sending.dropped == {"unknown_task": 1}
+
+
+def test_refused_messages_do_not_shift_the_processed_offset() -> None:
+    """A refusal behind messages that are still being worked on does not settle these."""
+    sending = Sending(processed=True)
+    sending.offer(1, 2, tag="working")
+    sending.frames()
+    sending.offer(1, 5, tag="refused")
+    sending.frames()
+    sending.offer(1, 1, tag="last")
+    sending.frames()
+    settled = sending.update(
+        3, grants=(Grant(1, PLENTY, PLENTY, 5),), refusals=(Refusal(2, 1, 5, "NOT_LOCAL", "moved"),)
+    )
+    assert [each.token for each in settled] == ["refused"]
+    assert [each.token for each in sending.update(3, grants=(Grant(1, PLENTY, PLENTY, 7),))] == ["working"]
+    assert [each.token for each in sending.update(3, grants=(Grant(1, PLENTY, PLENTY, 8),))] == ["last"]
+
+
+def test_abandon_gives_everything_up() -> None:
+    """Messages in every state are dropped for the reason given, each with its token."""
+    sending = Sending(processed=True, opened=False)
+    sending.open(initial=2)
+    for tag in "abc":
+        sending.offer(1, tag=tag)
+        sending.frames()
+    sending.update(1)
+    assert sorted(each.token for each in sending.window.abandon(DropReason.CLOSED)) == ["a", "b", "c"]
+    assert sending.dropped == {"closed": 3}
+    assert sending.window.messages == sending.window.size_bytes == 0
+    assert sending.frame() is None
+
+
+def test_a_task_is_quiet_once_all_is_released() -> None:
+    """Neither an acknowledgement nor a part of the release is enough; other tasks do not matter."""
+    sending = Sending()
+    assert sending.window.quiet(1)
+    sending.offer(1, 2)
+    sending.offer(2, 1)
+    assert not sending.window.quiet(1)
+    sending.frames()
+    sending.update(1)
+    assert not sending.window.quiet(1)
+    sending.update(1, grants=(Grant(1, 10, PLENTY, 1),))
+    assert not sending.window.quiet(1)
+    sending.update(1, grants=(Grant(1, 10, PLENTY, 2),))
+    assert sending.window.quiet(1)
+    assert not sending.window.quiet(2)
+
+
+def test_what_is_taken_back_was_never_accepted() -> None:
+    """Everything comes back in order with its token; what was under way is marked as redelivered."""
+    sending = Sending()
+    sending.offer(1, 2, tag="first")
+    sending.frames()
+    sending.offer(1, 1, tag="second")
+    left = sending.window.take_back()
+    assert [(len(group), token, group.redelivered) for group, token in left] == [
+        (2, "first", True),
+        (1, "second", False),
+    ]
+    assert sending.window.messages == sending.window.size_bytes == 0
+    ledger = sending.window.ledger()
+    assert (ledger.accepted, ledger.pending) == (0, 0)
