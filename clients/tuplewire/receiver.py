@@ -247,6 +247,7 @@ class Receiver:
             self._window.opened(
                 subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
             )
+        self._progress.set()
         self.connected = True
         logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
 

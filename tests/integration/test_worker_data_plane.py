@@ -383,6 +383,31 @@ def test_consumer_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
                 assert numbers(reader.got) == list(range(200))
 
 
+def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> None:
+    """What a consumer holds of a worker that has died takes no room from what the successor has for it."""
+    with ExitStack() as first:
+        worker = first.enter_context(one_worker("w", directory=tmp_path))
+        assign(worker, 1, {("w", worker.address): [0]})
+        port = int(worker.address.rpartition(":")[2])
+        with (
+            client_of(worker.address) as sender,
+            client_of(worker.address, prefetch_bytes=20) as consumer,
+            consumer.recv([0], timeout=20) as subscription,
+        ):
+            sender.send(numbered(0, range(100, 200)))
+            sender.flush(10)
+            held = messages_of(next(subscription))  # and not acknowledged
+            assert sum(len(payload) for _, payload in held) >= 20
+            os.kill(worker.process_id, signal.SIGKILL)
+            first.close()
+            file = assignment_file(tmp_path, worker)
+            with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
+                sender.send(numbered(0, range(200, 300)))
+                sender.flush(10)
+                # Asking for more acknowledges, in vain, what is held.
+                assert numbers(collect(subscription, 100)) == list(range(200, 300))
+
+
 # --- changes of the assignment ---------------------------------------------------------------------------
 
 

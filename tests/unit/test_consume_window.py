@@ -119,6 +119,7 @@ def test_acknowledgement_of_a_dead_workers_batch_is_void() -> None:
     window = opened(1)
     before = arrive(window, 1, "abc")
     window.opened(WORKER + 1, [(1, 0)])
+    window.moved()
     assert not window.acknowledge(before)
     assert window.moved() == []
     assert text_of(arrive(window, 1, "abc")) == "abc"
@@ -135,6 +136,18 @@ def test_another_consumer_had_the_task_meanwhile(start: int) -> None:
     assert window.acknowledge(other)
     assert window.all() == [Cursor(1, start, start, start + 10, 100), Cursor(2, 3, 3, 13, 100)]
     assert text_of(arrive(window, start + 1, "h")) == "h"
+
+
+def test_room_that_was_void_is_told() -> None:
+    """Where a task starts anew, the worker hears that there is more room than the subscription said."""
+    window = opened(1, 2, 3, size_bytes=4)
+    arrive(window, 1, "abcd")
+    arrive(window, 1, "abcd", task=2)
+    assert [cursor.credit_bytes for cursor in window.all()] == [0, 0, 4]
+    window.opened(WORKER, [(1, 9), (2, 4), (3, 2)])
+    assert window.moved() == [Cursor(1, 9, 9, 19, 4)]
+    window.opened(WORKER + 1, [(1, 0), (2, 0), (3, 0)])
+    assert window.moved() == [Cursor(2, 0, 0, 10, 4)]
 
 
 def test_acknowledging_while_the_stream_opens() -> None:

@@ -71,10 +71,16 @@ class ConsumeWindow:
         self._epoch += 1
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
-            self._tasks = {task: _Task(self._epoch, 0) for task in self._tasks}
+            for task in self._tasks:
+                self._start_anew(task, 0)
         for task, received in starts:
             if task in self._tasks and self._tasks[task].received != received:
-                self._tasks[task] = _Task(self._epoch, received)
+                self._start_anew(task, received)
+
+    def _start_anew(self, task: int, received: int) -> None:
+        if self._tasks[task].held_bytes:
+            self._moved[task] = None  # subscribing, we have told of less room than there is now
+        self._tasks[task] = _Task(self._epoch, received)
 
     def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
         """Take messages in; return those that are new. MalformedError for a gap or a foreign task."""
