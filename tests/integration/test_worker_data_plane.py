@@ -400,7 +400,7 @@ def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> 
             assert sum(len(payload) for _, payload in held) >= 20
             os.kill(worker.process_id, signal.SIGKILL)
             first.close()
-            file = assignment_file(tmp_path, worker)
+            file = assignment_file(tmp_path, 1, {("w", worker.address): [0]})
             with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port):
                 sender.send(numbered(0, range(200, 300)))
                 sender.flush(10)

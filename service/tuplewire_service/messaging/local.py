@@ -8,10 +8,8 @@ the two sides. What is sent before the server is bound, or has its callback, wai
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from tuplewire.config import Overflow, SessionSettings
@@ -41,12 +39,11 @@ _FIRST_EPHEMERAL_PORT = 49152
 
 
 class _Endpoint:
-    """What stands at one (topology, port): a server or nobody yet, and the clients that wait for it."""
+    """What stands at one (topology, port): a server or nobody yet, and its clients."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.server: LocalServer | None = None
-        self.waiting: deque[tuple[LocalClient, Sequence[TaskGroup], Any]] = deque()
         self.clients: list[LocalClient] = []
         self.loads: dict[int, float] = {}
 
@@ -132,15 +129,11 @@ class LocalServer(IServerConnection):
         self.refused: Counter[str] = Counter()
         self._status = ConnectionStatus.READY
         self._port, self._endpoint = _registry.bind(topology, port, self)
-        self._flush_waiting()
-
-    def _flush_waiting(self) -> None:
         with self._endpoint.lock:
-            while self._endpoint.waiting:
-                client, groups, token = self._endpoint.waiting.popleft()
-                self.deliver(client, groups, token)
+            for client in list(self._endpoint.clients):
+                client.deliver()
 
-    def deliver(self, client: LocalClient, groups: Sequence[TaskGroup], token: Any) -> None:
+    def take(self, client: LocalClient, groups: Sequence[TaskGroup], token: Any) -> None:
         """Pass a batch on; the endpoint's lock is held, so that batches keep their order."""
         counts = self._received.setdefault(client.source, [0, 0, 0])
         counts[0] += sum(map(len, groups))
@@ -272,6 +265,7 @@ class LocalClient(IRelayConnection):
         self._pending_bytes = 0
         self._batches = 0
         self._closed = False
+        self._waiting: deque[tuple[Sequence[TaskGroup], Any]] = deque()
         self._lanes: dict[int, int] = {}
         self._highest: dict[int, int] = {}
         self._callbacks: tuple[Callable[[Sequence[Settled]], None], ...] = ()
@@ -295,17 +289,14 @@ class LocalClient(IRelayConnection):
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """See IClientConnection."""
         groups = as_groups(messages, payload)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._accept(groups):
-            if self._settings.overflow is Overflow.FAIL:
-                raise self._full()
-            with self._lock:
-                pending = self._pending
-                left = None if deadline is None else deadline - time.monotonic()
-                moved = partial(self._has_moved, pending)
-                if not self._moved.wait_for(moved, left):
-                    raise self._full()
-        self._pass_on(groups, None)
+        patience = 0.0 if self._settings.overflow is Overflow.FAIL else timeout
+        with self._lock:
+            if not self._moved.wait_for(lambda: self._accept(groups, None), patience):
+                raise BufferFullError(
+                    f"no room: {self._pending} messages ({self._pending_bytes} bytes) are pending, "
+                    "the receiver is slow"
+                )
+        self.deliver()
 
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """See IClientConnection."""
@@ -313,49 +304,43 @@ class LocalClient(IRelayConnection):
 
     def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:  # noqa: ARG002
         """See IRelayConnection. A receiver in this process does not die alone: there is nothing to retain."""
-        if not self._accept(groups):
-            return False
-        self._pass_on(groups, token)
-        return True
+        with self._lock:
+            accepted = self._accept(groups, token)
+        if accepted:
+            self.deliver()
+        return accepted
 
-    def _has_moved(self, pending: int) -> bool:
-        return self._pending < pending or self._closed
-
-    def _full(self) -> BufferFullError:
-        return BufferFullError(
-            f"no room: {self._pending} messages ({self._pending_bytes} bytes) are pending, "
-            "the receiver is slow"
-        )
-
-    def _accept(self, groups: Sequence[TaskGroup]) -> bool:
+    def _accept(self, groups: Sequence[TaskGroup], token: Any) -> bool:
+        """Put messages behind those that wait, if there is room; the lock is held."""
+        if self._closed:
+            raise ClosedError(f"the connection to port {self._port} is closed")
+        settings = self._settings
+        check_sizes(groups, settings.max_message_bytes)
         messages = sum(map(len, groups))
         size = sum(len(group.data) for group in groups)
-        settings = self._settings
-        with self._lock:
-            if self._closed:
-                raise ClosedError(f"the connection to port {self._port} is closed")
-            check_sizes(groups, settings.max_message_bytes)
-            if self._pending and (
-                self._pending + messages > settings.max_pending_messages
-                or self._pending_bytes + size > settings.max_pending_bytes
-            ):
-                return False
-            for group in groups:
-                self._highest[group.lane] = max(self._highest.get(group.lane, 0), group.end - 1)
-                self._count(group.lane, len(group), len(group.data))
-            self._ledger.accepted += messages
-            return True
+        if self._pending and (
+            self._pending + messages > settings.max_pending_messages
+            or self._pending_bytes + size > settings.max_pending_bytes
+        ):
+            return False
+        for group in groups:
+            self._highest[group.lane] = max(self._highest.get(group.lane, 0), group.end - 1)
+            self._count(group.lane, len(group), len(group.data))
+        self._ledger.accepted += messages
+        if groups:
+            self._batches += 1
+            self._waiting.append((groups, token))
+        return True
 
-    def _pass_on(self, groups: Sequence[TaskGroup], token: Any) -> None:
-        if not groups:
-            return
-        self._batches += 1
-        endpoint = self._endpoint
-        with endpoint.lock:
-            if endpoint.server is None:
-                endpoint.waiting.append((self, groups, token))
-            else:
-                endpoint.server.deliver(self, groups, token)
+    def deliver(self) -> None:
+        """Hand over to the server, if there is one, whatever waits."""
+        with self._endpoint.lock:
+            while (server := self._endpoint.server) is not None:
+                with self._lock:
+                    if not self._waiting:
+                        return
+                    groups, token = self._waiting.popleft()
+                server.take(self, groups, token)
 
     def settle(self, settled: Settled, lane: int) -> None:
         """Take account of what is done with."""
@@ -468,9 +453,7 @@ class LocalClient(IRelayConnection):
                 return []
             self._closed = True
             self._moved.notify_all()
-        endpoint = self._endpoint
-        with endpoint.lock:
-            endpoint.clients.remove(self)
-            mine = [(groups, token) for client, groups, token in endpoint.waiting if client is self]
-            endpoint.waiting = deque(entry for entry in endpoint.waiting if entry[0] is not self)
-        return mine
+            waiting, self._waiting = self._waiting, deque()
+        with self._endpoint.lock:
+            self._endpoint.clients.remove(self)
+        return list(waiting)

@@ -12,9 +12,11 @@ methods of a class will do.
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -247,6 +249,26 @@ class TransportConformance(ABC):
             eventually(lambda: recorder.payloads(1) == [b"%d" % n for n in range(11)])
             eventually(_settled(client))
 
+    def test_what_waited_comes_before_what_is_sent_later(self) -> None:
+        """A message that is sent while those that waited are being delivered comes after all of them."""
+        port = self.unused_port()
+        recorder = Recorder()
+        with self.context() as context:
+            client = context.connect(TOPOLOGY, HOST, port)
+            for number in range(5):
+                client.send(1, b"%d" % number)
+
+            class Answering(IConnectionCallback):
+                def recv(self, batch: ReceivedBatch) -> None:
+                    first = not recorder.seen()
+                    recorder.recv(batch)
+                    if first:
+                        assert client.try_send(1, b"5")
+
+            context.bind(TOPOLOGY, port, Answering())
+            eventually(lambda: len(recorder.seen()) == 6, timeout=10)
+            assert recorder.payloads(1) == [b"%d" % n for n in range(6)]
+
     def test_messages_wait_for_the_next_server(self) -> None:
         """What is sent while the server is away reaches the one that takes its port."""
         first, second = Recorder(), Recorder()
@@ -294,6 +316,21 @@ class TransportConformance(ABC):
             except BufferFullError:
                 return accepted
         raise AssertionError("10,000 messages were accepted for a receiver that takes none")
+
+    def test_everybody_who_waits_for_room_gets_it(self) -> None:
+        """Threads that share a connection with room for one message all get through."""
+        recorder = Recorder()
+        with self.pair(recorder, max_pending_messages=1) as (_, client):
+
+            def send(task: int) -> None:
+                for _ in range(100):
+                    client.send(task, b"x", timeout=20)
+
+            with _switching_often(), ThreadPoolExecutor(8) as threads:
+                for done in [threads.submit(send, task) for task in range(8)]:
+                    done.result()
+            eventually(_settled(client))
+            assert [len(recorder.payloads(task)) for task in range(8)] == [100] * 8
 
     def test_overflow_fail_does_not_wait(self) -> None:
         """With overflow=fail, send raises at once where it would wait."""
@@ -488,6 +525,17 @@ class TransportConformance(ABC):
         context.term()
         context.term()
         assert server.status is client.status is ConnectionStatus.CLOSED
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """Let threads run by turns so short that they meet in the middle of things."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireError:
