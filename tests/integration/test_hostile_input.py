@@ -6,16 +6,30 @@ import asyncio
 import contextlib
 import random
 import socket
-import struct
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+from helpers.hostile import (
+    OPTIONS,
+    RECV,
+    SEND,
+    TARGET_TASK,
+    Answer,
+    ending,
+    frame,
+    hello,
+    lengths,
+    raw_frame,
+    subscribe,
+    talk,
+    talk_over,
+)
+from helpers.memory import MIB, rss
 from helpers.topology import (
     TOPOLOGY,
     assign,
@@ -29,29 +43,15 @@ from helpers.topology import (
     status,
 )
 
-from tuplewire import Client, TaskGroup
-from tuplewire.channel import ERROR_KEY
-from tuplewire.config import PROTOCOL_VERSION
+from tuplewire import Client
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import encode_frame, varint
+from tuplewire.wire.codec import varint
 from tuplewire_service.server.launch import Endpoint
 
-SEND = "/tuplewire.v1.Messaging/Send"
-RECV = "/tuplewire.v1.Messaging/Recv"
+CONTROL = "/tuplewire.v1.Control/"
 HEALTHY_TASK = 0
-TARGET_TASK = 1
 LIMIT = 1 << 20
 MALFORMED = (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """How a stream ended."""
-
-    status: grpc.StatusCode
-    error: str
-    details: str
-    responses: list[bytes]
 
 
 @pytest.fixture(scope="module")
@@ -89,82 +89,6 @@ def run(test: Coroutine[Any, Any, Answer]) -> Answer:
             return await test
 
     return asyncio.run(bounded())
-
-
-OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-
-
-def talk(endpoint: Endpoint, method: str, requests: list[bytes]) -> Answer:
-    """Write requests to a stream of a connection of its own, half-close it, and see how it ends."""
-    with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
-        return talk_over(channel, method, requests)
-
-
-def talk_over(channel: grpc.Channel, method: str, requests: list[bytes]) -> Answer:
-    """Do the same over a connection that is there."""
-    stub: Any = channel.stream_stream(method)
-    call = stub(iter(requests), timeout=20)
-    responses = []
-    with contextlib.suppress(grpc.RpcError):
-        responses.extend(call)
-    trailing = dict(call.trailing_metadata() or ())
-    return Answer(call.code(), str(trailing.get(ERROR_KEY, "")), call.details() or "", responses)
-
-
-async def ending(call: Any) -> Answer:
-    """Read an asyncio stream to its end."""
-    with contextlib.suppress(grpc.RpcError):
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    trailing = dict(await call.trailing_metadata() or ())
-    return Answer(await call.code(), str(trailing.get(ERROR_KEY, "")), await call.details() or "", [])
-
-
-_ids = iter(range(10**6))
-
-
-def hello(**changes: Any) -> bytes:
-    """Return the hello of a new sender, with changes."""
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "topology": TOPOLOGY,
-        "sender_id": f"hostile-{next(_ids)}",
-        "incarnation": 1,
-        "ack_mode": pb.ACK_MODE_QUEUED,
-        **changes,
-    }
-    return pb.SendRequest(hello=pb.Hello(**fields)).SerializeToString()
-
-
-def subscribe(*tasks: int, **changes: Any) -> bytes:
-    """Return the subscribe of a new consumer, with changes."""
-    fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "topology": TOPOLOGY,
-        "consumer_id": f"hostile-{next(_ids)}",
-        "incarnation": 1,
-        "tasks": [pb.TaskCursor(task=task, credit=10, credit_bytes=1000) for task in tasks],
-        **changes,
-    }
-    return pb.RecvRequest(subscribe=pb.Subscribe(**fields)).SerializeToString()
-
-
-def frame(sequence: int = 1, payloads: tuple[bytes, ...] = (b"x",), task: int = TARGET_TASK) -> bytes:
-    """Return a frame as a well-behaved sender writes it."""
-    return encode_frame(sequence, [[TaskGroup.of(task, payloads)]])
-
-
-def raw_frame(*, task: int = TARGET_TASK, lengths: bytes = b"", data: bytes = b"", source: int = 0) -> bytes:
-    """Return a frame with one group of these very columns, which need not fit together."""
-    group = b"\x08" + varint(task % 2**64) + b"\x10" + varint(source % 2**64)
-    group += b"\x1a" + varint(len(lengths)) + lengths + b"\x22" + varint(len(data)) + data
-    body = b"\x08\x01\x12" + varint(len(group)) + group
-    return b"\x12" + varint(len(body)) + body
-
-
-def lengths(*sizes: int) -> bytes:
-    """Return a column of lengths."""
-    return struct.pack(f"<{len(sizes)}I", *sizes)
 
 
 SEND_CASES: dict[str, tuple[Callable[[], list[bytes]], tuple[grpc.StatusCode, str]]] = {
@@ -332,6 +256,18 @@ def test_stale_incarnation_is_refused(worker: Endpoint) -> None:
     assert (answer.status, answer.error) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_INCARNATION")
 
 
+def test_displaced_streams_hear_of_it(worker: Endpoint) -> None:
+    """However the streams of one session displace each other, each ends with a name; none is left waiting."""
+
+    def streams(_: int) -> list[Answer]:
+        with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
+            return [talk_over(channel, SEND, [hello(sender_id="displaced"), b"\xff"]) for _ in range(50)]
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = [answer for each in pool.map(streams, range(6)) for answer in each]
+    assert {answer.error for answer in answers} <= {"MALFORMED", "SEQUENCE_GAP"}
+
+
 def test_refused_frame_takes_nothing_with_it(worker: Endpoint) -> None:
     """Of a frame with one broken group nothing is taken; a session that resumes goes on before it."""
     task = 4
@@ -408,11 +344,6 @@ def _use(worker: Endpoint) -> None:
     assert time.monotonic() - started < 5
 
 
-def _rss(endpoint: Endpoint) -> int:
-    pages = int(Path(f"/proc/{endpoint.process_id}/statm").read_text(encoding="utf-8").split()[1])
-    return pages * 4096
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mutated_bytes_never_break_the_worker(worker: Endpoint, seed: int) -> None:
     """Streams with flipped, cut, doubled and shuffled bytes end in a named status; memory stays flat."""
@@ -445,10 +376,10 @@ def test_mutated_bytes_never_break_the_worker(worker: Endpoint, seed: int) -> No
             request if index == 0 and spared else mutated(request) for index, request in enumerate(requests)
         ]
 
-    before = _rss(worker)
+    before = rss(worker.process_id)
     with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
         answers = [talk_over(channel, *conversation()) for _ in range(400)]
     assert {each.status for each in answers if not each.error} <= {grpc.StatusCode.OK}
     assert {"", "MALFORMED"} <= {each.error for each in answers}
-    assert _rss(worker) - before < 30 << 20
+    assert rss(worker.process_id) - before < 30 * MIB
     assert status(worker).worker_id == "w"

@@ -24,7 +24,7 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.session.probe import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.grpc.refuse import check_id, code_of, refuse
+from tuplewire_service.messaging.grpc.refuse import check_id, code_of, finish_writing, refuse
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _SUBSCRIBE_SECONDS = 10.0
 
+_BROKEN = (asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError)
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -105,19 +106,25 @@ class RecvService:
 
     async def _carry(self, subscription: ISubscription, wake: asyncio.Event, context: _Context) -> None:
         probe = _Probe(wake)
-        tasks = [
+        closing = asyncio.Event()
+        writer = asyncio.create_task(self._write(subscription, probe, closing, context), name="deliver")
+        others = [
             asyncio.create_task(self._read(subscription, probe, context), name="progress"),
-            asyncio.create_task(self._write(subscription, probe, context), name="deliver"),
             asyncio.create_task(probe.run(subscription), name="probe"),
         ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([writer, *others], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
+            closing.set()
+            wake.set()
+            for task in others:
                 task.cancel()
-            for task in tasks:
-                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
-                    await task
+            try:
+                await finish_writing(writer)
+            finally:
+                for task in others:
+                    with contextlib.suppress(*_BROKEN):
+                        await task
 
     @staticmethod
     async def _read(subscription: ISubscription, probe: _Probe, context: _Context) -> None:
@@ -132,11 +139,13 @@ class RecvService:
             elif kind not in {"load", "backpressure"}:  # for display, and nobody here looks
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    async def _write(self, subscription: ISubscription, probe: _Probe, context: _Context) -> None:
+    async def _write(
+        self, subscription: ISubscription, probe: _Probe, closing: asyncio.Event, context: _Context
+    ) -> None:
         sequence = 0
         max_bytes = self.settings.session.max_frame_bytes
         wake = probe.wake
-        while True:
+        while not closing.is_set():
             wake.clear()
             if probe.due:
                 probe.due = False

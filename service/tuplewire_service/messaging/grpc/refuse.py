@@ -1,7 +1,9 @@
-"""Errors to gRPC statuses: every refusal has a named code in its trailing metadata."""
+"""Errors to gRPC statuses: every refusal has a named code in its trailing metadata, and reaches the peer."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any, NoReturn
 
 import grpc
@@ -18,6 +20,7 @@ from tuplewire.errors import (
 )
 
 MAX_ID_LENGTH = 256
+_LAST_WRITE_SECONDS = 1.0
 _MAX_DETAIL_LENGTH = 500
 """Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
 
@@ -31,6 +34,20 @@ def check_id(name: str, value: str) -> None:
     """Raise MalformedError for a peer's id that is empty, or too long to be remembered."""
     if not 0 < len(value) <= MAX_ID_LENGTH:
         raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
+
+
+async def finish_writing(writer: asyncio.Task[None]) -> None:
+    """Let a stream's writer, which was told to end, finish the write that is under way; raise what it raised.
+
+    A write that is broken off stays with gRPC, which sends no status meanwhile: the peer would wait for one
+    as long as the connection holds. Only a peer that does not read is left like that.
+    """
+    try:
+        await asyncio.wait([writer], timeout=_LAST_WRITE_SECONDS)
+    finally:
+        writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+            await writer
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireError) -> NoReturn:

@@ -40,7 +40,7 @@ from tuplewire_service.messaging.base import (
     by_via,
     via_of,
 )
-from tuplewire_service.messaging.grpc.refuse import check_id, code_of, refuse
+from tuplewire_service.messaging.grpc.refuse import check_id, code_of, finish_writing, refuse
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 
 logger = logging.getLogger(__name__)
@@ -122,6 +122,8 @@ class _Stream:
         self.notices: dict[str, pb.SendResponse] = {}
         """What to write besides acknowledgements, the latest of each kind: a peer may never read."""
         self.task = asyncio.current_task()
+        self.waiting: asyncio.Task[Any] | None = None
+        """The task while it may be interrupted: a write must not be, see finish_writing."""
         self.ending: TuplewireError | None = None
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
@@ -135,10 +137,11 @@ class _Stream:
         self.wake.set()
 
     def end(self, error: TuplewireError) -> None:
-        """Make the stream end with an error, after a last acknowledgement."""
-        self.ending = error
-        if self.task is not None:
-            self.task.cancel()
+        """Make the stream end with an error, after a last acknowledgement; only the first error counts."""
+        if self.ending is None:
+            self.ending = error
+            if self.waiting is not None:
+                self.waiting.cancel()
 
 
 def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
@@ -237,12 +240,6 @@ class SendService:
             self._streams.add(stream)
             await context.write(self._welcome(session, hello).SerializeToString())
             await self._carry(session, stream)
-        except asyncio.CancelledError:
-            if stream.ending is None:
-                raise
-            if session is not None and session.stream is stream:
-                await self._write_update(session, context)
-            await self._refused(context, stream.ending)
         except TuplewireError as error:
             await self._refused(context, error)
         finally:
@@ -350,16 +347,28 @@ class SendService:
         )
 
     async def _carry(self, session: _Session, stream: _Stream) -> None:
+        """Read to the end, and write what there is to say until nothing is left."""
+        if stream.ending is not None:
+            raise stream.ending
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
+        stream.waiting = asyncio.current_task()
         try:
             await self._read(session, stream)
             stream.finished.set()
             stream.wake.set()
-            await writer
+            await asyncio.wait([writer])
+        except asyncio.CancelledError:
+            if stream.ending is None:
+                raise
+            raise stream.ending from None
+        except TuplewireError as error:
+            stream.ending = error
+            raise
         finally:
-            writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
-                await writer
+            stream.waiting = None
+            stream.finished.set()
+            stream.wake.set()
+            await finish_writing(writer)
 
     async def _read(self, session: _Session, stream: _Stream) -> None:
         context = stream.context
@@ -437,18 +446,16 @@ class SendService:
         while not finished:
             await stream.wake.wait()
             stream.wake.clear()
-            finished = stream.finished.is_set() and not self._lingers(session)
+            finished = stream.finished.is_set() and not self._lingers(session, stream)
             notices, stream.notices = stream.notices, {}
             for notice in notices.values():
                 await stream.context.write(notice.SerializeToString())
-            await self._write_update(session, stream.context)
+            # What is new since another stream has taken the session over is for that one to say.
+            update = session.state.update() if session.stream is stream else None
+            if update is not None:
+                await stream.context.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
 
-    def _lingers(self, session: _Session) -> bool:
+    def _lingers(self, session: _Session, stream: _Stream) -> bool:
         """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
-        return self.draining and not self._ending and session.origin.eager and not session.state.credit.idle
-
-    @staticmethod
-    async def _write_update(session: _Session, context: _Context) -> None:
-        update = session.state.update()
-        if update is not None:
-            await context.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
+        ending = self._ending or stream.ending is not None
+        return self.draining and not ending and session.origin.eager and not session.state.credit.idle

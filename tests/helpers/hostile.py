@@ -1,0 +1,131 @@
+"""What somebody says who breaks the protocol, and how the worker answers."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from helpers.topology import TOPOLOGY
+from tuplewire import TaskGroup
+from tuplewire.channel import ERROR_KEY
+from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame, varint
+from tuplewire_service.server.launch import Endpoint
+
+SEND = "/tuplewire.v1.Messaging/Send"
+RECV = "/tuplewire.v1.Messaging/Recv"
+TARGET_TASK = 1
+"""The task that hostile messages are for."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a stream ended."""
+
+    status: grpc.StatusCode
+    error: str
+    details: str
+    responses: list[bytes]
+
+
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+
+
+def talk(endpoint: Endpoint, method: str, requests: list[bytes]) -> Answer:
+    """Write requests to a stream of a connection of its own, half-close it, and see how it ends."""
+    with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
+        return talk_over(channel, method, requests)
+
+
+def talk_over(channel: grpc.Channel, method: str, requests: list[bytes]) -> Answer:
+    """Do the same over a connection that is there."""
+    stub: Any = channel.stream_stream(method)
+    call = stub(iter(requests), timeout=20)
+    responses = []
+    with contextlib.suppress(grpc.RpcError):
+        responses.extend(call)
+    return answer_of(call, responses)
+
+
+def answer_of(call: Any, responses: list[bytes]) -> Answer:
+    """Return how a call that is over has ended."""
+    trailing = dict(call.trailing_metadata() or ())
+    return Answer(call.code(), str(trailing.get(ERROR_KEY, "")), call.details() or "", responses)
+
+
+def ask(endpoint: Endpoint, method: str, request: bytes) -> Answer:
+    """Make a call with one request and one response."""
+    with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
+        return ask_over(channel, method, request)
+
+
+def ask_over(channel: grpc.Channel, method: str, request: bytes) -> Answer:
+    """Do the same over a connection that is there."""
+    stub: Any = channel.unary_unary(method)
+    try:
+        response, call = stub.with_call(request, timeout=20)
+    except grpc.RpcError as error:
+        return answer_of(error, [])
+    return answer_of(call, [response])
+
+
+async def ending(call: Any) -> Answer:
+    """Read an asyncio stream to its end."""
+    with contextlib.suppress(grpc.RpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    trailing = dict(await call.trailing_metadata() or ())
+    return Answer(await call.code(), str(trailing.get(ERROR_KEY, "")), await call.details() or "", [])
+
+
+_ids = iter(range(10**6))
+
+
+def hello(**changes: Any) -> bytes:
+    """Return the hello of a new sender, with changes."""
+    fields: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "topology": TOPOLOGY,
+        "sender_id": f"hostile-{next(_ids)}",
+        "incarnation": 1,
+        "ack_mode": pb.ACK_MODE_QUEUED,
+        **changes,
+    }
+    return pb.SendRequest(hello=pb.Hello(**fields)).SerializeToString()
+
+
+def subscribe(*tasks: int, **changes: Any) -> bytes:
+    """Return the subscribe of a new consumer, with changes."""
+    fields: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "topology": TOPOLOGY,
+        "consumer_id": f"hostile-{next(_ids)}",
+        "incarnation": 1,
+        "tasks": [pb.TaskCursor(task=task, credit=10, credit_bytes=1000) for task in tasks],
+        **changes,
+    }
+    return pb.RecvRequest(subscribe=pb.Subscribe(**fields)).SerializeToString()
+
+
+def frame(sequence: int = 1, payloads: tuple[bytes, ...] = (b"x",), task: int = TARGET_TASK) -> bytes:
+    """Return a frame as a well-behaved sender writes it."""
+    return encode_frame(sequence, [[TaskGroup.of(task, payloads)]])
+
+
+def raw_frame(*, task: int = TARGET_TASK, lengths: bytes = b"", data: bytes = b"", source: int = 0) -> bytes:
+    """Return a frame with one group of these very columns, which need not fit together."""
+    group = b"\x08" + varint(task % 2**64) + b"\x10" + varint(source % 2**64)
+    group += b"\x1a" + varint(len(lengths)) + lengths + b"\x22" + varint(len(data)) + data
+    body = b"\x08\x01\x12" + varint(len(group)) + group
+    return b"\x12" + varint(len(body)) + body
+
+
+def lengths(*sizes: int) -> bytes:
+    """Return a column of lengths."""
+    return struct.pack(f"<{len(sizes)}I", *sizes)
