@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from helpers.hostile import (
     SEND,
     TARGET_TASK,
     Answer,
+    answer_of,
     ending,
     frame,
     hello,
@@ -266,6 +268,26 @@ def test_displaced_streams_hear_of_it(worker: Endpoint) -> None:
     with ThreadPoolExecutor(6) as pool:
         answers = [answer for each in pool.map(streams, range(6)) for answer in each]
     assert {answer.error for answer in answers} <= {"MALFORMED", "SEQUENCE_GAP"}
+
+
+@pytest.mark.parametrize(("other", "name"), [("same", "SEQUENCE_GAP"), ("another", "SUPERSEDED")])
+def test_second_stream_of_a_consumer_is_no_other_consumer(worker: Endpoint, other: str, name: str) -> None:
+    """A stream that another of the same consumer replaces ends so that it is opened again; else for good."""
+    with grpc.insecure_channel(worker.address, options=OPTIONS) as channel:
+        done = threading.Event()
+
+        def requests() -> Iterator[bytes]:
+            yield subscribe(9, consumer_id="same")
+            done.wait()
+
+        stub: Any = channel.stream_stream(RECV)
+        first = stub(requests(), timeout=20)
+        assert pb.RecvResponse.FromString(next(first)).HasField("subscribed")
+        assert talk(worker, RECV, [subscribe(9, consumer_id=other)]).status is grpc.StatusCode.OK
+        with pytest.raises(grpc.RpcError):
+            next(first)
+        done.set()
+        assert answer_of(first, []).error == name
 
 
 def test_refused_frame_takes_nothing_with_it(worker: Endpoint) -> None:

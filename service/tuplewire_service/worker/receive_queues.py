@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tuplewire.errors import RefusedError, StaleIncarnationError, SupersededError
+from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
@@ -184,14 +184,14 @@ class ReceiveQueues:
     def _hand_over(
         self, queue: _Queue, subscription: Subscription, cursor: Cursor, request: SubscribeRequest
     ) -> None:
-        resumes = (
-            queue.consumer_id == request.consumer_id
-            and queue.incarnation == request.incarnation
-            and request.worker_incarnation == self.incarnation
-        )
+        same = queue.consumer_id == request.consumer_id and queue.incarnation == request.incarnation
+        resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
+            # Streams that follow each other closely may arrive in either order: the consumer comes again.
             queue.consumer.end(
-                SupersededError(f"consumer {request.consumer_id!r} has taken task {queue.task} over")
+                SequenceGapError(f"consumer {request.consumer_id!r} has opened another stream")
+                if same
+                else SupersededError(f"consumer {request.consumer_id!r} has taken task {queue.task} over")
             )
         queue.consumer = subscription
         queue.consumer_id, queue.incarnation = request.consumer_id, request.incarnation
