@@ -22,6 +22,7 @@ from helpers.hostile import (
     TARGET_TASK,
     Answer,
     answer_of,
+    ask,
     ending,
     frame,
     hello,
@@ -46,6 +47,7 @@ from helpers.topology import (
 )
 
 from tuplewire import Client
+from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import varint
 from tuplewire_service.server.launch import Endpoint
@@ -230,6 +232,31 @@ def test_refused_streams_are_counted(worker: Endpoint) -> None:
     before = metric(worker, sample)
     talk(worker, SEND, [hello(), frame(7)])
     assert metric(worker, sample) == before + 1
+
+
+@pytest.mark.parametrize("method", ["GetStatus", "GetLoad", "GetAssignment", "UpdateAssignment", "Drain"])
+def test_control_refuses_what_is_no_request(worker: Endpoint, method: str) -> None:
+    """A call of Control with bytes that are no protobuf is refused by name, and the log has no traceback."""
+    answer = ask(worker, f"{CONTROL}{method}", b"\xff\xfe garbage")
+    assert (answer.status, answer.error) == MALFORMED, answer
+    assert "not a request" in answer.details
+
+
+def test_health_refuses_what_is_no_request(worker: Endpoint) -> None:
+    """The same for both methods of the standard health service."""
+    answer = ask(worker, "/grpc.health.v1.Health/Check", b"\xff\xfe garbage")
+    assert (answer.status, answer.error) == MALFORMED, answer
+    answer = talk(worker, "/grpc.health.v1.Health/Watch", [b"\xff\xfe garbage"])
+    assert (answer.status, answer.error) == MALFORMED, answer
+
+
+def test_long_words_do_not_hide_the_name(worker: Endpoint) -> None:
+    """A refusal of Control that would quote 100 KB still has its name; gRPC drops metadata of that size."""
+    broken = control_pb2.AssignedWorker(worker_id="x" * 100_000, address="nowhere")
+    assignment = control_pb2.Assignment(version=9, topology=TOPOLOGY, workers=[broken])
+    request = control_pb2.UpdateAssignmentRequest(assignment=assignment)
+    answer = ask(worker, f"{CONTROL}UpdateAssignment", request.SerializeToString())
+    assert (answer.status, answer.error) == MALFORMED, answer
 
 
 def test_unknown_method_is_unimplemented(worker: Endpoint) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
-from tuplewire.channel import ERROR_KEY
-from tuplewire.errors import ConfigError, MessageError, RefusedError, StaleAssignmentError, WrongTopologyError
+from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError, WrongTopologyError
 from tuplewire.wire import control_pb2
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
+from tuplewire_service.messaging.grpc.refuse import refuse
 from tuplewire_service.server.stop import Stop, StopRequest
 from tuplewire_service.server.wire import assignment_from_wire, assignment_to_wire, status_to_wire
 from tuplewire_service.worker.worker import Worker
@@ -57,12 +57,10 @@ class ControlServicer(Servicer):
                     f"the assignment is for topology {assignment.topology!r}, this worker serves {topology!r}"
                 )
             changed = self._worker.update_assignment(assignment)
-        except StaleAssignmentError as error:
-            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, error.code, error)
-        except RefusedError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, error.code, error)
-        except (ConfigError, MessageError) as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED", error)
+        except (RefusedError, MessageError) as error:
+            await refuse(context, error)
+        except ConfigError as error:
+            await refuse(context, MalformedError(str(error)))
         return control_pb2.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
     async def Drain(  # noqa: N802 - the wire's name
@@ -73,8 +71,3 @@ class ControlServicer(Servicer):
         stop = StopRequest("drain-call", deadline_seconds=deadline)
         context.add_done_callback(lambda _: self._stop.request(stop))  # type: ignore[arg-type]  # stub
         return control_pb2.DrainResponse(started=not self._stop.requested)
-
-
-async def _refuse(context: Context, status: grpc.StatusCode, code: str, error: Exception) -> NoReturn:
-    await context.abort(status, str(error), ((ERROR_KEY, code),))
-    raise AssertionError("abort returned")

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
-
 from tuplewire.loop import messaging_loop
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
@@ -19,6 +17,7 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.server.config import WorkerConfig
 from tuplewire_service.server.control import ControlServicer
 from tuplewire_service.server.health import HealthServicer
+from tuplewire_service.server.services import Services
 from tuplewire_service.server.setting import split_host_port
 from tuplewire_service.server.sockets import file_mode
 from tuplewire_service.server.stop import EXIT_DEFECT, Stop, StopRequest
@@ -47,7 +46,7 @@ class DataPlane:
         self._stop = stop
         self._loop = messaging_loop()
         self._loop.loop.set_exception_handler(self._on_defect)
-        self._services = _Services()
+        self._services = Services()
         settings, incarnation = config.worker_settings(), time.time_ns()
         self._context = TransportFactory.make_context(
             _transport_conf(config, settings, incarnation, self._services)
@@ -136,7 +135,7 @@ class DataPlane:
 
 
 def _transport_conf(
-    config: WorkerConfig, settings: WorkerSettings, incarnation: int, services: _Services
+    config: WorkerConfig, settings: WorkerSettings, incarnation: int, services: Services
 ) -> dict[str, Any]:
     """Return what the transport is prepared with; the services are filled in before it binds."""
     host, _ = split_host_port(config.listen)
@@ -151,16 +150,3 @@ def _transport_conf(
         "tuplewire.grpc.receive_bytes": settings.receive_queue_bytes,
         "tuplewire.grpc.session": peer_session(settings.session),
     }
-
-
-class _Services:
-    """Gathers what the generated add_..._to_server functions would add to a server."""
-
-    def __init__(self) -> None:
-        self.handlers: list[grpc.GenericRpcHandler] = []
-
-    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        self.handlers.extend(handlers)
-
-    def add_registered_method_handlers(self, _service: str, _handlers: dict[str, Any]) -> None:
-        """Do nothing: the generic handlers serve the same methods, also on servers without this shortcut."""
