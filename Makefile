@@ -73,7 +73,7 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
 # The lower bounds of pyproject.toml, read from there; the other checks use the newest versions.
-OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)
+OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)
 
 .venv-oldest/.done: pyproject.toml
 	@test -n "$(OLDEST)" || { echo "no lower bounds found in pyproject.toml"; exit 1; }

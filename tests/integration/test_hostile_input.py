@@ -32,6 +32,7 @@ from helpers.hostile import (
     talk,
     talk_over,
 )
+from helpers.http2 import OPENING, call_headers, connected
 from helpers.memory import MIB, rss
 from helpers.topology import (
     TOPOLOGY,
@@ -248,6 +249,15 @@ def test_health_refuses_what_is_no_request(worker: Endpoint) -> None:
     assert (answer.status, answer.error) == MALFORMED, answer
     answer = talk(worker, "/grpc.health.v1.Health/Watch", [b"\xff\xfe garbage"])
     assert (answer.status, answer.error) == MALFORMED, answer
+
+
+def test_method_that_is_no_text(worker: Endpoint) -> None:
+    """A call of a method whose name is not UTF-8 hurts nobody; it ends the server of grpcio 1.84 and 1.85."""
+    with connected(worker.address) as connection:
+        connection.sendall(OPENING + call_headers(1, b"/\xff"))
+        while b"grpc-status" not in (said := connection.recv(4096)):
+            assert said, "hung up without an answer"
+    _use(worker)
 
 
 def test_long_words_do_not_hide_the_name(worker: Endpoint) -> None:

@@ -1,0 +1,64 @@
+"""HTTP/2 and gRPC's framing by hand, for what a gRPC library would never write."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from helpers.hostile import SEND
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    7,
+    8,
+    9,
+)
+"""Frame types."""
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+"""Flags."""
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return one frame."""
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+OPENING = PREFACE + http2_frame(SETTINGS, 0, 0)
+"""What a client says first."""
+
+
+def call_headers(stream: int, path: bytes = SEND.encode(), flags: int = END_HEADERS) -> bytes:
+    """Return the headers of a gRPC call; each is a literal that needs no table."""
+    block = b""
+    for name, value in (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path),
+        (b":authority", b"test"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ):
+        block += b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+    return http2_frame(HEADERS, flags, stream, block)
+
+
+def grpc_message(message: bytes, *, compressed: int = 0, length: int | None = None) -> bytes:
+    """Return a message as gRPC frames it; length: what it says of itself."""
+    return struct.pack(">BI", compressed, len(message) if length is None else length) + message
+
+
+def connected(address: str, timeout: float = 5.0) -> socket.socket:
+    """Return a connection to host:port or unix:///path; OSError when nobody listens."""
+    if address.startswith("unix://"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout)
+        connection.connect(address.removeprefix("unix://"))
+        return connection
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=timeout)
