@@ -68,7 +68,11 @@ class _Move:
 
     def ends(self) -> bool:
         self.ways = [way for way in self.ways if not way.connection.quiet(self.task)]
-        return not self.ways and not self.waiting and (self.left is None or self.left())
+        return not self.ways and not self.waiting and self.has_left()
+
+    def has_left(self) -> bool:
+        """Whether nothing is queued here that is to be passed on: what comes goes straight to the owner."""
+        return self.left is None or self.left()
 
 
 def _position(parcel: Parcel) -> int:
@@ -101,10 +105,10 @@ class Moves:
         self._moves.setdefault(task, _Move(task, self._own, now)).ways.append(_Way(peer, connection))
 
     def stay(self, owner_of: Mapping[int, AssignedWorker]) -> None:
-        """Forget the ways to owners: what goes there now follows what went there before."""
+        """Forget the ways to owners: what goes there straight follows what went there before."""
         for task, move in self._moves.items():
             owner = owner_of.get(task)
-            if owner is not None:
+            if owner is not None and move.has_left():
                 move.ways = [way for way in move.ways if way.peer != owner.peer]
 
     def holds(self, group: TaskGroup, origin: Origin) -> bool:

@@ -229,7 +229,6 @@ class Worker(IConnectionCallback, ISubscriptionSource):
                 lost.setdefault(owner.peer, []).append(task)
         for peer, tasks in lost.items():
             self._wait_for(peer, tasks, now)
-        self._moves.stay(self._transfer.owner_of)
 
     def _refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
@@ -249,6 +248,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         """Pass on what has left our queues, and what was held for tasks whose old ways are empty."""
         if self._moves:
             self._reroute(self._queues.leave())
+            self._moves.stay(self._transfer.owner_of)
             self._reroute(self._moves.done())
 
     def _reroute(self, parcels: Iterable[Parcel]) -> None:
