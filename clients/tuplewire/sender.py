@@ -97,6 +97,7 @@ class Sender:
         self.congested: frozenset[int] = frozenset()
         self.connected = False
         self.assignment_version: Callable[[], int] = lambda: 0
+        self.draining: Callable[[], bool] = lambda: False
         self._settings = settings
         self._loop = loop
         self._on_settled = on_settled
@@ -390,6 +391,7 @@ class Sender:
             assignment_version=self.assignment_version(),
             acknowledged=window.acknowledged,
             receiver_incarnation=window.receiver_incarnation,
+            draining=self.draining(),
         )
         await call.write(pb.SendRequest(hello=hello).SerializeToString())
         data = await call.read()

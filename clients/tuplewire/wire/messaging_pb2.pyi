@@ -59,7 +59,7 @@ PEER_KIND_CLIENT: PeerKind
 PEER_KIND_WORKER: PeerKind
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "topology", "sender_id", "incarnation", "assignment_version", "ack_mode", "kind", "acknowledged", "receiver_incarnation")
+    __slots__ = ("protocol_version", "topology", "sender_id", "incarnation", "assignment_version", "ack_mode", "kind", "acknowledged", "receiver_incarnation", "draining")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Hello(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     topology: str
     sender_id: str
@@ -78,7 +79,8 @@ class Hello(_message.Message):
     kind: PeerKind
     acknowledged: int
     receiver_incarnation: int
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., assignment_version: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged: _Optional[int] = ..., receiver_incarnation: _Optional[int] = ...) -> None: ...
+    draining: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., assignment_version: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged: _Optional[int] = ..., receiver_incarnation: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "receiver_id", "receiver_incarnation", "last_sequence", "ack_mode", "initial_credit", "credits", "max_message_bytes", "max_frame_bytes", "refusals", "assignment_version", "load")

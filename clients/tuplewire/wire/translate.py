@@ -22,6 +22,7 @@ def hello_to_wire(
     assignment_version: int,
     acknowledged: int,
     receiver_incarnation: int,
+    draining: bool,
 ) -> pb.Hello:
     """Return the hello of a sender."""
     return pb.Hello(
@@ -34,6 +35,7 @@ def hello_to_wire(
         kind=pb.PEER_KIND_WORKER if worker else pb.PEER_KIND_CLIENT,
         acknowledged=acknowledged,
         receiver_incarnation=receiver_incarnation,
+        draining=draining,
     )
 
 

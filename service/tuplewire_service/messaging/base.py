@@ -186,8 +186,11 @@ class IServerConnection(IConnection):
         """Every address that is bound, in the transport's own notation."""
 
     @abstractmethod
-    def stop_intake(self) -> None:
-        """Take nothing more in: acknowledge what was taken, and let the senders keep the rest."""
+    def stop_intake(self, *, workers: bool = True) -> None:
+        """Take nothing more in: acknowledge what was taken, and let the senders keep the rest.
+
+        workers: whether other workers are meant too, apart from those that are about to go themselves.
+        """
 
     @abstractmethod
     def register_recv(self, callback: IConnectionCallback) -> None:
@@ -275,12 +278,14 @@ class IRelayConnection(IClientConnection):
         on_settled: Callable[[Sequence[Settled]], None],
         on_released: Callable[[Sequence[Settled]], None],
         assignment_version: Callable[[], int],
+        draining: Callable[[], bool],
     ) -> None:
         """Say whom to tell; before the first forward. Called where the transport's I/O runs.
 
         on_settled: what the receiver has taken over, or what is dropped. on_released: what the receiver is
         done with, later, in order for each task; and what it will never be done with.
-        assignment_version: asked for at every frame, for a receiver that lags behind.
+        assignment_version: asked for at every frame, for a receiver that lags behind. draining: asked for
+        when connecting: whether the messages are the last of a worker that is about to go.
         """
 
     @abstractmethod

@@ -169,8 +169,10 @@ class LocalServer(IServerConnection):
         """See IServerConnection: `local:` and the port."""
         return [f"local:{self._port}"]
 
-    def stop_intake(self) -> None:
+    def stop_intake(self, *, workers: bool = True) -> None:
         """See IServerConnection. What is sent from now on waits for the next server of the port."""
+        if not workers:
+            return  # workers and programs share the port's queue
         with self._endpoint.lock:
             if self._endpoint.server is self:
                 self._endpoint.server = None
@@ -384,6 +386,7 @@ class LocalClient(IRelayConnection):
         on_settled: Callable[[Sequence[Settled]], None],
         on_released: Callable[[Sequence[Settled]], None],
         assignment_version: Callable[[], int],
+        draining: Callable[[], bool],  # noqa: ARG002 - a connection of this process does not break
     ) -> None:
         """See IRelayConnection."""
         self._callbacks, self._version = (on_settled, on_released), assignment_version

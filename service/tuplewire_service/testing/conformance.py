@@ -357,7 +357,7 @@ class TransportConformance(ABC):
         released: list[Settled] = []
         with self.pair(recorder) as (_, client):
             assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            client.attach(settled.extend, released.extend, lambda: 0)
+            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
             client.follow([1])
             batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
             assert client.forward(TaskMessageBatch(batch).groups, "token")
@@ -372,7 +372,7 @@ class TransportConformance(ABC):
         released: list[Settled] = []
         with self.pair(recorder) as (_, client):
             assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            client.attach(lambda _: None, released.extend, lambda: 0)
+            client.attach(lambda _: None, released.extend, lambda: 0, lambda: False)
             client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
             eventually(lambda: len(recorder.seen()) == 3)
             client.follow([1, 2])

@@ -35,6 +35,7 @@ class Connections:
         on_settled: Callable[[Sequence[Settled]], None],
         on_released: Callable[[Sequence[Settled]], None],
         assignment_version: Callable[[], int],
+        draining: Callable[[], bool],
         on_returned: Callable[[IRelayConnection, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
         """Start without any.
@@ -47,6 +48,7 @@ class Connections:
         self._on_settled = on_settled
         self._on_released = on_released
         self._version = assignment_version
+        self._draining = draining
         self._on_returned = on_returned
         self._connections: dict[Peer, IRelayConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -76,7 +78,7 @@ class Connections:
                 f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
                 "it is not an IRelayConnection"
             )
-        connection.attach(self._on_settled, self._on_released, self._version)
+        connection.attach(self._on_settled, self._on_released, self._version, self._draining)
         return connection
 
     async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:

@@ -7,6 +7,7 @@ the router, its client connections carry what belongs elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
@@ -98,6 +99,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             on_settled=self._settled,
             on_released=self._released,
             assignment_version=self._assignment_version,
+            draining=lambda: self.state is WorkerState.DRAINING,
             on_returned=self._returned,
         )
         self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable)
@@ -145,20 +147,19 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """Finish and stop: take nothing new, deliver and pass on what is held, close; return the balance.
 
+        Moves come first, for at most half of the time: what waits here for them may wait for messages that
+        other workers have for us, and who comes in our place knows of no move.
+
         What nobody has taken by the deadline is counted as dropped{shutdown}. Its senders are not told that
         it is done with: those that keep it (mode `processed`) send it again to whoever takes our place.
         """
-        deadline = time.monotonic() + deadline_seconds
+        now = time.monotonic()
+        deadline = now + deadline_seconds
         self._enter(WorkerState.DRAINING)
-        if self._server is not None:
-            await asyncio.to_thread(self._server.stop_intake)
-        while self._held_messages() and (left := deadline - time.monotonic()) > 0:
-            self._activity.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._activity.wait()
-            except TimeoutError:
-                break
+        await self._stop_intake(workers=False)
+        await self._until(lambda: not self._moves, now + deadline_seconds / 2)
+        await self._stop_intake(workers=True)
+        await self._until(lambda: not self._moves and not self._held_messages(), deadline)
         self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())
@@ -169,6 +170,18 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             await asyncio.to_thread(self._server.close, _CLOSE_SECONDS)
         self._enter(WorkerState.STOPPED)
         return self.ledger()
+
+    async def _stop_intake(self, *, workers: bool) -> None:
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop_intake, workers=workers)
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Wait until messages have gone, so that the condition holds, or the deadline has passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline - time.monotonic() + asyncio.get_running_loop().time()):
+                while not condition():
+                    self._activity.clear()
+                    await self._activity.wait()
 
     def _held_messages(self) -> int:
         return (
@@ -361,14 +374,15 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             if each.dropped is not DropReason.CLOSED:  # we are ending, and done with nothing by that
                 each.token.release(each.task, each.messages, each.size_bytes)
         self._end_moves()
+        self._activity.set()
 
     def _done(self, task: int, done: Iterable[Done]) -> None:
         """Account for what a consumer has acknowledged, and give room to those who sent it."""
         for each in done:
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
-        self._activity.set()
         self._end_moves()
+        self._activity.set()
 
     def _no_assignment(self) -> NotReadyError:
         return NotReadyError(

@@ -71,9 +71,16 @@ class GrpcClientConnection(IRelayConnection):
         """See IRelayConnection."""
         return self._sender.try_send(groups, token, retain=retain)
 
-    def attach(self, on_settled: _Told, on_released: _Told, assignment_version: Callable[[], int]) -> None:
+    def attach(
+        self,
+        on_settled: _Told,
+        on_released: _Told,
+        assignment_version: Callable[[], int],
+        draining: Callable[[], bool],
+    ) -> None:
         """See IRelayConnection."""
         self._callbacks = on_settled, on_released
+        self._sender.draining = draining
         self._sender.assignment_version = assignment_version
 
     def follow(self, tasks: Collection[int]) -> None:

@@ -125,8 +125,15 @@ class _Stream:
         self.waiting: asyncio.Task[Any] | None = None
         """The task while it may be interrupted: a write must not be, see finish_writing."""
         self.ending: TuplewireError | None = None
+        self.worker = False
+        self.last = False
+        """Whether what comes is the last of a worker that is about to go."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
+
+    def is_refused(self, *, workers: bool) -> bool:
+        """Whether a drain ends this stream: a program's, or any worker's that is not about to go itself."""
+        return not self.worker or (workers and not self.last)
 
     def notify(self, notice: pb.SendResponse) -> None:
         kind = notice.WhichOneof("kind") or ""
@@ -160,6 +167,7 @@ class SendService:
         self.settings = settings
         self.callback = callback
         self.draining = False
+        self._refuses_workers = False
         self._ending = False
         self.refused: Counter[str] = Counter()
         self._sessions: dict[str, _Session] = {}
@@ -195,15 +203,16 @@ class SendService:
         for stream in self._streams:
             stream.notify(pb.SendResponse(backpressure=status))
 
-    async def drain(self) -> None:
-        """Take nothing new, and acknowledge what was taken.
+    async def drain(self, *, workers: bool = True) -> None:
+        """Take nothing new from programs, or from workers either, and acknowledge what was taken.
 
         The senders end the streams themselves: they stop writing, and read until the last acknowledgement. A
         stream that this side breaks off may lose that one, and its sender would send again what has arrived.
         Where the sender waits until its messages are processed, that goes on until end().
         """
         self.draining = True
-        streams = list(self._streams)
+        self._refuses_workers = workers
+        streams = [stream for stream in self._streams if stream.is_refused(workers=workers)]
         for stream in streams:
             stream.notify(pb.SendResponse(drain=pb.Drain()))
         with contextlib.suppress(TimeoutError):
@@ -234,6 +243,7 @@ class SendService:
             if hello is None:
                 return
             session = self._open(hello)
+            stream.worker, stream.last = session.worker, hello.draining
             if session.stream is not None:
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))
             session.stream = stream
@@ -282,7 +292,8 @@ class SendService:
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        if self.draining:
+        worker = hello.kind == pb.PEER_KIND_WORKER
+        if self.draining and (not worker or (self._refuses_workers and not hello.draining)):
             raise DrainingError("the worker is draining; connect again later, or to another one")
         if hello.kind != pb.PEER_KIND_WORKER and (error := self.callback.not_ready) is not None:
             raise error

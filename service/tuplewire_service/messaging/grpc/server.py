@@ -150,9 +150,9 @@ class GrpcServerConnection(IServerConnection):
         """See IServerConnection: host:port, or unix:///path."""
         return self._addresses
 
-    def stop_intake(self) -> None:
-        """See IServerConnection. Ends every Send stream; consumers go on."""
-        self._thread.run(self._send.drain())
+    def stop_intake(self, *, workers: bool = True) -> None:
+        """See IServerConnection. Ends Send streams; consumers go on."""
+        self._thread.run(self._send.drain(workers=workers))
 
     def close(self, timeout: float = 10.0) -> None:
         """See IConnection."""

@@ -1,0 +1,125 @@
+"""A worker that drains while a task moves, or while its peer drains too: nothing is lost or overtaken."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from helpers.topology import (
+    assign,
+    assignment_file,
+    collect,
+    has_ended,
+    ledger,
+    messages_of,
+    numbered,
+    numbers,
+    one_worker,
+    queued,
+    status,
+)
+from helpers.traffic import Reader, client_of
+
+from tuplewire.control import ControlClient
+from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing import eventually
+
+
+def ready(*workers: Endpoint) -> None:
+    """Wait until all are connected to each other."""
+    for worker in workers:
+        with ControlClient(worker.address) as control:
+            control.wait_ready(10)
+
+
+def test_the_new_owner_of_a_task_takes_what_it_waits_for(tmp_path: Path) -> None:
+    """It drains before the former owner has handed over: it takes that still, ahead of what it has."""
+    with (
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", "--drain-seconds=20", directory=tmp_path) as b,
+    ):
+        for each in (a, b):
+            assign(each, 1, {("a", a.address): [1], ("b", b.address): [2]})
+        ready(a, b)
+        moved = {("a", a.address): [], ("b", b.address): [1, 2]}
+        with client_of(b.address) as sender, client_of(b.address) as consumer:
+            sender.send(numbered(1, range(10)))
+            sender.flush(10)
+            assert queued(a, 1) == 10
+            assign(b, 2, moved)
+            sender.send(numbered(1, range(10, 20)))
+            sender.flush(10)
+            with consumer.recv([1], timeout=10) as subscription:
+                os.kill(b.process_id, signal.SIGTERM)
+                eventually(lambda: status(b).state == 3, 5, "draining")
+                assign(a, 2, moved)
+                assert numbers(collect(subscription, 20)) == list(range(20))
+                eventually(lambda: has_ended(b), 15, "drained")
+        eventually(lambda: ledger(a).pending == 0)
+
+
+def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
+    """Its successor knows of no move, and would send what follows straight to the new owner."""
+    with ExitStack() as first_life, ExitStack() as rest:
+        a, b = (rest.enter_context(one_worker(name, directory=tmp_path)) for name in "ab")
+        f = first_life.enter_context(one_worker("f", "--drain-seconds=20", directory=tmp_path))
+        before = {("a", a.address): [1], ("b", b.address): [], ("f", f.address): list[int]()}
+        after = {("a", a.address): [], ("b", b.address): [1], ("f", f.address): list[int]()}
+        for each in (a, b, f):
+            assign(each, 1, before)
+        ready(a, b, f)
+        sender, at_a, at_b = (rest.enter_context(client_of(each.address)) for each in (f, a, b))
+        sender.send(numbered(1, range(10)))
+        sender.flush(10)
+        slow = rest.enter_context(at_a.recv([1], timeout=10))
+        assert numbers(messages_of(next(slow))) == list(range(10))  # and works on them
+        sender.send(numbered(1, range(10, 20)))
+        sender.flush(10)
+        for each in (f, b, a):
+            assign(each, 2, after)
+        os.kill(f.process_id, signal.SIGTERM)
+        eventually(lambda: status(f).state == 3, 5, "draining")
+        sender.send(numbered(1, range(20, 30)))
+        assert not has_ended(f)
+        slow.acknowledge()
+        reader = rest.enter_context(Reader(at_b.recv([1], timeout=0.2)))
+        eventually(lambda: has_ended(f), 15, "drained")
+        assert numbers(reader.got) == list(range(10, 20))
+        first_life.close()
+        port = int(f.address.rpartition(":")[2])
+        file = assignment_file(tmp_path, 2, after)
+        with one_worker("f", f"--assignment-file={file}", directory=tmp_path, port=port):
+            sender.flush(10)
+            reader.has(20)
+            assert numbers(reader.got) == list(range(10, 30))
+
+
+def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: Path) -> None:
+    """Each holds messages for the other's task, which its consumer fetches: both end, and drop nothing."""
+    with ExitStack() as stack:
+        a, b = (
+            stack.enter_context(one_worker(name, "--drain-seconds=20", directory=tmp_path)) for name in "ab"
+        )
+        for each in (a, b):
+            assign(each, 1, {("a", a.address): [1], ("b", b.address): [2]})
+        ready(a, b)
+        clients = {each: stack.enter_context(client_of(each.address)) for each in (a, b)}
+        os.kill(b.process_id, signal.SIGSTOP)
+        clients[a].send(numbered(2, range(1000)))
+        clients[a].flush(10)
+        os.kill(b.process_id, signal.SIGCONT)
+        clients[b].send(numbered(1, range(1000)))
+        clients[b].flush(10)
+        readers = [
+            stack.enter_context(Reader(clients[each].recv([task], timeout=0.2)))
+            for each, task in ((a, 1), (b, 2))
+        ]
+        for each in (a, b):
+            os.kill(each.process_id, signal.SIGTERM)
+        for reader in readers:
+            reader.has(1000)
+            assert numbers(reader.got) == list(range(1000))
+        for each in (a, b):
+            eventually(lambda each=each: has_ended(each), 15, "drained")  # type: ignore[misc]
