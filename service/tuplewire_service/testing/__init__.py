@@ -1,7 +1,8 @@
 """Shipped for tests: the conformance kit for transports, a fault proxy, and waiting for a condition."""
 
 from tuplewire_service.testing.conformance import TransportConformance
+from tuplewire_service.testing.line import Direction
 from tuplewire_service.testing.proxy import FaultProxy
 from tuplewire_service.testing.waiting import eventually
 
-__all__ = ["FaultProxy", "TransportConformance", "eventually"]
+__all__ = ["Direction", "FaultProxy", "TransportConformance", "eventually"]

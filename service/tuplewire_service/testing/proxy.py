@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import socket
 import struct
 import threading
@@ -12,7 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-_CHUNK_BYTES = 64 * 1024
+from tuplewire.loop import watched
+from tuplewire_service.testing.line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
+
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
 
@@ -23,8 +25,12 @@ class FaultProxy:
     target, listen: host:port or unix:///path; port 0 takes any free one. Runs in a thread of its own; every
     method may be called from any thread, and has taken effect when it returns.
 
+    Faults add up: a delay holds through a throttle and a black hole; resume() undoes them all. Each is in
+    force for every connection, now open or opened later. What is held back is bounded, 4 MiB in each
+    direction of a connection; after that the proxy reads no more, as a full network does.
+
     Guarantee: a connection's bytes arrive in order and unchanged up to the point where it is cut, as with any
-    TCP connection.
+    TCP connection. When one end goes the other is told, a reset as a reset, once it would hear anything.
     """
 
     def __init__(self, target: str, listen: str = "127.0.0.1:0") -> None:
@@ -32,8 +38,7 @@ class FaultProxy:
         self.address = listen
         """Where to connect; with the real port once started."""
         self._loop = asyncio.new_event_loop()
-        self._open = asyncio.Event()
-        self._open.set()
+        self._line = Line()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -70,11 +75,31 @@ class FaultProxy:
 
     def black_hole(self) -> None:
         """Pass nothing on any more: connections stay open, new ones are taken, and nobody answers."""
-        self._call(self._open.clear)
+        self._add(silent=frozenset(Direction))
+
+    def half_open(self, dead: Direction = Direction.TO_CLIENT) -> None:
+        """Pass nothing on in one direction, and the other on as before.
+
+        With the default the target hears its clients, and nothing of what it says, nor its end, reaches them.
+        """
+        self._add(silent=frozenset((*self._line.conditions.silent, dead)))
+
+    def delay(self, seconds: float) -> None:
+        """Let each byte arrive so much later, in both directions; ValueError when that is negative."""
+        self._add(delay_seconds=seconds)
+
+    def throttle(self, bytes_per_second: float) -> None:
+        """Pass on at most so much in each direction of each connection; ValueError when not more than 0."""
+        self._add(bytes_per_second=bytes_per_second)
 
     def resume(self) -> None:
-        """Pass everything on again; what was held back goes first."""
-        self._call(self._open.set)
+        """Pass everything on as it comes again; what was held back goes first."""
+        self._call(lambda: self._line.change(CLEAR))
+
+    @property
+    def conditions(self) -> Conditions:
+        """What is in force."""
+        return self._line.conditions
 
     def close(self) -> None:
         """Reset every connection and stop listening; does nothing the second time."""
@@ -99,6 +124,9 @@ class FaultProxy:
 
         self._run(call())
 
+    def _add(self, **conditions: Any) -> None:
+        self._call(lambda: self._line.change(dataclasses.replace(self._line.conditions, **conditions)))
+
     # --- on the loop -----------------------------------------------------------------------------
 
     async def _listen(self) -> int:
@@ -112,7 +140,7 @@ class FaultProxy:
         return 0
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = self._loop.create_task(self._carry(reader, writer), name="proxy connection")
+        task = watched(self._loop.create_task(self._carry(reader, writer), name="proxy connection"))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -126,9 +154,14 @@ class FaultProxy:
             return
         self._writers.add(far_writer)
         try:
-            async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump(reader, far_writer))
-                pumps.create_task(self._pump(far_reader, writer))
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(OneWay(self._line, Direction.TO_TARGET, reader, far_writer).run())
+                ways.create_task(OneWay(self._line, Direction.TO_CLIENT, far_reader, writer).run())
+            for each in (writer, far_writer):
+                each.close()
+                await each.wait_closed()  # what is not read yet gets the time it takes
+        except* (BrokenEndError, OSError):
+            pass  # the other end is reset, too
         finally:
             for each in (writer, far_writer):
                 _reset(each)
@@ -139,15 +172,6 @@ class FaultProxy:
             return await asyncio.open_unix_connection(self.target.removeprefix(_UNIX))
         host, _, port = self.target.rpartition(":")
         return await asyncio.open_connection(host, int(port))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A broken connection ends the pump like an orderly end does.
-        with contextlib.suppress(OSError):
-            while data := await reader.read(_CHUNK_BYTES):
-                await self._open.wait()
-                writer.write(data)
-                await writer.drain()
-            writer.write_eof()
 
     async def _cut(self) -> int:
         tasks = list(self._tasks)

@@ -1,0 +1,144 @@
+"""What a proxy's connections are like at the moment, and one direction of one connection under it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+
+_CHUNK_BYTES = 64 * 1024
+_HELD_BYTES = 4 * 1024 * 1024
+"""One direction of a connection holds back less than this and one chunk; then it reads no more."""
+_PIECE_SECONDS = 0.05
+"""A throttled connection passes on so much of its rate at a time."""
+
+
+class Direction(enum.StrEnum):
+    """Which way bytes go."""
+
+    TO_TARGET = "to target"
+    TO_CLIENT = "to client"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What happens to the bytes on the way.
+
+    delay_seconds: each byte arrives so much later. bytes_per_second: of each direction of each connection.
+    silent: the directions in which nothing is passed on, not even that an end has gone.
+    """
+
+    delay_seconds: float = 0.0
+    bytes_per_second: float = math.inf
+    silent: frozenset[Direction] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay_seconds < math.inf:
+            raise ValueError(f"a delay is 0 seconds or more, not {self.delay_seconds!r}")
+        if not self.bytes_per_second > 0:
+            raise ValueError(f"a throttle is more than 0 bytes per second, not {self.bytes_per_second!r}")
+
+
+CLEAR = Conditions()
+
+
+class Line:
+    """The conditions in force for all connections of a proxy. Belongs to its loop."""
+
+    def __init__(self) -> None:
+        self.conditions = CLEAR
+        self._changed = asyncio.Event()
+
+    def change(self, conditions: Conditions) -> None:
+        """Put conditions in force; whoever waits by the old ones looks again."""
+        self.conditions = conditions
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait(self, seconds: float | None) -> None:
+        """Wait so long (None: for ever), or until the conditions change."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+
+class BrokenEndError(Exception):
+    """One end of a connection was reset, and the other is to be told."""
+
+
+class OneWay:
+    """Carries the bytes of one direction of one connection, in order and unchanged."""
+
+    def __init__(
+        self, line: Line, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._line = line
+        self._direction = direction
+        self._reader = reader
+        self._writer = writer
+        self._held: deque[tuple[float, memoryview]] = deque()
+        self._held_bytes = 0
+        self._broken = False
+        self._arrival = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def run(self) -> None:
+        """Carry until the end has been passed on; BrokenEndError when that is a reset."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._take_in())
+            both.create_task(self._pass_on())
+
+    async def _take_in(self) -> None:
+        data = b"-"
+        while data:
+            try:
+                data = await self._reader.read(_CHUNK_BYTES)
+            except OSError:
+                self._broken = True
+                data = b""
+            self._held.append((time.monotonic(), memoryview(data)))
+            self._held_bytes += len(data)
+            self._arrival.set()
+            while self._held_bytes >= _HELD_BYTES:
+                self._room.clear()
+                await self._room.wait()
+
+    async def _pass_on(self) -> None:
+        while True:
+            while not self._held:
+                self._arrival.clear()
+                await self._arrival.wait()
+            since, data = self._held.popleft()
+            await self._until_due(since)
+            if not data:
+                break
+            rate = self._line.conditions.bytes_per_second
+            size = len(data) if rate == math.inf else max(1, int(rate * _PIECE_SECONDS))
+            piece, rest = data[:size], data[size:]
+            if rest:
+                self._held.appendleft((since, rest))
+            # When that end is gone, the other way hears of it too, and tells the end that this one reads.
+            with contextlib.suppress(OSError):
+                self._writer.write(piece)
+                await self._writer.drain()
+            self._held_bytes -= len(piece)
+            self._room.set()
+            if rate != math.inf:
+                await self._line.wait(len(piece) / rate)
+        if self._broken:
+            raise BrokenEndError
+        self._writer.write_eof()
+
+    async def _until_due(self, since: float) -> None:
+        while True:
+            conditions = self._line.conditions
+            left: float | None = since + conditions.delay_seconds - time.monotonic()
+            if self._direction in conditions.silent:
+                left = None
+            elif left is not None and left <= 0:
+                return
+            await self._line.wait(left)

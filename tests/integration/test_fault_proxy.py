@@ -1,0 +1,300 @@
+"""The fault proxy does to a connection exactly what it is told, on TCP and on Unix sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tuplewire_service.testing import Direction, FaultProxy, eventually
+
+_DEADLINE_SECONDS = 20.0
+_QUIET_SECONDS = 0.2
+
+
+class Target:
+    """Accepts connections and hands each over as a socket."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        if self._listener.family == socket.AF_UNIX:
+            return f"unix://{self._listener.getsockname()}"
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def accept(self) -> socket.socket:
+        """Return the next connection."""
+        connection, _ = self._listener.accept()
+        connection.settimeout(_DEADLINE_SECONDS)
+        return connection
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def proxy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FaultProxy, Target]]:
+    """Run a proxy before a target, over TCP or over Unix sockets."""
+    if request.param == "unix":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "target.sock"))
+        listener.listen()
+        listen = f"unix://{tmp_path}/proxy.sock"
+    else:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listen = "127.0.0.1:0"
+    listener.settimeout(_DEADLINE_SECONDS)
+    with closing(listener):
+        target = Target(listener)
+        with FaultProxy(target.address, listen) as proxy:
+            yield proxy, target
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to a proxy."""
+    if address.startswith("unix://"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address.removeprefix("unix://"))
+    else:
+        host, _, port = address.rpartition(":")
+        connection = socket.create_connection((host, int(port)))
+    connection.settimeout(_DEADLINE_SECONDS)
+    return connection
+
+
+def pair(proxy: FaultProxy, target: Target) -> tuple[socket.socket, socket.socket]:
+    """Connect through a proxy; return both ends."""
+    near = connect(proxy.address)
+    return near, target.accept()
+
+
+def take(connection: socket.socket, size: int) -> bytes:
+    """Read exactly so many bytes."""
+    data = b""
+    while len(data) < size:
+        data += (piece := connection.recv(size - len(data)))
+        assert piece, f"the connection ended after {len(data)} of {size} bytes"
+    return data
+
+
+def silent(connection: socket.socket) -> bool:
+    """Whether neither a byte nor an end comes for a moment."""
+    connection.settimeout(_QUIET_SECONDS)
+    try:
+        connection.recv(1)
+    except TimeoutError:
+        return True
+    finally:
+        connection.settimeout(_DEADLINE_SECONDS)
+    return False
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the connection has ended, in whatever way; waits for that."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_passes_bytes_and_ends_on(proxy: tuple[FaultProxy, Target]) -> None:
+    """Without a fault all bytes arrive both ways, unchanged, and an orderly end after the last of them."""
+    data = os.urandom(3_000_000)
+    near, far = pair(*proxy)
+    with near, far:
+        for sender, receiver in ((near, far), (far, near)):
+            thread = threading.Thread(target=sender.sendall, args=(data,))
+            thread.start()
+            assert take(receiver, len(data)) == data
+            thread.join()
+        near.sendall(b"last")
+        near.shutdown(socket.SHUT_WR)
+        assert take(far, 4) == b"last"
+        assert far.recv(1) == b""
+        far.sendall(data)
+        far.close()
+        assert take(near, len(data)) == data
+        assert near.recv(1) == b""
+    eventually(lambda: proxy[0].connections == 0)
+
+
+def test_black_hole_holds_bytes_and_ends_back(proxy: tuple[FaultProxy, Target]) -> None:
+    """In a black hole neither bytes nor the end of a peer arrive; after it both do, in order."""
+    near, far = pair(*proxy)
+    with near, far:
+        proxy[0].black_hole()
+        near.sendall(b"one")
+        far.sendall(b"two")
+        far.close()
+        assert silent(near)
+        proxy[0].resume()
+        assert take(near, 3) == b"two"
+        near.shutdown(socket.SHUT_WR)
+        assert ended(near)
+
+
+def test_black_hole_takes_new_connections(proxy: tuple[FaultProxy, Target]) -> None:
+    """A new connection through a black hole is made, and silent until it ends."""
+    proxy[0].black_hole()
+    near, far = pair(*proxy)
+    with near, far:
+        near.sendall(b"one")
+        assert silent(far)
+        proxy[0].resume()
+        assert take(far, 3) == b"one"
+
+
+@pytest.mark.parametrize("dead", list(Direction))
+def test_half_open(proxy: tuple[FaultProxy, Target], dead: Direction) -> None:
+    """With one direction dead the other carries on; what was sent the dead way comes after."""
+    near, far = pair(*proxy)
+    with near, far:
+        deaf, hears = (near, far) if dead is Direction.TO_CLIENT else (far, near)
+        proxy[0].half_open(dead)
+        hears.sendall(b"lost?")
+        deaf.sendall(b"heard")
+        assert take(hears, 5) == b"heard"
+        assert silent(deaf)
+        proxy[0].resume()
+        assert take(deaf, 5) == b"lost?"
+
+
+def test_half_open_hides_the_end_of_a_peer(proxy: tuple[FaultProxy, Target]) -> None:
+    """A target that dies is not seen to, until the proxy resumes."""
+    near, far = pair(*proxy)
+    with near:
+        proxy[0].half_open()
+        far.close()
+        assert silent(near)
+        proxy[0].resume()
+        assert ended(near)
+
+
+def test_delay(proxy: tuple[FaultProxy, Target]) -> None:
+    """Each byte arrives so much later, and many chunks together no later than one."""
+    seconds = 0.3
+    data = os.urandom(1_000_000)
+    near, far = pair(*proxy)
+    with near, far:
+        proxy[0].delay(seconds)
+        start = time.monotonic()
+        near.sendall(data)
+        first = take(far, 1)
+        assert time.monotonic() - start >= seconds
+        assert first + take(far, len(data) - 1) == data
+        # 16 chunks: delayed one after the other they would take 5 seconds.
+        assert time.monotonic() - start < 10 * seconds
+        far.sendall(b"back")
+        start = time.monotonic()
+        assert take(near, 4) == b"back"
+        assert time.monotonic() - start >= seconds / 2
+        proxy[0].delay(1000)
+        near.sendall(b"held")
+        assert silent(far)
+        proxy[0].resume()
+        assert take(far, 4) == b"held"
+
+
+def test_throttle(proxy: tuple[FaultProxy, Target]) -> None:
+    """A throttled connection passes on all, at its rate and no faster; after it the rest comes at once."""
+    rate = 100_000
+    data = os.urandom(50_000)
+    near, far = pair(*proxy)
+    with near, far:
+        proxy[0].throttle(rate)
+        start = time.monotonic()
+        near.sendall(data)
+        assert take(far, len(data)) == data
+        assert time.monotonic() - start >= 0.8 * len(data) / rate
+        proxy[0].throttle(1)
+        near.sendall(data)
+        assert take(far, 1) == data[:1]
+        proxy[0].resume()
+        assert take(far, len(data) - 1) == data[1:]
+
+
+def test_faults_add_up(proxy: tuple[FaultProxy, Target]) -> None:
+    """A second fault leaves the first in force, and one resume undoes both."""
+    near, far = pair(*proxy)
+    with near, far:
+        proxy[0].half_open(Direction.TO_TARGET)
+        proxy[0].delay(1000)
+        near.sendall(b"there")
+        far.sendall(b"back")
+        assert silent(near)
+        proxy[0].half_open(Direction.TO_CLIENT)
+        assert proxy[0].conditions.silent == frozenset(Direction)
+        proxy[0].resume()
+        assert (take(far, 5), take(near, 4)) == (b"there", b"back")
+
+
+def test_cut_ends_both_sides(proxy: tuple[FaultProxy, Target]) -> None:
+    """A cut ends every connection on both sides, also in a black hole, and new ones are taken at once."""
+    near, far = pair(*proxy)
+    with near, far:
+        proxy[0].black_hole()
+        assert proxy[0].cut() == 1
+        assert ended(near)
+        assert ended(far)
+    proxy[0].resume()
+    near, far = pair(*proxy)
+    with near, far:
+        near.sendall(b"one")
+        assert take(far, 3) == b"one"
+
+
+def test_a_reset_is_passed_on(proxy: tuple[FaultProxy, Target]) -> None:
+    """When one end is reset the other is, too; a Unix socket knows no resets, only ends."""
+    near, far = pair(*proxy)
+    with near:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+        if near.family == socket.AF_UNIX:
+            assert near.recv(1) == b""
+        else:
+            with pytest.raises(ConnectionResetError):
+                near.recv(1)
+    eventually(lambda: proxy[0].connections == 0)
+
+
+def test_an_absent_target_is_a_reset(tmp_path: Path) -> None:
+    """A connection to a target that does not listen is taken, and ends."""
+    with FaultProxy(f"unix://{tmp_path}/nobody.sock") as proxy, connect(proxy.address) as near:
+        assert ended(near)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda proxy: proxy.delay(-1),
+        lambda proxy: proxy.delay(float("inf")),
+        lambda proxy: proxy.throttle(0),
+        lambda proxy: proxy.throttle(float("nan")),
+    ],
+)
+def test_values_are_checked(proxy: tuple[FaultProxy, Target], fault: Callable[[FaultProxy], None]) -> None:
+    """A delay or a rate that makes no sense is refused, and changes nothing."""
+    before = proxy[0].conditions
+    with pytest.raises(ValueError, match=r"a (delay|throttle) is"):
+        fault(proxy[0])
+    assert proxy[0].conditions == before
+
+
+def test_memory_is_bounded(proxy: tuple[FaultProxy, Target]) -> None:
+    """In a black hole a sender is stopped after some megabytes."""
+    near, far = pair(*proxy)
+    with near, far:
+        proxy[0].black_hole()
+        near.settimeout(1.0)
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < 200_000_000:
+                sent += near.send(bytes(100_000))
+        assert sent < 100_000_000
