@@ -79,6 +79,24 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     ]
 
 
+def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
+    """Return the options of a server to which sessions come: it finds a hung client as the client does it."""
+    keepalive = int(settings.keepalive_seconds * 1000)
+    timeout = int(settings.keepalive_timeout_seconds * 1000)
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", keepalive),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # The clients ping to find a hung server; this is what lets them.
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_send_message_length", settings.max_request_bytes),
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
+    ]
+
+
 def open_channel(address: str, settings: SessionSettings) -> grpc.aio.Channel:
     """Return a channel of its own connection; nothing is sent before the first call."""
     return grpc.aio.insecure_channel(address, options=channel_options(settings))

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tuplewire.channel import server_options
 from tuplewire.errors import BindError, ClosedError
 from tuplewire.loop import EventLoopThread
 from tuplewire.message import TaskMessage
@@ -65,22 +66,7 @@ class GrpcServerConnection(IServerConnection):
         if isinstance(source, ISubscriptionSource):
             self._recv = RecvService(self._topology, settings, source)
             methods["Recv"] = grpc.stream_stream_rpc_method_handler(self._recv.serve)
-        keepalive = int(settings.session.keepalive_seconds * 1000)
-        timeout = int(settings.session.keepalive_timeout_seconds * 1000)
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_time_ms", keepalive),
-                ("grpc.keepalive_timeout_ms", timeout),
-                ("grpc.http2.ping_timeout_ms", timeout),
-                ("grpc.keepalive_permit_without_calls", 1),
-                # The clients ping to find a hung worker; this is what lets them.
-                ("grpc.http2.min_ping_interval_without_data_ms", 100),
-                ("grpc.http2.max_ping_strikes", 0),
-                ("grpc.max_send_message_length", settings.session.max_request_bytes),
-                ("grpc.max_receive_message_length", settings.session.max_request_bytes),
-            ]
-        )
+        self._server = grpc.aio.server(options=server_options(settings.session))
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods), *settings.services)
         )

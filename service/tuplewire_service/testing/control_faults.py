@@ -1,0 +1,194 @@
+"""A man in the middle of gRPC that loses and doubles control messages, and never a frame."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from tuplewire.channel import open_channel, server_options
+from tuplewire.config import SessionSettings
+from tuplewire.loop import messaging_loop
+from tuplewire.wire import messaging_pb2 as pb
+
+_SERVICE = "tuplewire.v1.Messaging"
+_BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
+"""What gRPC raises on a call that has ended."""
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Fate(enum.StrEnum):
+    """What becomes of a control message."""
+
+    PASSED = "passed"
+    LOST = "lost"
+    DOUBLED = "doubled"
+
+
+_COPIES = {Fate.PASSED: 1, Fate.LOST: 0, Fate.DOUBLED: 2}
+
+
+class _Kinds:
+    """Which messages of one direction are control messages, by the tag of the field that they consist of."""
+
+    def __init__(self, message: Any, *names: str) -> None:
+        fields = message.DESCRIPTOR.fields_by_name
+        self._names = {fields[name].number << 3 | 2: f"{message.DESCRIPTOR.name}.{name}" for name in names}
+
+    def of(self, data: bytes) -> str | None:
+        """Return the name of a control message, None for any other."""
+        return self._names.get(data[0]) if data else None
+
+
+_SEND = (
+    _Kinds(pb.SendRequest, "load", "backpressure", "follow", "probe"),
+    _Kinds(pb.SendResponse, "ack", "load", "backpressure"),
+)
+_RECV = (
+    _Kinds(pb.RecvRequest, "progress", "load", "backpressure"),
+    _Kinds(pb.RecvResponse, "load", "backpressure", "probe"),
+)
+
+
+class ControlFaults:
+    """Passes the Send and Recv streams of a worker on, between its clients and the worker; a context manager.
+
+    target: the worker, host:port or unix:///path. seed, lose, double: each control message is lost or doubled
+    with these probabilities while the faults are on. listen: host:port, 0 takes any free port.
+
+    Messages are passed on as bytes, in order; metadata and the final status, with its trailing metadata, too.
+    Hello, Welcome, Subscribe, Subscribed, Drain, Goodbye and frames are never lost or doubled.
+    Methods may be called from any thread but the messaging loop's.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        seed: int = 0,
+        lose: float = 0.3,
+        double: float = 0.3,
+        listen: str = "127.0.0.1:0",
+    ) -> None:
+        if not (lose >= 0 and double >= 0 and lose + double <= 1):
+            raise ValueError(f"lose ({lose}) and double ({double}) are probabilities, at most 1 together")
+        self.target = target
+        self.address = listen
+        """Where to connect; with the real port once started."""
+        self.on = False
+        """Whether messages are lost and doubled now."""
+        self.counts: Counter[tuple[str, Fate]] = Counter()
+        """What has become of control messages while the faults were on, by name (`SendResponse.ack`)."""
+        self._chance = random.Random(seed)  # noqa: S311 - dice, not a secret
+        self._lose = lose
+        self._double = double
+        self._settings = SessionSettings()
+        self._thread = messaging_loop()
+        self._server: grpc.aio.Server | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ControlFaults {self.address} -> {self.target}: {'on' if self.on else 'off'}>"
+
+    def begin(self) -> None:
+        """Lose and double from now on."""
+        self.on = True
+
+    def heal(self) -> None:
+        """Pass everything on again."""
+        self.on = False
+
+    def count(self, fate: Fate) -> int:
+        """Return how many control messages have met this fate while the faults were on."""
+        return sum(number for (_, each), number in self.counts.items() if each is fate)
+
+    def close(self) -> None:
+        """Break every stream off and stop listening; does nothing the second time."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._thread.run(server.stop(None))
+            self._thread.pinned -= 1
+
+    # --- on the loop -----------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        server = grpc.aio.server(options=server_options(self._settings))
+        methods: dict[str, Any] = {
+            name: grpc.stream_stream_rpc_method_handler(partial(self._carry, f"/{_SERVICE}/{name}", kinds))
+            for name, kinds in (("Send", _SEND), ("Recv", _RECV))
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
+        port = server.add_insecure_port(self.address)
+        await server.start()
+        self.address = f"{self.address.rpartition(':')[0]}:{port}"
+        self._thread.pinned += 1
+        self._server = server
+
+    async def _carry(self, method: str, kinds: tuple[_Kinds, _Kinds], _: object, context: _Context) -> None:
+        requests, responses = kinds
+        # The name of the program in between is gRPC's own business.
+        metadata = [(key, value) for key, value in context.invocation_metadata() or () if key != "user-agent"]
+        async with open_channel(self.target, self._settings) as channel:
+            call: Any = channel.stream_stream(method)(metadata=metadata)
+            asking = asyncio.create_task(self._ask(context, call, requests), name=f"pass on {method}")
+            try:
+                with contextlib.suppress(*_BROKEN):
+                    await self._pass_on(call.read, context.write, responses)
+                code, details = await call.code(), await call.details()
+                trailing = tuple(await call.trailing_metadata() or ())
+            finally:
+                call.cancel()
+                asking.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asking
+        if code is grpc.StatusCode.OK:
+            context.set_trailing_metadata(trailing)
+        else:
+            await context.abort(code, details or "", trailing)
+
+    async def _ask(self, context: _Context, call: Any, kinds: _Kinds) -> None:
+        with contextlib.suppress(*_BROKEN):  # the answering side learns why, and ends the stream
+            await self._pass_on(context.read, call.write, kinds)
+            await call.done_writing()
+
+    async def _pass_on(
+        self,
+        read: Callable[[], Coroutine[Any, Any, Any]],
+        write: Callable[[bytes], Coroutine[Any, Any, None]],
+        kinds: _Kinds,
+    ) -> None:
+        while (data := await read()) is not grpc.aio.EOF:
+            for _ in range(self._copies(kinds.of(data))):
+                await write(data)
+
+    def _copies(self, kind: str | None) -> int:
+        if kind is None or not self.on:
+            return 1
+        draw = self._chance.random()
+        fate = (
+            Fate.LOST
+            if draw < self._lose
+            else Fate.DOUBLED
+            if draw < self._lose + self._double
+            else Fate.PASSED
+        )
+        self.counts[kind, fate] += 1
+        return _COPIES[fate]

@@ -1,0 +1,173 @@
+"""The man in the middle loses and doubles control messages only, and what is lost heals by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, settled
+from helpers.traffic import Feeder, Reader, client_of
+
+from tuplewire import Client
+from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.control import ControlClient
+from tuplewire.errors import FlushTimeoutError, UnknownTaskError, UnreachableError, WrongTopologyError
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing import ControlFaults, Fate, eventually
+
+MESSAGES = 1500
+_tasks = count()
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Run one worker with many tasks and a queue that its consumers have to keep empty."""
+    directory = tmp_path_factory.mktemp("control")
+    with one_worker("w", "--receive-queue-messages=400", directory=directory) as endpoint:
+        assign(endpoint, 1, {("w", endpoint.address): range(100)})
+        yield endpoint
+
+
+def connections(client: Any) -> int:
+    """Return how often a client's sender has connected."""
+    assert client._sender is not None
+    return int(client._sender.counts.connections)
+
+
+@pytest.mark.parametrize("mode", ["queued", "processed"])
+def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoint, mode: str) -> None:
+    """Queues fill and empty many times over; nothing is lost, doubled or disordered, or needs a reconnect."""
+    task = next(_tasks)
+    with (
+        ControlFaults(worker.address, seed=1) as faults,
+        client_of(faults.address, ack_mode=mode) as sender,
+        client_of(faults.address) as consumer,
+        Reader(consumer.recv([task], timeout=0.2)) as reader,
+    ):
+        faults.begin()
+        with Feeder(sender, task) as feeder:
+            feeder.goes_on(MESSAGES)
+        sender.flush(30)
+        reader.has(feeder.sent)
+        assert numbers(reader.got) == list(range(feeder.sent))
+        assert reader.redelivered == []
+        assert connections(sender) == 1
+        assert sender.ledger().acknowledged == feeder.sent
+        lost = {name for (name, fate), number in faults.counts.items() if fate is Fate.LOST and number}
+        assert {"SendResponse.ack", "RecvRequest.progress"} <= lost
+        assert faults.count(Fate.DOUBLED)
+        assert faults.count(Fate.PASSED)
+
+
+def test_nothing_is_acknowledged_while_every_control_message_is_lost(worker: Endpoint) -> None:
+    """Frames and what opens a session pass, acknowledgements do not; healed, it goes on by itself."""
+    task = next(_tasks)
+    with (
+        ControlFaults(worker.address, lose=1, double=0) as faults,
+        client_of(faults.address) as sender,
+        client_of(worker.address) as consumer,
+    ):
+        faults.begin()
+        sender.send(numbered(task, range(10)))
+        with consumer.recv([task], timeout=10) as subscription:
+            assert numbers(collect(subscription, 10)) == list(range(10))
+        with pytest.raises(FlushTimeoutError):
+            sender.flush(0.5)
+        assert faults.counts["SendResponse.ack", Fate.LOST] >= 1
+        assert faults.count(Fate.PASSED) == 0
+        faults.heal()
+        sender.flush(10)
+        assert connections(sender) == 1
+
+
+def test_doubled_acknowledgements_come_twice(worker: Endpoint) -> None:
+    """What is doubled is there twice on the wire; frames, and what opens a stream, once."""
+    hello = pb.Hello(protocol_version=PROTOCOL_VERSION, topology=TOPOLOGY, sender_id="doubled", incarnation=1)
+    group = pb.Group(task=next(_tasks), lengths=[1], data=b"x")
+    requests = [
+        pb.SendRequest(hello=hello),
+        pb.SendRequest(frame=pb.Frame(sequence=1, groups=[group])),
+        pb.SendRequest(goodbye=pb.Goodbye()),
+    ]
+    before = ledger(worker).accepted
+    with (
+        ControlFaults(worker.address, lose=0, double=1) as faults,
+        grpc.insecure_channel(faults.address) as channel,
+    ):
+        faults.begin()
+        stub: Any = channel.stream_stream("/tuplewire.v1.Messaging/Send")
+        answers = [
+            pb.SendResponse.FromString(each)
+            for each in stub(iter([each.SerializeToString() for each in requests]), timeout=10)
+        ]
+    kinds = [answer.WhichOneof("kind") for answer in answers]
+    assert kinds.count("welcome") == 1
+    acknowledgements = [answer.ack.sequence for answer in answers if answer.WhichOneof("kind") == "ack"]
+    assert acknowledgements == [1, 1]
+    assert ledger(worker).accepted == before + 1
+
+
+def test_refusals_come_through(worker: Endpoint) -> None:
+    """A stream's status and the name of its error are those of the worker."""
+    with ControlFaults(worker.address) as faults:
+        faults.begin()
+        with (
+            pytest.raises(WrongTopologyError, match="serves topology"),
+            Client(faults.address, topology="another") as client,
+        ):
+            client.send(1, b"")
+        with client_of(faults.address) as client, pytest.raises(UnknownTaskError, match="task 4000"):
+            next(client.recv([4000], timeout=10))
+
+
+def test_an_absent_worker_is_unreachable() -> None:
+    """A worker that is not there cannot be reached through it either."""
+    with (
+        ControlFaults("127.0.0.1:1") as faults,
+        client_of(faults.address) as client,
+        pytest.raises(UnreachableError, match="UNAVAILABLE"),
+    ):
+        next(client.recv([1], timeout=1))
+
+
+def test_between_workers(tmp_path: Path) -> None:
+    """Between two workers, too, nothing is lost or doubled, and both ledgers add up to what was sent."""
+    with (
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", "--receive-queue-messages=400", directory=tmp_path) as b,
+        ControlFaults(b.address, seed=2) as faults,
+    ):
+        for endpoint in (a, b):
+            assign(endpoint, 1, {("a", a.address): [], ("b", faults.address): [1]})
+            with ControlClient(endpoint.address) as control:
+                control.wait_ready(10)
+        with (
+            client_of(a.address) as sender,
+            client_of(b.address) as consumer,
+            Reader(consumer.recv([1], timeout=0.2)) as reader,
+        ):
+            faults.begin()
+            with Feeder(sender, 1) as feeder:
+                feeder.goes_on(MESSAGES)
+            sender.flush(30)
+            reader.has(feeder.sent)
+            assert numbers(reader.got) == list(range(feeder.sent))
+        for endpoint in (a, b):
+            eventually(
+                lambda endpoint=endpoint: settled(  # type: ignore[misc]
+                    endpoint, accepted=feeder.sent, acknowledged=feeder.sent
+                ),
+                10,
+            )
+
+
+@pytest.mark.parametrize(("lose", "double"), [(-0.1, 0), (0, -0.1), (0.6, 0.6), (float("nan"), 0)])
+def test_probabilities_are_checked(lose: float, double: float) -> None:
+    """What cannot be a probability is refused."""
+    with pytest.raises(ValueError, match="are probabilities"):
+        ControlFaults("127.0.0.1:1", lose=lose, double=double)
