@@ -9,7 +9,7 @@ was handed over and accepted, what consumers have received, and which workers ha
   before it, or any later one, was received. Of a source in the mode `processed` none may be missing. What the
   producer was told to be dropped is not expected.
 - At most one copy is not marked `redelivered`. A further copy within one subscription is only allowed when a
-  worker has ended in between.
+  worker has ended after the message was handed over.
 - Messages are received for the first time in the order of their numbers.
 - What is received has been sent, and each producer's own balance adds up to what it has sent.
 
@@ -101,7 +101,7 @@ class _Source:
 class _Flow:
     """The messages of one source to one task."""
 
-    __slots__ = ("accepted", "at_risk", "handed_over", "received", "subscriptions", "unmarked")
+    __slots__ = ("accepted", "at_risk", "handed_over", "received", "since", "subscriptions", "unmarked")
 
     def __init__(self) -> None:
         self.handed_over = 0
@@ -109,8 +109,10 @@ class _Flow:
         self.received = Ranges()
         self.unmarked = Ranges()
         self.at_risk = Ranges()
+        self.since = 0
+        """The first number that was handed over after a worker has ended last."""
         self.subscriptions: defaultdict[str, Ranges] = defaultdict(Ranges)
-        """What each subscription has received since a worker has ended last."""
+        """What each subscription has received, from that number on."""
 
 
 class History:
@@ -165,8 +167,10 @@ class History:
         stop = first + count
         if stop > flow.handed_over:
             self._violated(Rule.NEVER_SENT, source, task, [(max(first, flow.handed_over), stop)], "received")
-        repeated = flow.subscriptions[subscription].add(first, stop)
-        detail = f"came twice to {subscription}, and no worker has ended in between"
+        repeated: list[Range] = []
+        if stop > flow.since:
+            repeated = flow.subscriptions[subscription].add(max(first, flow.since), stop)
+        detail = f"came twice to {subscription}, and no worker has ended since they were sent"
         self._violated(Rule.DUPLICATED, source, task, repeated, detail)
         if not redelivered:
             twice = flow.unmarked.add(first, stop)
@@ -183,6 +187,7 @@ class History:
         """Tell that a worker's process has ended; killed: by force, with all that it held."""
         for (source, task), flow in self._flows.items():
             flow.subscriptions.clear()
+            flow.since = flow.handed_over
             if not killed or flow.received.stop >= flow.handed_over:
                 continue
             sender = self._sources[source]

@@ -122,9 +122,10 @@ class OneWay:
             if rest:
                 self._held.appendleft((since, rest))
             # When that end is gone, the other way hears of it too, and tells the end that this one reads.
-            with contextlib.suppress(OSError):
-                self._writer.write(piece)
-                await self._writer.drain()
+            if not self._writer.is_closing():
+                with contextlib.suppress(OSError):
+                    self._writer.write(piece)
+                    await self._writer.drain()
             self._held_bytes -= len(piece)
             self._room.set()
             if rate != math.inf:
