@@ -72,6 +72,10 @@ check: lint types proto-check test ## Everything that must hold before a change 
 bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of one run
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
+.PHONY: chaos
+chaos: $(VENV)/.dev ## Random faults against real processes: SEED=7 MINUTES=2, ARGS=--help
+	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
+
 # The lower bounds of pyproject.toml, read from there; the other checks use the newest versions.
 OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)
 

@@ -1,0 +1,209 @@
+"""The workers of a chaos run: real processes that are killed, drained, stopped, and started again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos.journal import Journal
+from chaos.layout import TASKS, TOPOLOGY, WORKERS
+
+from tuplewire.control import ControlClient
+from tuplewire.errors import UnreachableError
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.wire import control_pb2
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.server.report import ledger_of
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_SECONDS = 15
+_STATUS_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+
+
+class WorkerSlot:
+    """One worker of the topology, through all its lives at one address."""
+
+    def __init__(self, name: str, directory: Path, journal: Journal) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        """Held by whoever stops, kills or restarts it."""
+        self._lives = 0
+        self.assignment_file = directory / f"{name}.assignment.json"
+        self._directory = directory
+        self._journal = journal
+        self._process: LocalWorkers | None = None
+        self._address = "127.0.0.1:0"
+        self.endpoint = self.start()
+
+    def start(self) -> Endpoint:
+        """Start it, at the address that it had before; wait until it is bound."""
+        self._lives += 1
+        directory = self._directory / f"{self.name}.{self._lives}"
+        directory.mkdir()
+        workers = LocalWorkers(
+            1,
+            TOPOLOGY,
+            directory=directory,
+            flags=[
+                f"--worker-id={self.name}",
+                f"--listen={self._address}",
+                f"--listen-unix={self._directory / self.name}.sock",
+                f"--assignment-file={self.assignment_file}",
+                f"--drain-seconds={_DRAIN_SECONDS}",
+            ],
+        )
+        workers.start()
+        self._process = workers
+        (self.endpoint,) = workers.endpoints
+        self._address = self.endpoint.address
+        return self.endpoint
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and not ended since."""
+        return self._process is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        os.kill(self.endpoint.process_id, number)
+
+    def end(self, *, killed: bool = False) -> int:
+        """Kill it, or let it drain; return the exit code."""
+        assert self._process is not None
+        if killed:
+            self.signal(signal.SIGKILL)
+        (code,) = self._process.stop()
+        self._process = None
+        self._journal.write("worker_ended", worker=self.name, killed=killed)
+        return code
+
+
+class Cluster:
+    """All workers, and the assignment that they are told."""
+
+    def __init__(self, directory: Path, journal: Journal) -> None:
+        self.slots: dict[str, WorkerSlot] = {}
+        self._journal = journal
+        self._version = 0
+        self._owners = {task: WORKERS[index % len(WORKERS)] for index, task in enumerate(TASKS)}
+        self._moving = threading.Lock()
+        for task, worker in self._owners.items():
+            journal.write("owns", task=task, worker=worker)
+        try:
+            for name in WORKERS:
+                self.slots[name] = WorkerSlot(name, directory, journal)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """Where the workers are."""
+        return {name: slot.endpoint for name, slot in self.slots.items()}
+
+    def stop(self) -> list[tuple[str, int]]:
+        """Drain every worker that lives; return the exit codes."""
+        return [(name, slot.end()) for name, slot in self.slots.items() if slot.alive]
+
+    def publish(self, address: Callable[[str, str], str], order: list[str]) -> None:
+        """Put the next version of the assignment in force, at one worker after the other.
+
+        address: where one worker reaches another. A worker that cannot be reached reads it from its file.
+        """
+        self._version += 1
+        for name in order:
+            slot = self.slots[name]
+            assignment = Assignment(
+                self._version,
+                TOPOLOGY,
+                tuple(
+                    AssignedWorker(
+                        far,
+                        self.slots[far].endpoint.address if far == name else address(name, far),
+                        tuple(task for task, owner in self._owners.items() if owner == far),
+                    )
+                    for far in WORKERS
+                ),
+            )
+            file = slot.assignment_file
+            temporary = file.with_suffix(".new")
+            temporary.write_text(json.dumps(assignment.to_json()))
+            temporary.replace(file)
+            try:
+                with ControlClient(slot.endpoint.address, _STATUS_SECONDS) as control:
+                    control.update_assignment(assignment_to_wire(assignment))
+            except UnreachableError as error:
+                logger.info("not pushed: %s", error)
+
+    def move(
+        self,
+        task: int,
+        to: str,
+        address: Callable[[str, str], str],
+        chance: random.Random,
+        stop: threading.Event,
+    ) -> bool:
+        """Move a task and wait until the move is over everywhere; False when it is there already.
+
+        One task moves at a time, and none again before its move is over.
+        """
+        with self._moving:
+            before = self._owners[task]
+            if before == to:
+                return False
+            self._journal.write("owns", task=task, worker=to)
+            self._owners[task] = to
+            self.publish(address, chance.sample(WORKERS, len(WORKERS)))
+            while not self._settled() and not stop.wait(_POLL_SECONDS):
+                pass
+            if self._settled():
+                self._journal.write("left", task=task, worker=before)
+        return True
+
+    def _settled(self) -> bool:
+        """Whether every worker knows the assignment and no task is moving."""
+        return all(
+            status is not None and status.assignment_version == self._version and not status.moving_tasks
+            for status in self.statuses().values()
+        )
+
+    def statuses(self) -> dict[str, control_pb2.GetStatusResponse | None]:
+        """Return the status of each worker, None where it does not answer."""
+        return {name: self._status(slot) for name, slot in self.slots.items()}
+
+    @staticmethod
+    def _status(slot: WorkerSlot) -> control_pb2.GetStatusResponse | None:
+        try:
+            with ControlClient(slot.endpoint.address, _STATUS_SECONDS) as control:
+                return control.status()
+        except UnreachableError:
+            return None
+
+    def ledgers(self) -> dict[str, LedgerSnapshot | None]:
+        """Return the balance of each worker, None where it does not answer."""
+        return {
+            name: None if status is None else ledger_of(status.ledger)
+            for name, status in self.statuses().items()
+        }
+
+    def empty(self, deadline: float) -> bool:
+        """Wait until no worker holds a message and no task is moving; False at the deadline (monotonic)."""
+        while time.monotonic() < deadline:
+            statuses = self.statuses().values()
+            if all(
+                each is not None and not each.ledger.pending and not each.moving_tasks for each in statuses
+            ):
+                return True
+            time.sleep(_POLL_SECONDS)
+        return False

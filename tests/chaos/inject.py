@@ -1,0 +1,123 @@
+"""Makes the faults of a plan happen, each in a thread of its own, and undoes them."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from chaos.cluster import Cluster, WorkerSlot
+from chaos.faults import Fault, Kind
+from chaos.network import Network
+from chaos.programs import Program
+
+_THREADS = 32
+
+
+class Injector:
+    """Begins faults without waiting for their ends; a context manager, whose end ends them all.
+
+    Two faults of one target follow each other. say: prints a line.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        network: Network,
+        programs: dict[str, Program],
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._stop = threading.Event()
+        self.exit_codes: list[tuple[str, int]] = []
+        """How each worker has ended that was drained."""
+        self._cluster = cluster
+        self._network = network
+        self._programs = programs
+        self._chance = random.Random(seed)
+        self._say = say
+        self._ways: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._pool = ThreadPoolExecutor(_THREADS, "fault")
+        self._running: list[Future[None]] = []
+
+    def begin(self, fault: Fault) -> None:
+        """Make a fault happen, as soon as the one before of the same target is over."""
+        self._running.append(self._pool.submit(self._inject, fault))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every fault and wait for that; raises what went wrong with one."""
+        self._stop.set()
+        self._pool.shutdown()
+        for each in self._running:
+            each.result()
+
+    def _inject(self, fault: Fault) -> None:
+        with self._turn(fault):
+            if self._stop.is_set():
+                return
+            self._say(str(fault))
+            start = time.monotonic()
+            self._happens(fault)
+            if not fault.seconds and fault.kind is not Kind.CUT:
+                self._say(f"  over after {time.monotonic() - start:.1f} s: {fault}")
+
+    @contextmanager
+    def _turn(self, fault: Fault) -> Iterator[None]:
+        if fault.target in self._cluster.slots:
+            lock: threading.RLock | threading.Lock = self._cluster.slots[fault.target].lock
+        elif fault.target in self._programs:
+            lock = self._programs[fault.target].lock
+        else:
+            lock = self._ways[fault.target]
+        with lock:
+            yield
+
+    def _happens(self, fault: Fault) -> None:
+        match fault.kind:
+            case Kind.CUT:
+                self._network.proxies[fault.target].cut()
+            case Kind.BLACK_HOLE | Kind.HALF_OPEN | Kind.DELAY | Kind.THROTTLE:
+                self._network.disturb(fault)
+                self._stop.wait(fault.seconds)
+                self._network.calm(fault)
+            case Kind.CONTROL:
+                control = self._network.control[fault.target.removeprefix("to ")]
+                control.begin()
+                self._stop.wait(fault.seconds)
+                control.heal()
+            case Kind.STOP_WORKER:
+                self._suspend(self._cluster.slots[fault.target], fault.seconds)
+            case Kind.STOP_PRODUCER | Kind.STOP_CONSUMER:
+                self._suspend(self._programs[fault.target], fault.seconds)
+            case Kind.KILL_CONSUMER:
+                self._programs[fault.target].restart()
+            case Kind.KILL_WORKER:
+                slot = self._cluster.slots[fault.target]
+                slot.end(killed=True)
+                self._stop.wait(fault.seconds)
+                slot.start()
+            case Kind.RESTART_WORKER:
+                slot = self._cluster.slots[fault.target]
+                self.exit_codes.append((fault.target, slot.end()))
+                slot.start()
+            case Kind.MOVE:
+                task = int(fault.target.removeprefix("task "))
+                worker = str(fault.value).removeprefix("to ")
+                self._cluster.move(task, worker, self._network.address, self._chance, self._stop)
+
+    def _suspend(self, process: WorkerSlot | Program, seconds: float) -> None:
+        process.signal(signal.SIGSTOP)
+        self._stop.wait(seconds)
+        process.signal(signal.SIGCONT)

@@ -1,0 +1,60 @@
+"""What each process of a chaos run has seen, on disk before anything follows from it, and what it comes to.
+
+A journal survives the SIGKILL of its process: each line is one write. Times are those of the monotonic clock,
+which all processes of a machine share, so that journals can be merged.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tuplewire.config import AckMode
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.testing import History
+
+Record = tuple[int, str, dict[str, Any]]
+"""When (monotonic nanoseconds), which method of History, and its arguments."""
+
+
+class Journal:
+    """Appends records to a file of its own; thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb", buffering=0)
+        self._lock = threading.Lock()
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Note that something has happened; it is in the file when this returns."""
+        with self._lock:
+            self._file.write(json.dumps([time.monotonic_ns(), event, facts]).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def records(path: Path) -> Iterator[Record]:
+    """Read a journal; the line in whose midst its process was killed has no consequences, and is left out."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                at, event, facts = json.loads(line)
+                yield at, event, facts
+
+
+def history_of(journals: Iterable[Path]) -> History:
+    """Tell a History what several journals say, in the order of time."""
+    history = History()
+    for _, event, facts in heapq.merge(*map(records, journals), key=lambda record: record[0]):
+        if event == "settled":
+            facts["ledger"] = LedgerSnapshot(**facts["ledger"])
+        elif event == "source":
+            facts["mode"] = AckMode(facts["mode"])
+        getattr(history, event)(**facts)
+    return history
