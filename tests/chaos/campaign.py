@@ -96,7 +96,7 @@ class Campaign:
             self._disturb(cluster, network)
             self._say("everything has healed; waiting until all is delivered")
             workers = self._finish(cluster)
-            self._check_codes(cluster.stop())
+            self._check_drains(cluster.stop())
             control: Counter[Fate] = Counter()
             for each in network.control.values():
                 for (_, fate), number in each.counts.items():
@@ -162,10 +162,10 @@ class Campaign:
                 self._seen[fault.kind] += 1
                 injector.begin(fault)
             time.sleep(max(0.0, start + self._seconds - time.monotonic()))
-        self._check_codes(injector.exit_codes)
+        self._check_drains(injector.drains)
 
-    def _check_codes(self, codes: Iterable[tuple[str, int]]) -> None:
-        self._problems += [f"{name} was drained and ended with code {code}" for name, code in codes if code]
+    def _check_drains(self, drains: Iterable[tuple[str, str]]) -> None:
+        self._problems += [f"{name} was drained and {wrong}" for name, wrong in drains if wrong]
 
     @contextmanager
     def _watched(self, cluster: Cluster) -> Iterator[None]:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 _DRAIN_SECONDS = 15
 _STATUS_SECONDS = 2.0
 _POLL_SECONDS = 0.05
+_DRAINED = re.compile(r'worker\.drained ledger="([^"]*)"')
+_NOTHING_LEFT = re.compile(r"\+ dropped 0 \+ pending 0$")
 
 
 class WorkerSlot:
@@ -78,15 +81,21 @@ class WorkerSlot:
         """Send its process a signal."""
         os.kill(self.endpoint.process_id, number)
 
-    def end(self, *, killed: bool = False) -> int:
-        """Kill it, or let it drain; return the exit code."""
+    def end(self, *, killed: bool = False) -> str:
+        """Kill it, or let it drain; say what was wrong with the drain, if anything."""
         assert self._process is not None
         if killed:
             self.signal(signal.SIGKILL)
         (code,) = self._process.stop()
+        log = self._process.log_of(0)
         self._process = None
         self._journal.write("worker_ended", worker=self.name, killed=killed)
-        return code
+        if killed:
+            return ""
+        if code:
+            return f"ended with code {code}; see {log}"
+        (ledger,) = _DRAINED.findall(log.read_text(encoding="utf-8"))
+        return "" if _NOTHING_LEFT.search(ledger) else f"left something behind: {ledger}; see {log}"
 
 
 class Cluster:
@@ -112,8 +121,8 @@ class Cluster:
         """Where the workers are."""
         return {name: slot.endpoint for name, slot in self.slots.items()}
 
-    def stop(self) -> list[tuple[str, int]]:
-        """Drain every worker that lives; return the exit codes."""
+    def stop(self) -> list[tuple[str, str]]:
+        """Drain every worker that lives; return what is said of each, see WorkerSlot.end."""
         return [(name, slot.end()) for name, slot in self.slots.items() if slot.alive]
 
     def publish(self, address: Callable[[str, str], str], order: list[str]) -> None:

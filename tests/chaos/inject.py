@@ -36,8 +36,8 @@ class Injector:
         say: Callable[[str], None],
     ) -> None:
         self._stop = threading.Event()
-        self.exit_codes: list[tuple[str, int]] = []
-        """How each worker has ended that was drained."""
+        self.drains: list[tuple[str, str]] = []
+        """The workers that were drained, and what was wrong with that, if anything."""
         self._cluster = cluster
         self._network = network
         self._programs = programs
@@ -110,7 +110,7 @@ class Injector:
                 slot.start()
             case Kind.RESTART_WORKER:
                 slot = self._cluster.slots[fault.target]
-                self.exit_codes.append((fault.target, slot.end()))
+                self.drains.append((fault.target, slot.end()))
                 slot.start()
             case Kind.MOVE:
                 task = int(fault.target.removeprefix("task "))

@@ -43,7 +43,8 @@ def report(outcome: Outcome) -> Iterator[str]:
     yield (
         f"messages: {verdict.accepted:,} accepted, {verdict.received:,} received, "
         f"{verdict.redelivered:,} redelivered and marked, {verdict.dropped:,} dropped and told, "
-        f"{verdict.died:,} died in killed workers that had them queued"
+        f"{verdict.died:,} died in killed workers that had them queued, "
+        f"{verdict.overtaken:,} overtaken after a kill during a move"
     )
     yield from outcome.problems
     yield from map(str, verdict.violations)

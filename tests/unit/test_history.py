@@ -278,6 +278,34 @@ def test_out_of_order_across_subscriptions_and_marks() -> None:
     assert story.violates(Rule.OUT_OF_ORDER, (0, 50))
 
 
+@pytest.mark.parametrize(
+    ("worker", "moving", "killed", "allowed"),
+    [
+        (NEAR, True, True, True),
+        (FAR, True, True, True),
+        ("third", True, True, False),
+        (NEAR, False, True, False),
+        (NEAR, True, False, False),
+    ],
+)
+def test_a_kill_during_a_move_may_disorder(*, worker: str, moving: bool, killed: bool, allowed: bool) -> None:
+    """Only what was on its way to a moving task, when a worker on that way was killed, may come late."""
+    story = Story(AckMode.PROCESSED)
+    story.sends(50)
+    if moving:
+        story.history.owns(TASK, OTHER)
+    story.history.worker_ended(worker, killed=killed)
+    story.sends(50)
+    story.comes(60, 100)
+    story.comes(0, 50)
+    if allowed:
+        story.comes(50, 60)
+        assert story.verdict.overtaken == 50
+        assert story.violates(Rule.OUT_OF_ORDER, (50, 60))
+    else:
+        assert story.verdict.counts[Rule.OUT_OF_ORDER] == 50
+
+
 def test_copies_do_not_disturb_the_order() -> None:
     """Only the first copy of each has to be in order."""
     story = Story()

@@ -10,7 +10,8 @@ was handed over and accepted, what consumers have received, and which workers ha
   producer was told to be dropped is not expected.
 - At most one copy is not marked `redelivered`. A further copy within one subscription is only allowed when a
   worker has ended after the message was handed over.
-- Messages are received for the first time in the order of their numbers.
+- Messages are received for the first time in the order of their numbers. Only what was on its way to a task
+  that was moving, when a worker on that way was killed, may come later than its turn.
 - What is received has been sent, and each producer's own balance adds up to what it has sent.
 
 Source: the checkers of Jepsen, which judge a recorded history by a model.
@@ -66,14 +67,15 @@ class Verdict:
     """What a history comes to, in messages.
 
     redelivered: further copies that were allowed. died: missing with a killed worker, which was allowed.
-    dropped: missing, and the producer was told. counts: of each rule, how many messages violate it.
-    violations: the first of each rule.
+    overtaken: later than their turn after a kill during a move, which was allowed. dropped: missing, and the
+    producer was told. counts: of each rule, how many messages violate it. violations: the first of each rule.
     """
 
     accepted: int
     received: int
     redelivered: int
     died: int
+    overtaken: int
     dropped: int
     counts: dict[Rule, int] = field(default_factory=dict)
     violations: tuple[Violation, ...] = ()
@@ -101,7 +103,16 @@ class _Source:
 class _Flow:
     """The messages of one source to one task."""
 
-    __slots__ = ("accepted", "at_risk", "handed_over", "received", "since", "subscriptions", "unmarked")
+    __slots__ = (
+        "accepted",
+        "at_risk",
+        "handed_over",
+        "received",
+        "since",
+        "strayed",
+        "subscriptions",
+        "unmarked",
+    )
 
     def __init__(self) -> None:
         self.handed_over = 0
@@ -109,6 +120,9 @@ class _Flow:
         self.received = Ranges()
         self.unmarked = Ranges()
         self.at_risk = Ranges()
+        """What may have died with a worker."""
+        self.strayed = Ranges()
+        """What was on its way to a moving task when a worker died."""
         self.since = 0
         """The first number that was handed over after a worker has ended last."""
         self.subscriptions: defaultdict[str, Ranges] = defaultdict(Ranges)
@@ -123,6 +137,7 @@ class History:
         self._flows: defaultdict[tuple[int, int], _Flow] = defaultdict(_Flow)
         self._owners: defaultdict[int, set[str]] = defaultdict(set)
         self._redelivered = 0
+        self._overtaken = 0
         self._counts: Counter[Rule] = Counter()
         self._violations: dict[Rule, list[Violation]] = {rule: [] for rule in Rule}
 
@@ -178,7 +193,10 @@ class History:
             detail = f"came to {subscription} again, and neither copy is marked redelivered"
             self._violated(Rule.DUPLICATED, source, task, fresh, detail)
         end = flow.received.stop
-        late = list(flow.received.missing(first, min(stop, end)))
+        late: list[Range] = []
+        for begin, until in flow.received.missing(first, min(stop, end)):
+            late += flow.strayed.missing(begin, until)
+            self._overtaken += _total(flow.strayed.within(begin, until))
         detail = f"came to {subscription} after {end - 1}"
         self._violated(Rule.OUT_OF_ORDER, source, task, late, detail)
         self._redelivered += _total(flow.received.add(first, stop))
@@ -190,9 +208,13 @@ class History:
             flow.since = flow.handed_over
             if not killed or flow.received.stop >= flow.handed_over:
                 continue
-            sender = self._sources[source]
-            if sender.mode is AckMode.QUEUED and worker in {sender.worker, *self._owners[task]}:
+            sender, owners = self._sources[source], self._owners[task]
+            if worker not in {sender.worker, *owners}:
+                continue
+            if sender.mode is AckMode.QUEUED:
                 flow.at_risk.add(flow.received.stop, flow.handed_over)
+            if len(owners) > 1:
+                flow.strayed.add(flow.received.stop, flow.handed_over)
 
     # --- what it comes to ------------------------------------------------------------------------
 
@@ -223,6 +245,7 @@ class History:
             received=sum(flow.received.size for flow in flows),
             redelivered=self._redelivered - self._counts[Rule.DUPLICATED],
             died=died,
+            overtaken=self._overtaken,
             dropped=dropped,
             counts={rule: counts[rule] for rule in Rule},
             violations=tuple(each for rule in Rule for each in violations[rule]),
