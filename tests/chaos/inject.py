@@ -44,6 +44,7 @@ class Injector:
         self._chance = random.Random(seed)
         self._say = say
         self._ways: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._drain = threading.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, "fault")
         self._running: list[Future[None]] = []
 
@@ -110,8 +111,9 @@ class Injector:
                 slot.start()
             case Kind.RESTART_WORKER:
                 slot = self._cluster.slots[fault.target]
-                self.drains.append((fault.target, slot.end()))
-                slot.start()
+                with self._drain:  # one after the other, as in a rolling restart
+                    self.drains.append((fault.target, slot.end()))
+                    slot.start()
             case Kind.MOVE:
                 task = int(fault.target.removeprefix("task "))
                 worker = str(fault.value).removeprefix("to ")
