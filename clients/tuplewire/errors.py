@@ -4,10 +4,13 @@
 
     TuplewireError
     ├── ConfigError             a setting is wrong (also a ValueError)
+    │   └── TopologyError           a topology does not hold together
     ├── MessageError            what you hand over is wrong (also a ValueError)
     │   ├── InvalidTaskError        a task id outside its range
     │   ├── MessageTooLargeError    one payload over the limit
+    │   ├── UnsupportedValueError   a tuple's value that the serializer has no form for
     │   └── MalformedError          bytes or columns that do not hold together
+    │       └── MalformedTupleError     bytes that are no tuple of the topology
     ├── ClosedError             you closed it, or its process was forked
     ├── BufferFullError         it would block: the bound on what is pending is reached
     ├── FlushTimeoutError       not everything was acknowledged in time; it is still pending
@@ -36,6 +39,10 @@ class ConfigError(TuplewireError, ValueError):
     """A setting is missing, unknown or outside its range."""
 
 
+class TopologyError(ConfigError):
+    """A topology names what it does not have, or what it declares does not hold together."""
+
+
 class MessageError(TuplewireError, ValueError):
     """A message, batch or column is wrong; nothing of it was sent."""
 
@@ -57,8 +64,16 @@ class MessageTooLargeError(MessageError):
         self.limit_bytes = limit_bytes
 
 
+class UnsupportedValueError(MessageError):
+    """A value in a tuple has no form in a message; the error names its field."""
+
+
 class MalformedError(MessageError):
     """Bytes or columns that do not hold together."""
+
+
+class MalformedTupleError(MalformedError):
+    """Bytes that are no tuple of this topology; the error names the field, where it comes as far."""
 
 
 class ClosedError(TuplewireError):

@@ -6,13 +6,23 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pytest
 
-from tuplewire.errors import ConfigError, InvalidTaskError
-from tuplewire.topology import Grouping, fields, shuffle
-from tuplewire.topology.grouping import Key, stable_hash
+from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
+from tuplewire.topology import (
+    CustomStreamGrouping,
+    Grouping,
+    GroupingContext,
+    Locality,
+    Stream,
+    fields,
+    shuffle,
+)
+from tuplewire.topology.grouping import All, Custom, Global, LocalOrShuffle, PartialKey
+from tuplewire.topology.hashing import Key, stable_hash
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 
@@ -87,3 +97,81 @@ def test_grouping_needs_tasks(make: Callable[[list[int]], Grouping]) -> None:
         make([])
     with pytest.raises(InvalidTaskError):
         make([1, -1])
+
+
+# --- partial key ------------------------------------------------------------------------------
+
+
+def test_partial_key_shares_a_key_between_two() -> None:
+    """A key has two tasks, the same in every object, and each gets about half of it."""
+    for key in WORDS[:50]:
+        first = Counter(PartialKey(range(8)).choose([key] * 100))
+        assert sorted(first.values()) == [50, 50]
+        assert Counter(PartialKey(range(8)).choose([key] * 100)) == first
+
+
+def test_partial_key_balances_what_fields_cannot() -> None:
+    """A key that is most of the stream burdens no task with most of it."""
+    keys = ["the"] * 6_000 + WORDS[:4_000]
+    assert max(Counter(fields(range(4)).choose(keys)).values()) > 6_500
+    assert max(Counter(PartialKey(range(4)).choose(keys)).values()) < 3_500
+
+
+def test_partial_key_uses_every_pair() -> None:
+    """The two tasks of a key differ, and every two tasks are a key's."""
+    pairs = {frozenset(PartialKey(range(4)).choose([key] * 2)) for key in WORDS[:1000]}
+    assert pairs == {frozenset(pair) for pair in combinations(range(4), 2)}
+
+
+def test_partial_key_of_one_task() -> None:
+    """One task gets everything."""
+    assert PartialKey([5]).choose(["a", "b"]) == [5, 5]
+
+
+# --- all, global, local or shuffle, custom ----------------------------------------------------
+
+
+def test_all_sends_to_every_task() -> None:
+    """Every task gets every message; none gets anything of nothing."""
+    assert {task: list(route) for task, route in All([3, 4]).route("ab").items()} == {3: [0, 1], 4: [0, 1]}
+    assert All([3, 4]).route("") == {}
+
+
+def test_global_sends_to_the_lowest_task() -> None:
+    """One task gets everything, however the tasks are ordered."""
+    assert Global([4, 3, 5]).route("ab") == {3: [0, 1]}
+
+
+def test_route_is_by_task() -> None:
+    """A grouping that chooses one task for each message says which messages are whose."""
+    assert shuffle([7, 8]).route("abcde") == {7: [0, 2, 4], 8: [1, 3]}
+
+
+def test_local_or_shuffle_stays_in_the_worker() -> None:
+    """Tasks of the sender's worker take turns; where there is none, or no longer, all tasks do."""
+    near = {1: Locality.HOST, 2: Locality.WORKER, 4: Locality.WORKER}
+    grouping = LocalOrShuffle(GroupingContext(range(1, 5), source=0, locality=lambda: near))
+    assert grouping.choose("abcd") == [2, 4, 2, 4]
+    near = {1: Locality.HOST}
+    assert grouping.choose("ab") == [2, 4]
+    grouping.refresh()
+    assert sorted(grouping.choose("abcd")) == [1, 2, 3, 4]
+
+
+class ByLength(CustomStreamGrouping):
+    """Sends a word to as many tasks as it has letters."""
+
+    def prepare(self, context: GroupingContext, stream: Stream) -> None:
+        self.tasks = context.tasks
+        self.fields = stream.fields
+
+    def choose_tasks(self, values: tuple[Any, ...]) -> list[int]:
+        return [int(task) for task in range(len(values[0]))]
+
+
+def test_custom_grouping_may_choose_any_number() -> None:
+    """A grouping of the user's own sends a message to none, one or several of the tasks, and to no other."""
+    grouping = Custom(GroupingContext(range(3), source=9), ByLength())
+    assert grouping.route([("",), ("ab",), ("a",)]) == {0: [1, 2], 1: [1]}
+    with pytest.raises(TopologyError, match="ByLength chose task 3, which is none of"):
+        grouping.route([("abcd",)])

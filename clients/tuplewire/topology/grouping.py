@@ -1,25 +1,59 @@
-"""Groupings: which task of a component a message goes to. Source: Storm's stream groupings.
+"""Groupings: which tasks of a component a message goes to. Source: Storm's stream groupings.
 
-A grouping is asked for a whole column at a time and answers with a column of task ids, to go straight
-into `TaskMessageBatch.from_columns`.
+A grouping is asked for a whole column at a time. One sending task has one object of each of its groupings,
+and asks it from one thread. `load_aware.py` has the one that looks at loads.
 """
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
-from itertools import cycle, islice
+from typing import Any
 
-from tuplewire.errors import ConfigError
+from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.group import check_task
-
-Field = str | bytes | int | None
-Key = Field | tuple[Field, ...]
-"""The value of a field, or the values of several."""
+from tuplewire.topology.hashing import Key, stable_hash
+from tuplewire.topology.streams import Stream
 
 _REMEMBERED_KEYS = 65_536
+
+
+class Locality(IntEnum):
+    """How near a task is to the one that sends; nearer is less. Source: Storm's `Scope`."""
+
+    WORKER = 0
+    HOST = 1
+    RACK = 2
+    EVERYTHING = 3
+
+
+LocalitySource = Callable[[], Mapping[int, Locality]]
+LoadSource = Callable[[], Mapping[int, float]]
+
+
+def nothing() -> Mapping[int, Any]:
+    """Know of no task; stands for both sources where nobody can say."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupingContext:
+    """What a grouping may know. Source: Storm's `WorkerTopologyContext` and `LoadMapping`.
+
+    tasks: those to choose from. source: the task that sends.
+    locality: returns how near the tasks are; one that it leaves out is as far as can be.
+    loads: returns the load, from 0 to 1, that each task last reported; one left out is not heard of.
+    Both are called when a grouping is made, and by its refresh().
+    """
+
+    tasks: Sequence[int]
+    source: int
+    locality: LocalitySource = nothing
+    loads: LoadSource = nothing
 
 
 class Grouping(ABC):
@@ -31,69 +65,175 @@ class Grouping(ABC):
             raise ConfigError("a grouping needs at least one task to choose from")
 
     @abstractmethod
-    def choose(self, keys: Sequence[Key]) -> list[int]:
-        """Return a task for each message, given the values of the grouping's fields in each."""
+    def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
+        """Return which messages each task gets, as their positions in the column, in order.
+
+        keys: what the grouping looks at in each message; only their number counts to most groupings.
+        """
+
+    def refresh(self) -> None:  # noqa: B027 - most groupings look at neither
+        """Look again at loads and localities; to be called about once a second."""
 
 
-class _Shuffle(Grouping):
-    def __init__(self, tasks: Iterable[int], start: int) -> None:
+class SingleGrouping(Grouping):
+    """A grouping that sends each message to one task."""
+
+    @abstractmethod
+    def choose(self, keys: Sequence[Any]) -> list[int]:
+        """Return a task for each message."""
+
+    def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
+        """Return which messages each task gets, as their positions in the column, in order."""
+        positions: defaultdict[int, list[int]] = defaultdict(list)
+        for position, task in enumerate(self.choose(keys)):
+            positions[task].append(position)
+        return positions
+
+
+class RingGrouping(SingleGrouping):
+    """Gives out tasks in turn, around a ring in which a task may stand more than once."""
+
+    def __init__(self, tasks: Iterable[int], start: int = 0) -> None:
         super().__init__(tasks)
-        self._next = start % len(self.tasks)
+        self._ring = list(self.tasks)
+        self._next = start % len(self._ring)
 
-    def choose(self, keys: Sequence[Key]) -> list[int]:
-        count = len(keys)
-        begin, self._next = self._next, (self._next + count) % len(self.tasks)
-        return list(islice(cycle(self.tasks), begin, begin + count))
+    def choose(self, keys: Sequence[Any]) -> list[int]:
+        """Return a task for each message; the turn goes on from one column to the next."""
+        ring, begin, end = self._ring, self._next, self._next + len(keys)
+        self._next = end % len(ring)
+        if end <= len(ring):
+            return ring[begin:end]
+        turned = ring[begin:] + ring[:begin]
+        rounds, rest = divmod(len(keys), len(ring))
+        return turned * rounds + turned[:rest]
+
+    def _turn_to(self, ring: list[int]) -> None:
+        """Go on with another ring, about as far around it."""
+        self._next = self._next * len(ring) // len(self._ring)
+        self._ring = ring
 
 
-class _Fields(Grouping):
+class LocalOrShuffle(RingGrouping):
+    """The tasks of the sender's own worker in turn; all in turn where it has none."""
+
+    def __init__(self, context: GroupingContext) -> None:
+        super().__init__(context.tasks, context.source)
+        self._context = context
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again at which tasks are in the sender's worker."""
+        near = self._context.locality()
+        local = [task for task in self.tasks if near.get(task) is Locality.WORKER]
+        self._turn_to(local or list(self.tasks))
+
+
+class Fields(SingleGrouping):
+    """Equal keys go to one task, whichever process asks.
+
+    It depends on the key and the order of the tasks alone. An object remembers the tasks of the keys that it
+    saw last.
+    """
+
     def __init__(self, tasks: Iterable[int]) -> None:
         super().__init__(tasks)
         self._task_of = lru_cache(_REMEMBERED_KEYS)(self._hashed)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
+        """Return a task for each message, given the values of the grouping's fields in each."""
         return list(map(self._task_of, keys))
 
     def _hashed(self, key: Key) -> int:
         return self.tasks[stable_hash(key) % len(self.tasks)]
 
 
-def shuffle(tasks: Iterable[int], start: int = 0) -> Grouping:
+class PartialKey(SingleGrouping):
+    """Equal keys go to one of two tasks, whichever was sent less so far: a frequent key is shared by two.
+
+    Which two it is depends on the key and the order of the tasks alone. Source: "The Power of Both Choices",
+    Nasir et al. 2015, by way of Storm's `PartialKeyGrouping`.
+    """
+
+    def __init__(self, tasks: Iterable[int]) -> None:
+        super().__init__(tasks)
+        self._sent = dict.fromkeys(self.tasks, 0)
+        self._pair_of = lru_cache(_REMEMBERED_KEYS)(self._hashed)
+
+    def choose(self, keys: Sequence[Key]) -> list[int]:
+        """Return a task for each message, given the values of the grouping's fields in each."""
+        sent = self._sent
+        chosen = []
+        for key in keys:
+            one, other = self._pair_of(key)
+            task = one if sent[one] <= sent[other] else other
+            sent[task] += 1
+            chosen.append(task)
+        return chosen
+
+    def _hashed(self, key: Key) -> tuple[int, int]:
+        count = len(self.tasks)
+        further, first = divmod(stable_hash(key), count)
+        second = first if count == 1 else (first + 1 + further % (count - 1)) % count
+        return self.tasks[first], self.tasks[second]
+
+
+class All(Grouping):
+    """Every message goes to every task."""
+
+    def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
+        """Return all positions for each task."""
+        return dict.fromkeys(self.tasks, range(len(keys))) if keys else {}
+
+
+class Global(SingleGrouping):
+    """Every message goes to one task, that of the lowest id."""
+
+    def choose(self, keys: Sequence[Any]) -> list[int]:
+        """Return that task, once for each message."""
+        return [min(self.tasks)] * len(keys)
+
+
+class CustomStreamGrouping(ABC):
+    """A grouping of the user's own. Source: Storm's `CustomStreamGrouping`. Each sending task gets a copy."""
+
+    def prepare(self, context: GroupingContext, stream: Stream) -> None:  # noqa: B027 - a hook
+        """Learn what there is to choose from, before the first choice; by default nothing happens."""
+
+    @abstractmethod
+    def choose_tasks(self, values: tuple[Any, ...]) -> Iterable[int]:
+        """Return the tasks that get a tuple of these values: any number of those in the context, or none."""
+
+
+class Custom(Grouping):
+    """Asks the user's object; raises TopologyError when that chooses what is no task of the component."""
+
+    def __init__(self, context: GroupingContext, chooser: CustomStreamGrouping) -> None:
+        super().__init__(context.tasks)
+        self._chooser = chooser
+        self._known = frozenset(self.tasks)
+
+    def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
+        """Return which messages each task gets; keys: all the values of each."""
+        positions: defaultdict[int, list[int]] = defaultdict(list)
+        for position, values in enumerate(keys):
+            for task in self._chooser.choose_tasks(values):
+                if task not in self._known:
+                    raise TopologyError(
+                        f"{type(self._chooser).__name__} chose task {task!r}, which is none of {self.tasks}"
+                    )
+                positions[task].append(position)
+        return positions
+
+
+def shuffle(tasks: Iterable[int], start: int = 0) -> SingleGrouping:
     """Return the shuffle grouping: the tasks in turn, so that each gets an equal share.
 
     start: where the turn begins; senders that start at different places spread evenly from the outset.
     """
-    return _Shuffle(tasks, start)
+    return RingGrouping(tasks, start)
 
 
-def fields(tasks: Iterable[int]) -> Grouping:
-    """Return the fields grouping: equal keys go to one task, whichever process asks.
-
-    It depends on the key and the order of the tasks alone. An object that has one remembers the tasks of
-    the keys seen last.
-    """
-    return _Fields(tasks)
-
-
-def stable_hash(key: Key) -> int:
-    """Return 64 bits that are the same in every process and release, unlike Python's hash().
-
-    Keys of different types differ (1 and "1"), as do tuples that only look alike once joined.
-    """
-    return int.from_bytes(hashlib.blake2b(_canonical(key), digest_size=8).digest(), "big")
-
-
-def _canonical(key: Key) -> bytes:
-    if isinstance(key, str):
-        return b"s" + key.encode("utf-8", "surrogatepass")
-    if isinstance(key, bytes):
-        return b"b" + key
-    if key is None:
-        return b"n"
-    if isinstance(key, int) and not isinstance(key, bool):
-        return b"i%d" % key
-    if isinstance(key, tuple):
-        parts = list(map(_canonical, key))
-        return b"t" + b"".join(b"%d:%b" % (len(part), part) for part in parts)
-    kind = type(key).__name__
-    raise ConfigError(f"a grouping's key is str, bytes, int, None or a tuple of these, not {kind}")
+def fields(tasks: Iterable[int]) -> SingleGrouping:
+    """Return the fields grouping: equal keys go to one task, whichever process asks."""
+    return Fields(tasks)

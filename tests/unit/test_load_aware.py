@@ -1,0 +1,287 @@
+"""The load-aware shuffle grouping: what it settles on, and how, in a simulation of senders and queues.
+
+Loads are told once a second, as they were at that moment. A message that finds its queue full is counted as
+if it were the last in it: what it waits at its sender is not counted, in favour of the plain shuffle.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire.topology.grouping import GroupingContext, Locality, SingleGrouping, shuffle
+from tuplewire.topology.load_aware import LoadAwareShuffle
+
+STEPS = 100  # in a second
+
+WORKER, EVERYTHING = Locality.WORKER, Locality.EVERYTHING
+
+
+@dataclass
+class Simulation:
+    """Tasks with queues, and senders that share a rate.
+
+    speeds: what each task processes, in messages/s. rate: what all senders send together. queue: how many
+    messages a task's queue holds; its load is how full that is.
+    """
+
+    speeds: Sequence[float]
+    rate: float
+    queue: int
+    senders: list[SingleGrouping] = field(default_factory=list)
+    shares: list[list[float]] = field(default_factory=list)
+    waits: list[tuple[float, int]] = field(default_factory=list)
+    loads: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queued = [0.0] * len(self.speeds)
+
+    def add(self, make: Callable[[GroupingContext], SingleGrouping], near: Sequence[Locality] = ()) -> None:
+        """Add a sender, by its grouping. near: how near each task is to it."""
+        context = GroupingContext(
+            range(len(self.speeds)),
+            source=len(self.senders),
+            locality=lambda: dict(enumerate(near)),
+            loads=lambda: self.loads,
+        )
+        self.senders.append(make(context))
+
+    def run(self, seconds: int) -> None:
+        """Go on for so long; `shares` and `waits` are those of this time, second by second."""
+        self.shares.clear()
+        self.waits.clear()
+        per_sender = self.rate / STEPS / len(self.senders)
+        for _ in range(seconds):
+            self.loads = {task: min(held / self.queue, 1.0) for task, held in enumerate(self.queued)}
+            for sender in self.senders:
+                sender.refresh()
+            sent = [0] * len(self.speeds)
+            for step in range(STEPS):
+                count = int(per_sender * (step + 1)) - int(per_sender * step)
+                for sender in self.senders:
+                    for task, positions in sender.route(range(count)).items():
+                        self._arrive(task, len(positions))
+                        sent[task] += len(positions)
+                self.queued = [
+                    max(held - speed / STEPS, 0) for held, speed in zip(self.queued, self.speeds, strict=True)
+                ]
+            self.shares.append([count / sum(sent) for count in sent])
+
+    def _arrive(self, task: int, count: int) -> None:
+        self.queued[task] = min(self.queued[task] + count, self.queue)
+        self.waits.append((self.queued[task] / self.speeds[task], count))
+
+    def share(self, task: int) -> float:
+        """Return the mean share of a task."""
+        return fmean(share[task] for share in self.shares)
+
+    def swing(self, task: int) -> float:
+        """Return how much a task's share varies from second to second, as a part of it."""
+        return pstdev(share[task] for share in self.shares) / self.share(task)
+
+    def p99(self) -> float:
+        """Return the seconds that 99 % of the messages do not wait longer than."""
+        before = 0
+        total = sum(count for _, count in self.waits)
+        for wait, count in sorted(self.waits):
+            before += count
+            if before >= 0.99 * total:
+                return wait
+        raise AssertionError("no message was sent")
+
+
+def plain(context: GroupingContext) -> SingleGrouping:
+    """Make the grouping to compare with."""
+    return shuffle(context.tasks, context.source)
+
+
+SLOW_TASK = [
+    # slow speed, other speeds, rate, queue
+    (100, 1_000, 4_000, 1_024),
+    (100, 1_000, 4_000, 32_768),
+    (300, 1_000, 5_000, 1_024),
+    (500, 1_000, 5_600, 4_096),
+    (1_000, 10_000, 40_000, 32_768),
+]
+
+
+@pytest.mark.parametrize(("slow", "fast", "rate", "queue"), SLOW_TASK)
+def test_slow_task_gets_what_it_can_do(slow: int, fast: int, rate: int, queue: int) -> None:
+    """One slow task of eight gets about what it processes, and the others the rest, in equal shares.
+
+    99 % of the messages wait at most half as long as with the plain shuffle, and shares do not swing.
+    """
+    aware, blind = Simulation([slow] + [fast] * 7, rate, queue), Simulation([slow] + [fast] * 7, rate, queue)
+    for _ in range(3):
+        aware.add(LoadAwareShuffle)
+        blind.add(plain)
+    for simulation in (aware, blind):
+        simulation.run(60)
+        simulation.run(60)
+    assert aware.share(0) == pytest.approx(slow / rate, rel=0.1)
+    assert blind.share(0) == pytest.approx(1 / 8, rel=0.01)
+    assert all(aware.share(task) == pytest.approx((1 - aware.share(0)) / 7, rel=0.05) for task in range(1, 8))
+    assert aware.p99() <= blind.p99() / 2
+    assert aware.swing(0) < 0.1
+    assert max(aware.swing(task) for task in range(1, 8)) < 0.01
+
+
+def test_tiny_queue_swings_within_bounds() -> None:
+    """Even where a queue is full within a tenth of a second, the slow task gets about what it can do."""
+    simulation = Simulation([1_000] + [10_000] * 7, 40_000, 100)
+    simulation.add(LoadAwareShuffle)
+    simulation.run(60)
+    simulation.run(60)
+    assert 0.3 < simulation.share(0) / (1_000 / 40_000) < 1.5
+    assert simulation.swing(0) < 0.5
+
+
+def test_share_comes_back() -> None:
+    """A task that is as fast as the others again gets as much as they do again."""
+    simulation = Simulation([100] + [1_000] * 7, 4_000, 1_024)
+    simulation.add(LoadAwareShuffle)
+    simulation.run(60)
+    assert simulation.share(0) < 0.04
+    simulation.speeds = [1_000] * 8
+    simulation.run(60)
+    simulation.run(10)
+    assert all(simulation.share(task) == pytest.approx(1 / 8, rel=0.05) for task in range(8))
+
+
+@pytest.mark.parametrize("load", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("count", [2, 3, 7, 64, 300])
+def test_equal_loads_have_equal_shares(load: float, count: int) -> None:
+    """Equal loads, high or low, have exactly equal shares."""
+    grouping = LoadAwareShuffle(
+        GroupingContext(range(count), 0, loads=lambda: dict.fromkeys(range(count), load))
+    )
+    for _ in range(10):
+        grouping.refresh()
+    assert set(grouping.shares.values()) == {1 / count}
+    assert sorted(grouping.choose(range(count))) == list(range(count))
+
+
+def test_noise_is_not_followed() -> None:
+    """Loads that differ only by what a queue happens to hold at the moment have shares within 5 %."""
+    noise = random.Random(1)
+    context = GroupingContext(
+        range(8), 0, loads=lambda: {task: noise.uniform(0.3, 0.31) for task in range(8)}
+    )
+    grouping = LoadAwareShuffle(context)
+    for _ in range(100):
+        grouping.refresh()
+        assert all(share == pytest.approx(1 / 8, rel=0.05) for share in grouping.shares.values())
+
+
+@pytest.mark.parametrize("busy", range(6))
+def test_every_tasks_load_counts(busy: int) -> None:
+    """Whichever task is loaded, its share falls, step by step, and no other's does."""
+    loads = {task: 0.5 if task == busy else 0.1 for task in range(6)}
+    grouping = LoadAwareShuffle(GroupingContext(range(6), 0, loads=lambda: loads))
+    shares = []
+    for _ in range(30):
+        shares.append(grouping.shares[busy])
+        grouping.refresh()
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < 0.01
+    assert min(share for task, share in grouping.shares.items() if task != busy) > 1 / 6
+
+
+def test_task_that_is_not_heard_of() -> None:
+    """A task whose load has expired counts as full; where nobody is heard of, all are equal."""
+    loads = {0: 0.1, 1: 0.1}
+    grouping = LoadAwareShuffle(GroupingContext(range(3), 0, loads=lambda: loads))
+    for _ in range(30):
+        grouping.refresh()
+    assert grouping.shares[2] < 0.01
+    loads.clear()
+    for _ in range(100):
+        grouping.refresh()
+    assert set(grouping.shares.values()) == {1 / 3}
+
+
+# --- tiers ------------------------------------------------------------------------------------
+
+LOCAL_ONE = [WORKER] + [EVERYTHING] * 7
+
+
+def test_near_tasks_keep_what_they_can_do() -> None:
+    """As long as the tasks nearby keep up, nothing leaves."""
+    simulation = Simulation([1_000.0] * 8, 900, 1_024)
+    simulation.add(LoadAwareShuffle, LOCAL_ONE)
+    simulation.run(60)
+    assert simulation.share(0) == 1
+
+
+@pytest.mark.parametrize("queue", [1_024, 8_192])
+def test_farther_tasks_take_the_rest(queue: int) -> None:
+    """When the near tasks do not keep up, farther ones take what is too much, no more, and do not swing."""
+    simulation = Simulation([1_000.0] * 8, 2_500, queue)
+    simulation.add(LoadAwareShuffle, LOCAL_ONE)
+    simulation.run(100)
+    simulation.run(60)
+    assert simulation.share(0) == pytest.approx(1_000 / 2_500, rel=0.05)
+    assert simulation.swing(0) < 0.02
+    assert 0.2 < simulation.loads[0] < 0.8
+
+
+def test_tiers_open_one_after_the_other() -> None:
+    """The host's other tasks come before the rack's, and those before the rest."""
+    tiers = [tier for tier in Locality for _ in range(2)]
+    simulation = Simulation([1_000.0] * 8, 3_500, 1_024)
+    simulation.add(LoadAwareShuffle, tiers)
+    simulation.run(100)
+    simulation.run(60)
+    shares = [simulation.share(task) for task in range(8)]
+    assert shares[0] == pytest.approx(1_000 / 3_500, rel=0.05)
+    assert shares[2] == pytest.approx(750 / 3_500, rel=0.05)
+    assert sum(shares[4:]) < 0.01
+
+
+def test_slow_near_task_loses_its_privilege() -> None:
+    """A near task that is slower than the far ones ends with what it can do, and with half the waits."""
+    aware, blind = (Simulation([100] + [1_000] * 7, 4_000, 1_024) for _ in range(2))
+    aware.add(LoadAwareShuffle, LOCAL_ONE)
+    blind.add(plain)
+    for simulation in (aware, blind):
+        simulation.run(100)
+        simulation.run(60)
+    assert aware.share(0) == pytest.approx(100 / 4_000, rel=0.1)
+    assert aware.swing(0) < 0.15
+    assert aware.p99() <= blind.p99() / 2
+
+
+def test_every_sender_has_its_own_near_task() -> None:
+    """Eight senders with a task of their own each send to it alone; a slow one is relieved by all others."""
+    simulation = Simulation([1_000.0] * 8, 4_800, 1_024)
+    for own in range(8):
+        simulation.add(LoadAwareShuffle, [WORKER if task == own else EVERYTHING for task in range(8)])
+    simulation.run(30)
+    assert all(simulation.share(task) == pytest.approx(1 / 8) for task in range(8))
+    simulation.speeds = [100] + [1_000] * 7
+    simulation.run(60)
+    simulation.run(60)
+    assert simulation.share(0) == pytest.approx(100 / 4_800, rel=0.1)
+    assert max(simulation.swing(task) for task in range(1, 8)) < 0.02
+
+
+def test_move_changes_what_is_near() -> None:
+    """A task that moves into the sender's worker is preferred from the next refresh on."""
+    near = {0: WORKER}
+    grouping = LoadAwareShuffle(GroupingContext(range(4), 0, locality=lambda: near))
+    assert grouping.shares[0] == 1
+    near = {3: WORKER}
+    grouping.refresh()
+    assert grouping.shares[3] == 1
+
+
+@pytest.mark.parametrize("bounds", [(0.8, 0.2), (0.5, 0.5), (-0.1, 0.5), (0.2, 1.1)])
+def test_bounds_are_loads(bounds: tuple[float, float]) -> None:
+    """Bounds that are no loads, or in the wrong order, are an error."""
+    with pytest.raises(ConfigError, match="loads from 0 to 1"):
+        LoadAwareShuffle(GroupingContext(range(2), 0), *bounds)
