@@ -1,10 +1,15 @@
-"""Storm's topology words, for programs that send from task to task.
+"""Topologies: Storm's words, for programs that send from task to task.
 
-So far the groupings: which task of the next component a message goes to.
+A topology is written with `TopologyBuilder`, `Spout`, `Bolt` or `BasicBolt`, and `Stream`.
 """
 
 from __future__ import annotations
 
+from tuplewire.topology.builder import TopologyBuilder
+from tuplewire.topology.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
+from tuplewire.topology.component import BasicBolt, Bolt, FailedError, Spout
+from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.description import Topology
 from tuplewire.topology.grouping import (
     CustomStreamGrouping,
     Grouping,
@@ -14,14 +19,26 @@ from tuplewire.topology.grouping import (
     shuffle,
 )
 from tuplewire.topology.streams import DEFAULT_STREAM, Stream
+from tuplewire.topology.tuples import Tuple
 
 __all__ = [
     "DEFAULT_STREAM",
+    "BasicBolt",
+    "BasicOutputCollector",
+    "Bolt",
     "CustomStreamGrouping",
+    "FailedError",
     "Grouping",
     "GroupingContext",
     "Locality",
+    "OutputCollector",
+    "Spout",
+    "SpoutOutputCollector",
     "Stream",
+    "Topology",
+    "TopologyBuilder",
+    "TopologyContext",
+    "Tuple",
     "fields",
     "shuffle",
 ]

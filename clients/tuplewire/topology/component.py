@@ -1,0 +1,158 @@
+"""Spouts and bolts: what a topology's user writes. Source: Storm's `ISpout`, `IBolt`, `IBasicBolt`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tuplewire.errors import TopologyError, TuplewireError
+from tuplewire.topology.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
+from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.streams import Stream
+from tuplewire.topology.tuples import Tuple
+
+
+class FailedError(TuplewireError):
+    """Raised by a BasicBolt to fail the tuple that it was given. Source: Storm's `FailedException`."""
+
+
+class Spout(ABC):
+    """A source of tuples. Each task runs a copy of the object that the topology was built with.
+
+    Everything is called from one thread. What does not copy (a file, a connection) is made in open().
+    """
+
+    outputs: Sequence[str] | Sequence[Stream] = ()
+    """What it emits: the fields of the stream "default", or several Streams."""
+
+    collector: SpoutOutputCollector
+    context: TopologyContext
+
+    def open(
+        self,
+        conf: Mapping[str, Any],  # noqa: ARG002 - for those who override
+        context: TopologyContext,
+        collector: SpoutOutputCollector,
+    ) -> None:
+        """Get ready; by default keeps context and collector as attributes.
+
+        conf: the topology's settings, with the component's own.
+        """
+        self.context = context
+        self.collector = collector
+
+    @abstractmethod
+    def next_tuple(self) -> None:
+        """Emit what there is, one tuple or a few, and return; do not wait for more to come."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there will never be more; next_tuple() is then called no longer.
+
+        Source: Storm's `CompletableSpout`.
+        """
+        return False
+
+    def ack(self, message_id: Any) -> None:
+        """Learn that the tuple emitted with this message id, and all that descends from it, is processed."""
+
+    def fail(self, message_id: Any) -> None:
+        """Learn that it is not, and will not be."""
+
+    def activate(self) -> None:
+        """Learn that next_tuple() is going to be called; a spout begins so."""
+
+    def deactivate(self) -> None:
+        """Learn that next_tuple() is not called for the time being."""
+
+    def close(self) -> None:
+        """Let go of what open() took."""
+
+
+class Bolt(ABC):
+    """A consumer of tuples, which may emit others. Each task runs a copy of the topology's object.
+
+    Everything is called from one thread. What does not copy (a file, a connection) is made in prepare().
+    """
+
+    outputs: Sequence[str] | Sequence[Stream] = ()
+    """What it emits: the fields of the stream "default", or several Streams."""
+
+    collector: OutputCollector
+    context: TopologyContext
+
+    def prepare(
+        self,
+        conf: Mapping[str, Any],  # noqa: ARG002 - for those who override
+        context: TopologyContext,
+        collector: OutputCollector,
+    ) -> None:
+        """Get ready; by default keeps context and collector as attributes.
+
+        conf: the topology's settings, with the component's own.
+        """
+        self.context = context
+        self.collector = collector
+
+    @abstractmethod
+    def execute(self, message: Tuple) -> None:
+        """Process a tuple, and ack or fail it, now or later."""
+
+    def cleanup(self) -> None:
+        """Let go of what prepare() took."""
+
+
+class BasicBolt(ABC):
+    """A bolt that need not ack: a tuple is acked once processed, and what is emitted is anchored to it."""
+
+    outputs: Sequence[str] | Sequence[Stream] = ()
+    """What it emits: the fields of the stream "default", or several Streams."""
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
+        """Get ready; by default nothing happens. conf: the topology's settings, with the component's own."""
+
+    @abstractmethod
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Process a tuple; FailedError fails it, and what another error does is the executor's policy."""
+
+    def cleanup(self) -> None:
+        """Let go of what prepare() took."""
+
+
+class BasicBoltExecutor(Bolt):
+    """Runs a BasicBolt as the Bolt that it is short for. Source: Storm's `BasicBoltExecutor`."""
+
+    def __init__(self, bolt: BasicBolt) -> None:
+        self.bolt = bolt
+        self.outputs = bolt.outputs
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector) -> None:
+        """Prepare the bolt."""
+        super().prepare(conf, context, collector)
+        self.bolt.prepare(conf, context)
+
+    def execute(self, message: Tuple) -> None:
+        """Have the bolt process a tuple, then ack it or, on FailedError, fail it."""
+        try:
+            self.bolt.execute(message, BasicOutputCollector(self.collector, message))
+        except FailedError:
+            self.collector.fail(message)
+        else:
+            self.collector.ack(message)
+
+    def cleanup(self) -> None:
+        """Clean the bolt up."""
+        self.bolt.cleanup()
+
+
+def streams_of(outputs: Any, what: str) -> tuple[Stream, ...]:
+    """Return the streams that a component's `outputs` declare; TopologyError, naming it, for what is none."""
+    if isinstance(outputs, list | tuple):
+        if not outputs or all(isinstance(output, Stream) for output in outputs):
+            return tuple(outputs)
+        if all(isinstance(output, str) for output in outputs):
+            return (Stream(*outputs),)
+    raise TopologyError(
+        f"the outputs of {what} are {outputs!r}; they are a tuple of field names, or of Streams"
+    )

@@ -1,0 +1,119 @@
+"""The tuple: values that a task emitted on a stream. Source: Storm's `Tuple`, `TupleImpl`, `MessageId`."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from tuplewire.topology.streams import Stream
+
+MessageId: TypeAlias = tuple[tuple[int, Any], ...]
+"""What a tuple descends from: (task of the spout, the message id that it gave) for each of its roots.
+
+Empty for a tuple that nobody waits for. A bolt hands it on by anchoring what it emits.
+"""
+
+UNANCHORED: MessageId = ()
+
+SYSTEM_COMPONENT = "__system"
+SYSTEM_TASK = -1
+TICK_STREAM = "__tick"
+
+
+class Origin:
+    """Who emitted a tuple, and on which stream; one object for all tuples of a task's stream.
+
+    key: the same as text, which no other task and stream of a topology have.
+    """
+
+    __slots__ = ("component", "key", "stream", "task")
+
+    def __init__(self, component: str, task: int, stream: Stream) -> None:
+        self.component = component
+        self.task = task
+        self.stream = stream
+        self.key = f"{task}:{component}:{stream.name}"
+
+    def __repr__(self) -> str:
+        return f"<Origin: task {self.task} of {self.component!r}, stream {self.stream.name!r}>"
+
+
+class Tuple:
+    """Values in the order of their stream's fields; never changed once made.
+
+    `tuple["word"]` and `tuple[0]` are one value, `word, count = tuple` takes all. Two tuples are equal only
+    when they are one object, as Storm's are; to compare what they carry, compare `values`.
+    """
+
+    __slots__ = ("message_id", "origin", "values")
+
+    def __init__(self, values: Sequence[Any], origin: Origin, message_id: MessageId = UNANCHORED) -> None:
+        self.values = tuple(values)
+        self.origin = origin
+        self.message_id = message_id
+
+    @property
+    def source_component(self) -> str:
+        """The id of the component that emitted it."""
+        return self.origin.component
+
+    @property
+    def source_task(self) -> int:
+        """The task that emitted it."""
+        return self.origin.task
+
+    @property
+    def source_stream(self) -> str:
+        """The name of the stream that it was emitted on."""
+        return self.origin.stream.name
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the values."""
+        return self.origin.stream.fields
+
+    @property
+    def is_tick(self) -> bool:
+        """Whether it only says that time has passed, and comes from no component of the topology."""
+        return self.origin.stream.name == TICK_STREAM and self.origin.component == SYSTEM_COMPONENT
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values by field."""
+        return dict(zip(self.fields, self.values, strict=True))
+
+    def __getitem__(self, field: str | int) -> Any:
+        if isinstance(field, int):
+            return self.values[field]
+        try:
+            return self.values[self.fields.index(field)]
+        except ValueError:
+            raise KeyError(
+                f"{field!r} is no field of {self.origin!r}; it has {', '.join(self.fields)}"
+            ) from None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        shown = (f"{field}={_shown(value)}" for field, value in zip(self.fields, self.values, strict=False))
+        return f"<Tuple {self.origin.key} {' '.join(shown)}>"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return f"<{type(value).__name__}>"
+
+
+_TICK = Stream("rate_secs", name=TICK_STREAM)
+_TICK_ORIGIN = Origin(SYSTEM_COMPONENT, SYSTEM_TASK, _TICK)
+
+
+def tick(seconds: float) -> Tuple:
+    """Return the tuple that tells a bolt that so many seconds have passed since the last one."""
+    return Tuple([seconds], _TICK_ORIGIN)

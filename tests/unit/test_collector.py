@@ -1,0 +1,226 @@
+"""Collectors: what is emitted, anchored, acked and failed; and the bolts that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import MessageError
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    FailedError,
+    OutputCollector,
+    SpoutOutputCollector,
+    Stream,
+    Topology,
+    TopologyContext,
+    Tuple,
+)
+from tuplewire.topology.collector import Outbox
+from tuplewire.topology.component import BasicBoltExecutor
+from tuplewire.topology.description import Component, GroupingType, Input, Kind
+
+STREAMS = (Stream("word", "count"), Stream("line", name="bad"), Stream("line", name="to", direct=True))
+INPUTS = tuple(Input(name, "to", GroupingType.DIRECT) for name in ("bolt", "spout"))
+TOPOLOGY = Topology(
+    [
+        Component("bolt", Kind.BOLT, STREAMS),
+        Component("sink", Kind.BOLT, (), INPUTS, 1, 2),
+        Component("spout", Kind.SPOUT, STREAMS),
+    ]
+)
+BOLT, SINK, SPOUT = (TOPOLOGY.tasks_of(name)[0] for name in ("bolt", "sink", "spout"))
+
+
+class Told:
+    """Remembers what an executor is told."""
+
+    def __init__(self) -> None:
+        self.acked: list[Tuple] = []
+        self.failed: list[Tuple] = []
+        self.errors: list[Exception] = []
+        self.outbox = Outbox(TOPOLOGY, BOLT)
+        self.collector = OutputCollector(
+            self.outbox, self.acked.append, self.failed.append, self.errors.append
+        )
+
+    def taken(self) -> list[tuple[str, int | None, list[tuple[Any, ...]]]]:
+        """Return what was emitted, as stream, task and values."""
+        return [
+            (run.origin.stream.name, run.task, [message.values for message in run.tuples])
+            for run in self.outbox.take()
+        ]
+
+
+@pytest.fixture
+def told() -> Told:
+    """Return an outbox, and a bolt's collector for it."""
+    return Told()
+
+
+def received(*roots: tuple[int, Any]) -> Tuple:
+    """Return a tuple that came with message ids."""
+    return Tuple(["x"], TOPOLOGY.origin(SPOUT, "bad"), roots)
+
+
+def test_emitted_in_order_and_in_runs(told: Told) -> None:
+    """What follows on one stream stays together, and streams keep their order among each other."""
+    told.collector.emit(["a", 1])
+    told.collector.emit(("b", 2))
+    told.collector.emit(["c"], stream="bad")
+    told.collector.emit(["d", 4])
+    assert len(told.outbox) == 4
+    assert told.taken() == [
+        ("default", None, [("a", 1), ("b", 2)]),
+        ("bad", None, [("c",)]),
+        ("default", None, [("d", 4)]),
+    ]
+    assert (told.taken(), len(told.outbox)) == ([], 0)
+
+
+def test_emitted_tuples_know_their_origin(told: Told) -> None:
+    """A tuple comes from the task that emits it."""
+    told.collector.emit(["c"], stream="bad")
+    (run,) = told.outbox.take()
+    (message,) = run.tuples
+    assert (message.source_component, message.source_task, message.source_stream) == ("bolt", BOLT, "bad")
+
+
+def test_values_are_those_of_the_moment(told: Told) -> None:
+    """A list that the bolt changes after it has emitted it does no harm."""
+    values = ["a", 1]
+    told.collector.emit(values)
+    values[0] = "b"
+    assert told.taken() == [("default", None, [("a", 1)])]
+
+
+def test_anchors_are_kept_as_message_ids(told: Told) -> None:
+    """What is emitted carries the message ids of all its anchors, each once; without anchors none."""
+    one, other = received((7, "a"), (7, "b")), received((7, "b"), (8, "a"))
+    told.collector.emit(["x"], stream="bad", anchors=one)
+    told.collector.emit(["x"], stream="bad", anchors=[one, other])
+    told.collector.emit(["x"], stream="bad")
+    (run,) = told.outbox.take()
+    assert [message.message_id for message in run.tuples] == [
+        ((7, "a"), (7, "b")),
+        ((7, "a"), (7, "b"), (8, "a")),
+        (),
+    ]
+
+
+def test_spout_gives_message_ids() -> None:
+    """A spout's message id travels with the spout's task, to which ack and fail go; even one that is 0."""
+    outbox = Outbox(TOPOLOGY, SPOUT)
+    collector = SpoutOutputCollector(outbox, print)
+    collector.emit(["x"], stream="bad", message_id=0)
+    collector.emit(["x"], stream="bad")
+    collector.emit_direct(SINK, ["x"], stream="to", message_id=("part", 5))
+    assert [message.message_id for run in outbox.take() for message in run.tuples] == [
+        ((SPOUT, 0),),
+        (),
+        ((SPOUT, ("part", 5)),),
+    ]
+
+
+def test_direct_streams_name_the_task(told: Told) -> None:
+    """On a direct stream each tuple goes to the task named; runs are of one task."""
+    told.collector.emit_direct(SINK, ["a"], stream="to")
+    told.collector.emit_direct(SINK, ["b"], stream="to")
+    told.collector.emit_direct(SINK + 1, ["c"], stream="to")
+    assert told.taken() == [("to", SINK, [("a",), ("b",)]), ("to", SINK + 1, [("c",)])]
+
+
+WRONG: list[tuple[Callable[[OutputCollector], None], str]] = [
+    (lambda c: c.emit(["a"]), "stream 'default' of 'bolt' has the fields word, count; this is 1 value"),
+    (lambda c: c.emit("ab"), "this is a single str: write [value]"),
+    (
+        lambda c: c.emit(["a"], stream="bda"),
+        "'bolt' declares no stream 'bda'; it declares 'default', 'bad', 'to'",
+    ),
+    (lambda c: c.emit(["a"], stream="to"), "is direct: use emit_direct"),
+    (lambda c: c.emit_direct(SINK, ["a"], stream="bad"), "is not direct: use emit"),
+    (
+        lambda c: c.emit_direct(SPOUT, ["a"], stream="to"),
+        f"task {SPOUT} does not subscribe to stream 'to' of 'bolt'; those that do are {SINK}, {SINK + 1}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("emit", "problem"), WRONG, ids=[problem for _, problem in WRONG])
+def test_what_does_not_fit(told: Told, emit: Callable[[OutputCollector], None], problem: str) -> None:
+    """A tuple that does not fit its stream is an error that says what would; nothing of it is kept."""
+    with pytest.raises(MessageError) as raised:
+        emit(told.collector)
+    assert problem in str(raised.value)
+    assert told.taken() == []
+
+
+def test_acks_fails_and_errors_go_to_the_executor(told: Told) -> None:
+    """The executor hears of each."""
+    one, other, error = received(), received(), ValueError("bad")
+    told.collector.ack(one)
+    told.collector.fail(other)
+    told.collector.report_error(error)
+    assert (told.acked, told.failed, told.errors) == ([one], [other], [error])
+
+
+class Count(BasicBolt):
+    """Counts, and fails what it is told to."""
+
+    outputs = STREAMS
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
+        self.calls.append(f"prepare {conf['a']} {context.task}")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        collector.emit([message[0], 1])
+        collector.emit_direct(SINK, ["x"], stream="to")
+        if message.message_id == ((7, "fail"),):
+            raise FailedError("not this one")
+        if message.message_id == ((7, "break"),):
+            raise ZeroDivisionError
+
+    def cleanup(self) -> None:
+        self.calls.append("cleanup")
+
+
+def run_basic(told: Told, message: Tuple) -> Count:
+    """Have a basic bolt process a tuple as the bolt that it is short for."""
+    bolt = Count()
+    executor = BasicBoltExecutor(bolt)
+    assert executor.outputs == STREAMS
+    executor.prepare({"a": 5}, TopologyContext("t", TOPOLOGY, BOLT), told.collector)
+    try:
+        executor.execute(message)
+    finally:
+        executor.cleanup()
+    return bolt
+
+
+def test_basic_bolt_acks_and_anchors(told: Told) -> None:
+    """A basic bolt's tuple is acked after it, and everything that it emits is anchored to it."""
+    message = received((7, "a"))
+    bolt = run_basic(told, message)
+    assert bolt.calls == [f"prepare 5 {BOLT}", "cleanup"]
+    assert (told.acked, told.failed) == ([message], [])
+    assert [item.message_id for run in told.outbox.take() for item in run.tuples] == [((7, "a"),)] * 2
+
+
+def test_basic_bolt_fails_on_purpose(told: Told) -> None:
+    """FailedError fails the tuple, and is no error otherwise."""
+    message = received((7, "fail"))
+    run_basic(told, message)
+    assert (told.acked, told.failed, told.errors) == ([], [message], [])
+
+
+def test_other_errors_are_not_swallowed(told: Told) -> None:
+    """What a basic bolt does not catch reaches the executor, and neither acks nor fails."""
+    with pytest.raises(ZeroDivisionError):
+        run_basic(told, received((7, "break")))
+    assert (told.acked, told.failed) == ([], [])

@@ -1,0 +1,177 @@
+"""Where a task's tuples go: every grouping, from the builder's word to the task ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import TopologyError
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    CustomStreamGrouping,
+    GroupingContext,
+    Locality,
+    Spout,
+    Stream,
+    TopologyBuilder,
+    Tuple,
+)
+from tuplewire.topology.builder import BoltDeclarer
+from tuplewire.topology.routing import Outgoing
+from tuplewire.topology.shipping import from_json, to_json
+
+WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]
+
+
+class Words(Spout):
+    """Emits on two streams."""
+
+    outputs = (Stream("number", "word"), Stream("word", name="to", direct=True))
+
+    def next_tuple(self) -> None:
+        """Emit nothing."""
+
+
+class Sink(BasicBolt):
+    """Emits nothing."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Do nothing."""
+
+
+class ByFirstLetter(CustomStreamGrouping):
+    """Sends a word by its first letter, and counts what it was asked; a copy must not share the count."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def prepare(self, context: GroupingContext, stream: Stream) -> None:
+        self.tasks = context.tasks
+        (self.position,) = stream.positions(["word"])
+
+    def choose_tasks(self, values: tuple[Any, ...]) -> list[int]:
+        self.asked += 1
+        return [self.tasks[ord(values[self.position][0]) % len(self.tasks)]]
+
+
+def routed(
+    subscribe: Callable[[BoltDeclarer], BoltDeclarer],
+    locality: dict[int, Locality] | None = None,
+    loads: dict[int, float] | None = None,
+) -> dict[int, list[int]]:
+    """Return the positions of WORDS that each task of a bolt with four gets; its tasks are 1 to 4."""
+    builder = TopologyBuilder()
+    subscribe(builder.set_bolt("sink", Sink(), 4))
+    builder.set_spout("words", Words())
+    topology = builder.create_topology()
+    outgoing = Outgoing(topology, 5, lambda: locality or {}, lambda: loads or {})
+    for _ in range(50):
+        outgoing.refresh()
+    origin = topology.origin(5, "default")
+    tuples = [Tuple([number, word], origin) for number, word in enumerate(WORDS)]
+    return {task: list(positions) for task, positions in outgoing.route("default", tuples).items()}
+
+
+@pytest.mark.parametrize("grouping", ["shuffle", "none", "load_aware_shuffle", "local_or_shuffle"])
+def test_even_groupings(grouping: str) -> None:
+    """Those that spread evenly give two of eight messages to each of four tasks."""
+    routes = routed(lambda bolt: getattr(bolt, f"{grouping}_grouping")("words"))
+    assert {task: len(positions) for task, positions in routes.items()} == {1: 2, 2: 2, 3: 2, 4: 2}
+
+
+@pytest.mark.parametrize("fields", ["word", ["word"]])
+def test_fields_grouping_looks_at_its_field(fields: str | list[str]) -> None:
+    """Equal words go to one task, whatever the other field is."""
+    routes = routed(lambda bolt: bolt.fields_grouping("words", fields))
+    assert sum(set(positions) >= {0, 3, 5, 7} for positions in routes.values()) == 1
+    assert sorted(position for positions in routes.values() for position in positions) == list(range(8))
+
+
+def test_fields_grouping_of_several_fields() -> None:
+    """With two fields the pair decides: equal words are spread when their numbers differ."""
+    routes = routed(lambda bolt: bolt.fields_grouping("words", ["word", "number"]))
+    assert sum(bool({0, 3, 5, 7} & set(positions)) for positions in routes.values()) > 1
+
+
+def test_partial_key_grouping_uses_two_tasks() -> None:
+    """Equal words go to two tasks, half to each."""
+    routes = routed(lambda bolt: bolt.partial_key_grouping("words", "word"))
+    the = Counter({task: len({0, 3, 5, 7} & set(positions)) for task, positions in routes.items()})
+    assert len(+the) == 2
+
+
+def test_all_and_global_grouping() -> None:
+    """Every task, or the first one, gets everything."""
+    everything = list(range(8))
+    assert routed(lambda bolt: bolt.all_grouping("words")) == dict.fromkeys(range(1, 5), everything)
+    assert routed(lambda bolt: bolt.global_grouping("words")) == {1: everything}
+
+
+def test_locality_and_loads_reach_the_groupings() -> None:
+    """Near tasks get it all; a loaded one gets nothing of so few."""
+    near = {2: Locality.WORKER, 3: Locality.WORKER}
+    assert set(routed(lambda bolt: bolt.local_or_shuffle_grouping("words"), near)) == {2, 3}
+    assert set(routed(lambda bolt: bolt.load_aware_shuffle_grouping("words"), near)) == {2, 3}
+    loads = {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.9}
+    assert set(routed(lambda bolt: bolt.load_aware_shuffle_grouping("words"), loads=loads)) == {1, 2, 3}
+
+
+def test_custom_grouping_is_copied_and_asked() -> None:
+    """The user's object is a template, as a bolt is; its copy is told of tasks and fields, and chooses."""
+    template = ByFirstLetter()
+    routes = routed(lambda bolt: bolt.custom_grouping("words", template))
+    wanted: dict[int, list[int]] = {}
+    for position, word in enumerate(WORDS):
+        wanted.setdefault(1 + ord(word[0]) % 4, []).append(position)
+    assert routes == wanted
+    assert template.asked == 0
+
+
+def test_direct_stream_routes_nothing() -> None:
+    """On a direct stream the emitter has chosen; nothing else is routed."""
+    builder = TopologyBuilder()
+    builder.set_bolt("sink", Sink(), 4).direct_grouping("words", "to")
+    builder.set_spout("words", Words())
+    topology = builder.create_topology()
+    assert Outgoing(topology, 5).route("to", [Tuple(["x"], topology.origin(5, "to"))]) == {}
+
+
+def test_every_subscriber_gets_the_stream() -> None:
+    """Two bolts get the same tuples, each by its own grouping."""
+    builder = TopologyBuilder()
+    builder.set_bolt("a", Sink(), 2).all_grouping("words")
+    builder.set_bolt("b", Sink(), 2).global_grouping("words")
+    builder.set_spout("words", Words())
+    topology = builder.create_topology()
+    tuples = [Tuple([1, "x"], topology.origin(5, "default"))]
+    assert {task: list(route) for task, route in Outgoing(topology, 5).route("default", tuples).items()} == {
+        1: [0],
+        2: [0],
+        3: [0],
+    }
+
+
+def test_field_that_cannot_decide() -> None:
+    """A value whose form differs between processes is an error that names the bolt and the stream."""
+    builder = TopologyBuilder()
+    builder.set_bolt("sink", Sink()).fields_grouping("words", "word")
+    builder.set_spout("words", Words())
+    topology = builder.create_topology()
+    with pytest.raises(
+        TopologyError, match=r"'sink' subscribes to stream 'default' of 'words': a grouping's key"
+    ):
+        Outgoing(topology, 2).route("default", [Tuple([1, 2.5], topology.origin(2, "default"))])
+
+
+def test_custom_grouping_needs_its_code() -> None:
+    """A process that has only the description cannot route by a grouping of the user's, and says why."""
+    builder = TopologyBuilder()
+    builder.set_bolt("sink", Sink()).custom_grouping("words", ByFirstLetter())
+    builder.set_spout("words", Words())
+    topology = from_json(to_json(builder.create_topology()))
+    with pytest.raises(TopologyError, match=r"custom grouping of .* has no code here"):
+        Outgoing(topology, 2)

@@ -1,0 +1,357 @@
+"""Building a topology, what it knows, and its description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import ConfigError, TopologyError
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Bolt,
+    CustomStreamGrouping,
+    Spout,
+    Stream,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+from tuplewire.topology.description import Component, GroupingType, Input, Kind
+from tuplewire.topology.shipping import from_json, to_json
+
+
+class Lines(Spout):
+    """Emits lines, and what is wrong with some."""
+
+    outputs = (Stream("line"), Stream("line", "why", name="bad"), Stream("line", name="to", direct=True))
+
+    def next_tuple(self) -> None:
+        self.collector.emit(["a line"])
+
+
+class Split(Bolt):
+    """Emits words."""
+
+    outputs = ("word", "count")
+
+    def execute(self, message: Tuple) -> None:
+        self.collector.ack(message)
+
+
+class Sink(BasicBolt):
+    """Emits nothing."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Do nothing."""
+
+
+class First(CustomStreamGrouping):
+    """Chooses the first task."""
+
+    def choose_tasks(self, values: tuple[Any, ...]) -> list[int]:  # noqa: ARG002 - whatever the values
+        return [1]
+
+
+def wordcount() -> TopologyBuilder:
+    """Return Storm's classic, not yet created."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines(), 2).set_num_tasks(4)
+    builder.set_bolt("split", Split(), 3).shuffle_grouping("lines").add_configuration("a.setting", 5)
+    builder.set_bolt("count", Sink()).fields_grouping("split", "word")
+    return builder
+
+
+def test_tasks_are_contiguous_ranges() -> None:
+    """Each component's tasks are a range, from 1, in the order of the components' ids."""
+    topology = wordcount().create_topology()
+    assert topology.tasks == range(1, 9)
+    assert topology.tasks_of("count") == range(1, 2)
+    assert topology.tasks_of("lines") == range(2, 6)
+    assert topology.tasks_of("split") == range(6, 9)
+    assert [topology.component_of(task).id for task in topology.tasks] == ["count"] + ["lines"] * 4 + [
+        "split"
+    ] * 3
+
+
+def test_task_ids_do_not_depend_on_the_program() -> None:
+    """The order in which components are set makes no difference: every process numbers the tasks alike."""
+    builder = TopologyBuilder()
+    builder.set_bolt("count", Sink()).fields_grouping("split", "word")
+    builder.set_bolt("split", Split(), 3).shuffle_grouping("lines").add_configuration("a.setting", 5)
+    builder.set_spout("lines", Lines(), 2).set_num_tasks(4)
+    assert to_json(builder.create_topology()) == to_json(wordcount().create_topology())
+
+
+def test_executors_divide_the_tasks() -> None:
+    """Every executor has a range of tasks, about as long as another's."""
+    topology = wordcount().create_topology()
+    assert topology.executors_of("lines") == [range(2, 4), range(4, 6)]
+    assert topology.executors_of("split") == [range(6, 7), range(7, 8), range(8, 9)]
+
+
+def test_targets_and_sources() -> None:
+    """A stream knows who subscribes to it, and how."""
+    topology = wordcount().create_topology()
+    assert topology.targets_of("split") == [
+        ("count", Input("split", "default", GroupingType.FIELDS, ("word",)))
+    ]
+    assert topology.targets_of("lines", "bad") == []
+    with pytest.raises(
+        TopologyError, match="'lines' has no stream 'baad'; it declares 'default', 'bad', 'to'"
+    ):
+        topology.targets_of("lines", "baad")
+
+
+def test_origin_names_task_and_stream() -> None:
+    """Where a tuple comes from follows from the task and the stream's name."""
+    origin = wordcount().create_topology().origin(7, "default")
+    assert (origin.component, origin.task, origin.stream.fields) == ("split", 7, ("word", "count"))
+
+
+@pytest.mark.parametrize("task", [0, 9, -1])
+def test_unknown_task(task: int) -> None:
+    """A task that no component has is an error that says which there are."""
+    with pytest.raises(TopologyError, match=f"task {task} is none of this topology's, 1 to 8"):
+        wordcount().create_topology().component_of(task)
+
+
+def test_context() -> None:
+    """A task knows itself, its component, and its place among that component's tasks."""
+    context = TopologyContext("wordcount-1", wordcount().create_topology(), 7)
+    assert (context.component.id, context.component_tasks, context.task_index) == ("split", range(6, 9), 1)
+
+
+def test_every_grouping_has_a_method() -> None:
+    """Each grouping of Storm's is subscribed to by its own method, on any stream."""
+    chooser = First()
+    builder = TopologyBuilder()
+    builder.set_spout("s", Lines())
+    calls: list[tuple[str, tuple[Any, ...], Input]] = [
+        ("shuffle_grouping", ("s",), Input("s", "default", GroupingType.SHUFFLE)),
+        (
+            "fields_grouping",
+            ("s", ["line", "why"], "bad"),
+            Input("s", "bad", GroupingType.FIELDS, ("line", "why")),
+        ),
+        ("all_grouping", ("s", "bad"), Input("s", "bad", GroupingType.ALL)),
+        ("global_grouping", ("s", "bad"), Input("s", "bad", GroupingType.GLOBAL)),
+        ("direct_grouping", ("s", "to"), Input("s", "to", GroupingType.DIRECT)),
+        ("local_or_shuffle_grouping", ("s",), Input("s", "default", GroupingType.LOCAL_OR_SHUFFLE)),
+        ("partial_key_grouping", ("s", "line"), Input("s", "default", GroupingType.PARTIAL_KEY, ("line",))),
+        ("load_aware_shuffle_grouping", ("s",), Input("s", "default", GroupingType.LOAD_AWARE_SHUFFLE)),
+        ("none_grouping", ("s",), Input("s", "default", GroupingType.NONE)),
+        ("custom_grouping", ("s", chooser), Input("s", "default", GroupingType.CUSTOM)),
+    ]
+    for method, arguments, _ in calls:
+        declarer = builder.set_bolt(method, Sink())
+        assert getattr(declarer, method)(*arguments) is declarer
+    topology = builder.create_topology()
+    for method, _, wanted in calls:
+        assert topology.component(method).inputs == (wanted,)
+    assert {wanted.grouping for _, _, wanted in calls} == set(GroupingType)
+    assert topology.component("custom_grouping").inputs[0].custom is chooser
+
+
+def test_cycles_are_allowed() -> None:
+    """A bolt may subscribe to itself, and two bolts to each other."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines())
+    builder.set_bolt("a", Split()).shuffle_grouping("lines").shuffle_grouping("b").shuffle_grouping("a")
+    builder.set_bolt("b", Split()).shuffle_grouping("a")
+    assert len(builder.create_topology().targets_of("a")) == 2
+
+
+# --- what does not hold together --------------------------------------------------------------
+
+Change = Callable[[TopologyBuilder], object]
+WRONG: list[tuple[Change, str]] = [
+    (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("slpit"),
+     "'x' subscribes to 'slpit', which is no component; known are 'count', 'lines', 'split', 'x'"),
+    (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("split", "bad"),
+     "'split' has no stream 'bad'; it declares 'default'"),
+    (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("count"),
+     "'count' has no stream 'default'; it declares none"),
+    (lambda b: b.set_bolt("x", Sink()).fields_grouping("split", ["word", "wrod"]),
+     "stream 'default' has no field 'wrod'; it declares word, count"),
+    (lambda b: b.set_bolt("x", Sink()).fields_grouping("split", []), "fields grouping and 0 field"),
+    (lambda b: b.set_bolt("x", Sink()).shuffle_grouping("split").all_grouping("split"),
+     "'x' subscribes to stream 'default' of 'split' twice"),
+    (lambda b: b.set_bolt("x", Sink()).direct_grouping("split"), "but the stream is not direct"),
+    (lambda b: b.set_bolt("x", Sink()).all_grouping("lines", "to"), "but the stream is direct"),
+    (lambda b: b.set_bolt("split", Sink()), "the id 'split' is taken"),
+    (lambda b: b.set_bolt("", Sink()), "a component's id is text of at least one character, not ''"),
+    (lambda b: b.set_bolt("__acker", Sink()), "the name '__acker' is reserved"),
+    (lambda b: b.set_bolt("x", Sink(), 0), "bolt 'x' has the parallelism 0"),
+    (lambda b: b.set_bolt("x", Sink(), True), "bolt 'x' has the parallelism True"),
+    (lambda b: b.set_bolt("x", Sink(), 3).set_num_tasks(2), "3 executors for 2 task"),
+    (lambda b: b.set_bolt("x", Sink()).set_num_tasks(2**31), "more than there are task ids"),
+    (lambda b: b.set_bolt("x", Lines()), "bolt 'x' is of type Lines, which is no Bolt"),  # type: ignore[arg-type]
+    (lambda b: b.set_spout("x", Sink()), "spout 'x' is of type Sink, which is no Spout"),  # type: ignore[arg-type]
+    (lambda b: b.set_bolt("x", Sink()).custom_grouping("split", First),  # type: ignore[arg-type]
+     "is of type ABCMeta, which is no CustomStreamGrouping"),
+]  # fmt: skip
+
+
+def create_changed(builder: TopologyBuilder, change: Change) -> Topology:
+    """Return the topology after a change; either may be refused."""
+    change(builder)
+    return builder.create_topology()
+
+
+@pytest.mark.parametrize(("change", "problem"), WRONG, ids=[problem for _, problem in WRONG])
+def test_what_does_not_hold_together(change: Change, problem: str) -> None:
+    """What is wrong is named, with what would have been right."""
+    builder = wordcount()
+    with pytest.raises(TopologyError) as raised:
+        create_changed(builder, change)
+    assert problem in str(raised.value)
+    assert isinstance(raised.value, ConfigError)
+
+
+def test_topology_needs_a_spout() -> None:
+    """Bolts alone never get anything."""
+    builder = TopologyBuilder()
+    builder.set_bolt("sink", Sink())
+    with pytest.raises(TopologyError, match="at least one spout"):
+        builder.create_topology()
+
+
+def test_only_bolts_subscribe() -> None:
+    """A description in which a spout subscribes is refused."""
+    spout = Component("a", Kind.SPOUT, (Stream("x"),), (Input("a"),))
+    with pytest.raises(TopologyError, match=r"spout 'a' subscribes to .*; only bolts do"):
+        Topology([spout])
+
+
+def test_same_id_twice_in_a_description() -> None:
+    """A description with one id twice is refused."""
+    with pytest.raises(TopologyError, match="two components have the id 'a'"):
+        Topology([Component("a", Kind.SPOUT), Component("a", Kind.BOLT)])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "problem"),
+    [
+        ("word", "the outputs of bolt 'x' are 'word'; they are a tuple of field names, or of Streams"),
+        (("word", Stream("line")), "they are a tuple of field names"),
+        (("word", "word"), "stream 'default' declares the field 'word' twice"),
+        ((Stream("a"), Stream("b")), "bolt 'x' declares the stream 'default' twice"),
+        ((Stream("a", name="__tick"),), "the name '__tick' is reserved"),
+        (("",), "a field's name in stream 'default' is text"),
+    ],
+)
+def test_wrong_outputs(outputs: Any, problem: str) -> None:
+    """What a component declares wrongly is named with the component."""
+    bolt = Sink()
+    bolt.outputs = outputs
+    with pytest.raises(TopologyError) as raised:
+        create_changed(wordcount(), lambda builder: builder.set_bolt("x", bolt))
+    assert problem in str(raised.value)
+
+
+# --- JSON -------------------------------------------------------------------------------------
+
+
+def test_description_is_pinned() -> None:
+    """The description's form does not change between releases: processes of two of them read it."""
+    assert json.loads(to_json(wordcount().create_topology())) == {
+        "version": 1,
+        "components": [
+            {
+                "id": "count",
+                "kind": "bolt",
+                "parallelism": 1,
+                "n_tasks": 1,
+                "streams": [],
+                "inputs": [
+                    {"component": "split", "stream": "default", "grouping": "fields", "fields": ["word"]}
+                ],
+                "configuration": {},
+            },
+            {
+                "id": "lines",
+                "kind": "spout",
+                "parallelism": 2,
+                "n_tasks": 4,
+                "streams": [
+                    {"name": "default", "fields": ["line"], "direct": False},
+                    {"name": "bad", "fields": ["line", "why"], "direct": False},
+                    {"name": "to", "fields": ["line"], "direct": True},
+                ],
+                "inputs": [],
+                "configuration": {},
+            },
+            {
+                "id": "split",
+                "kind": "bolt",
+                "parallelism": 3,
+                "n_tasks": 3,
+                "streams": [{"name": "default", "fields": ["word", "count"], "direct": False}],
+                "inputs": [{"component": "lines", "stream": "default", "grouping": "shuffle", "fields": []}],
+                "configuration": {"a.setting": 5},
+            },
+        ],
+    }
+
+
+def test_description_is_read_back() -> None:
+    """Whoever reads the description knows the same topology."""
+    topology = wordcount().create_topology()
+    received = from_json(to_json(topology))
+    assert received.components == topology.components
+    assert received.tasks == topology.tasks
+
+
+def test_configuration_must_have_a_form() -> None:
+    """A component's setting that JSON has no form for cannot be shipped."""
+    builder = wordcount()
+    builder.set_bolt("x", Sink()).add_configuration("a", object())
+    with pytest.raises(TopologyError, match=r"configuration cannot be written as JSON: .*object"):
+        to_json(builder.create_topology())
+
+
+def changed(change: Callable[[Any], Any]) -> str:
+    """Return a good description after a change."""
+    form = json.loads(to_json(wordcount().create_topology()))
+    change(form)
+    return json.dumps(form)
+
+
+def in_component(position: int, **changes: Any) -> str:
+    """Return a good description after a change to one of its components: count, lines, split."""
+    return changed(lambda form: form["components"][position].update(changes))
+
+
+INPUT = {"component": "lines", "stream": "default", "grouping": "fields", "fields": ["line"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "a topology is described by list"),
+        ("{}", "a topology: 'version' is None, not int"),
+        (changed(lambda form: form.update(version=2)), "of version 2; this release reads 1"),
+        (changed(lambda form: form.update(components={})), "'components' is {}, not list"),
+        (changed(lambda form: form["components"].append(5)), "a component is described by int"),
+        (changed(lambda form: form["components"].pop(2)), "'split', which is no component"),
+        (in_component(0, kind="blot"), "component 'count': 'blot' is not a valid"),
+        (in_component(0, streams=None), "component 'count': 'streams' is None"),
+        (in_component(0, n_tasks=True), "'n_tasks' is True, not int"),
+        (in_component(1, streams=[{}]), "a stream of component 'lines': 'fields'"),
+        (in_component(1, streams=[{"name": "a", "direct": False, "fields": [[]]}]), "a field's name"),
+        (in_component(2, inputs=[INPUT | {"grouping": "x"}]), "an input of component 'split': 'x'"),
+        (in_component(2, inputs=[INPUT | {"fields": [[]]}]), "has no field []"),
+    ],
+)
+def test_wrong_description(text: str, problem: str) -> None:
+    """A description that is none, or of no topology, is an error that names the place."""
+    with pytest.raises(TopologyError) as raised:
+        from_json(text)
+    assert problem in str(raised.value)
