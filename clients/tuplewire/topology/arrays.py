@@ -1,0 +1,79 @@
+"""numpy arrays and scalars, from and to plain values. Needs numpy."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import Any
+
+import numpy as np
+
+# Numbers, booleans, times, fixed-size text and bytes. Never objects: they are pointers, or pickles.
+_DTYPE = re.compile(
+    r"[|<>](?:b1|[iu][1248]|f[248]|c(?:8|16)|[SU][1-9][0-9]{0,7}"
+    r"|[mM]8(?:\[(?:[1-9][0-9]{0,3})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
+)
+_MAX_AXES = 32
+
+
+def write_array(value: np.ndarray[Any, Any]) -> list[Any]:
+    """Return dtype, shape and the items in C order.
+
+    Raises TypeError for a dtype that has no form in a message, ValueError for more than 32 axes.
+    """
+    if value.ndim > _MAX_AXES:
+        raise ValueError(f"a numpy array of {value.ndim} axes is over the limit of {_MAX_AXES}")
+    return [_dtype_text(value), list(value.shape), value.tobytes()]
+
+
+def write_scalar(value: np.generic[Any]) -> list[Any]:
+    """Return dtype and item, on the same terms; text and bytes are their own item."""
+    if isinstance(value, np.str_):
+        return ["U", str(value)]
+    if isinstance(value, np.bytes_):
+        return ["S", bytes(value)]
+    return [_dtype_text(value), value.tobytes()]
+
+
+def _dtype_text(value: np.ndarray[Any, Any] | np.generic[Any]) -> str:
+    if not _DTYPE.fullmatch(value.dtype.str):
+        raise TypeError(f"it has the numpy dtype {value.dtype}, which has no form in a message")
+    return value.dtype.str
+
+
+def read_array(content: list[Any]) -> np.ndarray[Any, Any]:
+    """Read what write_array() wrote, from untrusted values; ValueError when they do not hold together.
+
+    The array is the reader's own, and may be written to.
+    """
+    if len(content) != 3 or not isinstance(content[1], list):
+        raise ValueError("a numpy array is dtype, shape and items")
+    return _items(content[0], content[1], content[2])
+
+
+def read_scalar(content: list[Any]) -> Any:
+    """Read what write_scalar() wrote, in the same way."""
+    if len(content) != 2:
+        raise ValueError("a numpy scalar is dtype and item")
+    dtype, item = content
+    if dtype == "U" and isinstance(item, str):
+        return np.str_(item)
+    if dtype == "S" and isinstance(item, bytes):
+        return np.bytes_(item)
+    return _items(dtype, [], item)[()]
+
+
+def _items(text: Any, shape: list[Any], data: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(text, str) or not isinstance(data, bytes) or not _DTYPE.fullmatch(text):
+        raise ValueError("a numpy value's dtype or items are none that have a form in a message")
+    if len(shape) > _MAX_AXES or not all(type(length) is int and 0 <= length < 2**31 for length in shape):
+        raise ValueError("a numpy array's shape is out of range")
+    dtype = np.dtype(text)
+    if prod(shape) * dtype.itemsize != len(data):
+        raise ValueError(f"a numpy array of {text} with shape {shape} does not take {len(data)} bytes")
+    flat = np.frombuffer(bytearray(data), dtype)
+    if dtype.kind == "b" and (flat.view(np.uint8) > 1).any():
+        raise ValueError("a numpy bool is neither 0 nor 1")
+    if dtype.kind == "U" and (flat.view(dtype.str[0] + "u4") > 0x10FFFF).any():
+        raise ValueError("a numpy text has a character outside Unicode")
+    return flat.reshape(shape)

@@ -1,0 +1,176 @@
+"""What MessagePack has no type for: how it is written in an extension, and read from untrusted bytes.
+
+============  ====  ================================================================================
+type          code  content
+============  ====  ================================================================================
+tuple         1     a MessagePack array
+int           2     two's complement, big-endian, where 64 bits are too few
+Decimal       3     its text
+datetime      4     year (2 bytes), month, day, hour, minute, second, microsecond (4), fold, time zone
+date          5     year (2), month, day
+time          6     hour, minute, second, microsecond (4), fold, time zone
+timedelta     7     days, seconds, microseconds (4 each)
+UUID          8     its 16 bytes
+numpy array   9     a MessagePack array: dtype, [length of each axis], the items in C order
+numpy scalar  10    a MessagePack array: dtype, the item
+============  ====  ================================================================================
+
+A time zone is nothing (naive), "o" and the offset from UTC in microseconds (8), or "z" and its name in the
+IANA database. Numbers are big-endian.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Context, Decimal, InvalidOperation
+from functools import cache
+from struct import Struct, error
+from typing import Any
+from uuid import UUID
+
+TUPLE = 1
+BIG_INT = 2
+ARRAY = 9
+SCALAR = 10
+
+_DATETIME = Struct(">HBBBBBiB")
+_DATE = Struct(">HBB")
+_TIME = Struct(">BBBiB")
+_TIMEDELTA = Struct(">iII")
+_OFFSET = Struct(">q")
+_MICROSECOND = timedelta(microseconds=1)
+_STRICT = Context(traps=[InvalidOperation])
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """How one type is written, and read: read raises ValueError for content that is not of the type."""
+
+    type: type
+    code: int
+    write: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]
+
+
+def write_int(value: int) -> bytes:
+    """Return two's complement, in as few bytes as hold it."""
+    return value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+
+
+def read_int(content: bytes) -> int:
+    """Read what write_int() wrote."""
+    return int.from_bytes(content, "big", signed=True)
+
+
+def _write_decimal(value: Decimal) -> bytes:
+    return str(value).encode("ascii")
+
+
+def _read_decimal(content: bytes) -> Decimal:
+    try:
+        return Decimal(content.decode("ascii"), _STRICT)
+    except InvalidOperation as cause:
+        raise ValueError("a Decimal's text is no number") from cause
+
+
+def _write_datetime(value: datetime) -> bytes:
+    fields = (value.year, value.month, value.day, value.hour, value.minute, value.second)
+    return _DATETIME.pack(*fields, value.microsecond, value.fold) + _write_zone(value.tzinfo)
+
+
+def _read_datetime(content: bytes) -> datetime:
+    fields, zone = content[: _DATETIME.size], content[_DATETIME.size :]
+    year, month, day, hour, minute, second, microsecond, fold = _unpack(_DATETIME, fields)
+    return datetime(year, month, day, hour, minute, second, microsecond, _read_zone(zone), fold=fold)
+
+
+def _write_date(value: date) -> bytes:
+    return _DATE.pack(value.year, value.month, value.day)
+
+
+def _read_date(content: bytes) -> date:
+    return date(*_unpack(_DATE, content))
+
+
+def _write_time(value: time) -> bytes:
+    fields = _TIME.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
+    return fields + _write_zone(value.tzinfo)
+
+
+def _read_time(content: bytes) -> time:
+    hour, minute, second, microsecond, fold = _unpack(_TIME, content[: _TIME.size])
+    return time(hour, minute, second, microsecond, _read_zone(content[_TIME.size :]), fold=fold)
+
+
+def _write_timedelta(value: timedelta) -> bytes:
+    return _TIMEDELTA.pack(value.days, value.seconds, value.microseconds)
+
+
+def _read_timedelta(content: bytes) -> timedelta:
+    try:
+        return timedelta(*_unpack(_TIMEDELTA, content))
+    except OverflowError as cause:
+        raise ValueError(f"a timedelta is out of range: {cause}") from cause
+
+
+def _write_uuid(value: UUID) -> bytes:
+    return value.bytes
+
+
+def _read_uuid(content: bytes) -> UUID:
+    return UUID(bytes=content)
+
+
+def _write_zone(zone: tzinfo | None) -> bytes:
+    if zone is None:
+        return b""
+    if type(zone) is timezone:
+        return b"o" + _OFFSET.pack(zone.utcoffset(None) // _MICROSECOND)
+    if type(zone) is zoneinfo.ZoneInfo and zone.key in _known_zones():
+        return b"z" + zone.key.encode()
+    raise ValueError(
+        f"its time zone {zone!r} has no form in a message: "
+        "use datetime.timezone, or a zoneinfo.ZoneInfo by its name"
+    )
+
+
+def _read_zone(content: bytes) -> tzinfo | None:
+    if not content:
+        return None
+    kind, rest = content[:1], content[1:]
+    if kind == b"o":
+        return timezone(_unpack(_OFFSET, rest)[0] * _MICROSECOND)
+    name = rest.decode()
+    # Looked up before it is opened: it names a file.
+    if kind != b"z" or name not in _known_zones():
+        raise ValueError(
+            f"time zone {reprlib.repr(name)} is not known here; is the package tzdata installed and current?"
+        )
+    return zoneinfo.ZoneInfo(name)
+
+
+@cache
+def _known_zones() -> frozenset[str]:
+    return frozenset(zoneinfo.available_timezones())
+
+
+def _unpack(form: Struct, content: bytes) -> tuple[Any, ...]:
+    try:
+        return form.unpack(content)
+    except error as cause:
+        raise ValueError(f"{len(content)} bytes where {form.size} are wanted") from cause
+
+
+SIMPLE = (
+    Extension(Decimal, 3, _write_decimal, _read_decimal),
+    Extension(datetime, 4, _write_datetime, _read_datetime),
+    Extension(date, 5, _write_date, _read_date),
+    Extension(time, 6, _write_time, _read_time),
+    Extension(timedelta, 7, _write_timedelta, _read_timedelta),
+    Extension(UUID, 8, _write_uuid, _read_uuid),
+)
+"""The extensions whose content is no MessagePack itself."""

@@ -1,0 +1,243 @@
+"""The laws of the tuple serializer: what is packed arrives as it was, and no bytes do harm."""
+
+from __future__ import annotations
+
+import tracemalloc
+from datetime import timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tuplewire.errors import MalformedTupleError
+from tuplewire.topology.description import Component, Kind, Topology
+from tuplewire.topology.packing import pack_values
+from tuplewire.topology.serializer import MessagePackTupleSerializer
+from tuplewire.topology.streams import Stream
+from tuplewire.topology.tuples import Tuple
+
+TOPOLOGY = Topology(
+    [
+        Component("ten", Kind.SPOUT, tuple(Stream(*"abcdefghij"[:n], name=f"s{n}") for n in range(11))),
+        Component("many", Kind.SPOUT, (Stream("x", name="ä:b"),), n_tasks=500),
+    ]
+)
+SERIALIZER = MessagePackTupleSerializer(TOPOLOGY)
+
+
+def has_surrogate(value: Any) -> bool:
+    """Whether a value is text that UTF-8 has no form for."""
+    return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+zones = (
+    st.none()
+    | st.sampled_from(
+        [ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")]
+    )
+    | st.integers(-86_399_999_999, 86_399_999_999).map(lambda us: timezone(timedelta(microseconds=us)))
+)
+keys = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+)
+plain = (
+    keys
+    | st.integers()
+    | st.integers(-(2**200), 2**200)
+    | st.floats()
+    | st.decimals()
+    | st.uuids()
+    | st.dates()
+    | st.timedeltas()
+    | st.builds(
+        lambda moment, zone, fold: moment.replace(tzinfo=zone, fold=fold),
+        st.datetimes(),
+        zones,
+        st.integers(0, 1),
+    )
+    | st.builds(
+        lambda moment, zone, fold: moment.replace(tzinfo=zone, fold=fold),
+        st.times(),
+        zones,
+        st.integers(0, 1),
+    )
+)
+dtypes = (
+    hnp.boolean_dtypes()
+    | hnp.integer_dtypes()
+    | hnp.floating_dtypes(sizes=(16, 32, 64))
+    | hnp.complex_number_dtypes(sizes=(64, 128))
+    | hnp.datetime64_dtypes()
+    | hnp.timedelta64_dtypes()
+    | hnp.unicode_string_dtypes()
+    | hnp.byte_string_dtypes()
+)
+arrays = hnp.arrays(dtypes, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+scalars = hnp.arrays(dtypes, 1).map(lambda array: array[0]).filter(lambda scalar: not has_surrogate(scalar))
+values = st.recursive(
+    plain | arrays | scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(keys, inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same in type and content, to the last bit (repr() tells -0.0 from 0.0)."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, dict):
+        return alike(list(one.items()), list(other.items()))
+    if hasattr(one, "tzinfo"):
+        naive = (one.replace(tzinfo=None), one.fold, one.tzinfo)
+        return naive == (other.replace(tzinfo=None), other.fold, other.tzinfo)
+    return repr(one) == repr(other)
+
+
+message_ids = st.lists(
+    st.tuples(
+        st.integers(0, 2**31 - 1),
+        st.integers() | st.text() | st.binary() | st.tuples(st.text(), st.integers()),
+    ),
+    max_size=3,
+).map(tuple)
+
+
+@given(st.lists(values, max_size=10), message_ids)
+def test_round_trip(row: list[Any], message_id: Any) -> None:
+    """A tuple arrives as it was: its values, their types, where it comes from, and its message id."""
+    sent = Tuple(row, TOPOLOGY.origin(501, f"s{len(row)}"), message_id)
+    received = SERIALIZER.deserialize(SERIALIZER.serialize(sent))
+    assert alike(received.values, sent.values)
+    assert received.origin.key == sent.origin.key
+    assert received.fields == sent.fields
+    assert received.message_id == sent.message_id
+
+
+@given(st.integers(1, 500))
+def test_every_task_has_its_own_origin(task: int) -> None:
+    """The origin tells tasks of one component apart."""
+    sent = Tuple(["x"], TOPOLOGY.origin(task, "ä:b"))
+    received = SERIALIZER.deserialize(SERIALIZER.serialize(sent))
+    assert (received.source_component, received.source_task, received.source_stream) == ("many", task, "ä:b")
+
+
+# --- hostile bytes ----------------------------------------------------------------------------
+
+
+def outcome(payload: bytes) -> Tuple | None:
+    """Read bytes as a tuple; None where they are refused in the one way that is allowed."""
+    try:
+        return SERIALIZER.deserialize(payload)
+    except MalformedTupleError:
+        return None
+
+
+HEADS = [SERIALIZER.serialize(Tuple([0] * n, TOPOLOGY.origin(501, f"s{n}")))[: -n - 1] for n in range(11)]
+
+
+@given(st.binary())
+def test_any_bytes(payload: bytes) -> None:
+    """Bytes are a tuple or malformed, and nothing else happens."""
+    outcome(payload)
+
+
+@given(st.integers(1, 3), st.binary(max_size=200))
+def test_any_values(count: int, rest: bytes) -> None:
+    """Whatever follows a good beginning is values or malformed; values can be shown."""
+    received = outcome(HEADS[count] + bytes([0x90 | count]) + rest)
+    if received is not None:
+        assert repr(received)
+
+
+@given(st.integers(0, 255), st.binary(max_size=64))
+def test_any_extension(code: int, content: bytes) -> None:
+    """So is whatever an extension holds."""
+    outcome(HEADS[1] + b"\x91\xc7" + bytes([len(content), code]) + content)
+
+
+@given(st.sampled_from([9, 10]), st.lists(plain | st.lists(plain, max_size=3), max_size=4))
+def test_any_array(code: int, content: list[Any]) -> None:
+    """So is whatever claims to be a numpy array."""
+    packed = pack_values(content)
+    outcome(HEADS[1] + b"\x91\xc8" + len(packed).to_bytes(2, "big") + bytes([code]) + packed)
+
+
+dtype_texts = st.from_regex(r"[|<>=]?[biufcSUVOmM?][0-9]{0,9}(\[[0-9]{0,9}[a-z]{1,2}\])?", fullmatch=True)
+
+
+@given(dtype_texts, st.lists(st.integers(-1, 4) | st.integers(), max_size=40), st.binary(max_size=64))
+def test_any_dtype(dtype: str, shape: list[int], data: bytes) -> None:
+    """So is a numpy array of any dtype and shape; what is read can be shown."""
+    packed = pack_values([dtype, shape, data])
+    received = outcome(HEADS[1] + b"\x91\xc8" + len(packed).to_bytes(2, "big") + b"\x09" + packed)
+    if received is not None:
+        assert repr(received)
+
+
+edges = st.sampled_from([0x00, 0x01, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
+
+
+@settings(max_examples=500)
+@given(st.lists(values, min_size=1, max_size=2), st.lists(edges, min_size=1, max_size=4), st.data())
+def test_damaged_tuple(row: list[Any], damage: list[int], data: st.DataObject) -> None:
+    """A good tuple with some bytes changed is another tuple or malformed; what is read can be shown."""
+    payload = bytearray(SERIALIZER.serialize(Tuple(row, TOPOLOGY.origin(501, f"s{len(row)}"))))
+    start = data.draw(st.integers(len(HEADS[len(row)]) + 1, len(payload) - 1))
+    payload[start : start + len(damage)] = damage
+    received = outcome(bytes(payload))
+    if received is not None:
+        assert repr(received)
+
+
+@given(st.lists(values, min_size=1, max_size=3))
+def test_cut_tuple_is_malformed(row: list[Any]) -> None:
+    """No beginning of a tuple is one, and nothing may follow it."""
+    payload = SERIALIZER.serialize(Tuple(row, TOPOLOGY.origin(501, f"s{len(row)}")))
+    for end in range(len(payload)):
+        with pytest.raises(MalformedTupleError):
+            SERIALIZER.deserialize(payload[:end])
+    with pytest.raises(MalformedTupleError, match="1 byte"):
+        SERIALIZER.deserialize(payload + b"\x00")
+
+
+CLAIMS = [
+    b"\xdd\xff\xff\xff\xff",  # an array of 2^32-1 items
+    b"\xdf\xff\xff\xff\xff\x01",  # a dict of as many
+    b"\xdb\xff\xff\xff\xff",  # text
+    b"\xc6\xff\xff\xff\xff",  # bytes
+    b"\xc9\xff\xff\xff\xff\x02",  # a large int
+    b"\xdc\xff\xff",
+    b"\xde\xff\xff\x01",
+]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("rest", [b"", b"\xc0" * 1000])
+def test_claims_allocate_nothing(claim: bytes, rest: bytes) -> None:
+    """A size that the bytes only claim, however often, costs no more memory than what is there."""
+    payload = HEADS[1] + b"\x91" + claim * 1000 + rest
+    outcome(payload)
+    tracemalloc.start()
+    try:
+        assert outcome(payload) is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50 * len(payload)
