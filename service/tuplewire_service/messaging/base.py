@@ -112,7 +112,7 @@ class ReceivedBatch(TaskMessageBatch):
     __slots__ = ("assignment_version", "held", "origin", "refusals")
 
     assignment_version: int
-    """The assignment by which a worker routed this batch; 0: its sender does not route."""
+    """The assignment by which the sender routed this batch; 0: it does not route."""
     origin: Origin
     held: bool
     refusals: list[tuple[TaskGroup, RefusedError]]

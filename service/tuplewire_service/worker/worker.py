@@ -282,8 +282,12 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         batch.hold()
         origin = batch.origin
         version = batch.assignment_version
-        ahead = version > self._assignment_version()
+        ahead = version > self._assignment_version() and origin.via
+        stale = 0 < version < self._assignment_version() and not origin.via
         for group in batch.groups:
+            if stale and group.task in self._transfer.owner_of:
+                batch.refuse(group, self._stale(group.task, version))
+                continue
             if not origin.via:
                 group = self._positions.place(group)  # noqa: PLW2901 - the same messages
             if ahead:
@@ -294,9 +298,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
                 if not group.via:
                     batch.refuse(group, self._not_here(group.task))
                     continue
-                self._unroutable(
-                    group, origin
-                )  # another worker has accepted it, and its sender heard of that
+                self._unroutable(group, origin)  # its sender has heard that it is accepted
             self._ledger.accepted += len(group)
 
     def _open_early(self, task: int) -> None:
@@ -383,6 +385,15 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             each.token.release(task, each.messages, each.size_bytes)
         self._end_moves()
         self._activity.set()
+
+    def _stale(self, task: int, version: int) -> StaleAssignmentError:
+        """Return the error for a program that sends to the owner of a task itself, and has the wrong one."""
+        owner = self._transfer.owner_of[task]
+        return StaleAssignmentError(
+            f"task {task} has moved to worker {owner.worker_id} at {owner.address} since assignment version "
+            f"{version}: send it there, by version {self._assignment_version()}",
+            owner.address,
+        )
 
     def _no_assignment(self) -> NotReadyError:
         return NotReadyError(

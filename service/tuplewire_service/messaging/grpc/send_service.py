@@ -426,7 +426,7 @@ class SendService:
     def _deliver(
         self, session: _Session, frame: OpaqueFrame, groups: Sequence[TaskGroup], origin: _Origin
     ) -> None:
-        batch = ReceivedBatch.arrived(groups, origin, frame.assignment_version if session.worker else 0)
+        batch = ReceivedBatch.arrived(groups, origin, frame.assignment_version)
         try:
             self.callback.recv(batch)
         except Exception:

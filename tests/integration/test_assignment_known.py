@@ -1,0 +1,54 @@
+"""A worker that has no assignment yet, and a program whose assignment is old: each is told what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.hostile import SEND, hello, talk
+from helpers.topology import assign, ledger, metric, numbered, numbers, one_worker
+from helpers.traffic import Reader, client_of
+
+from tuplewire import TaskGroup
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame
+from tuplewire_service.testing import eventually
+
+NOT_READY = 'tuplewire_refused_total{code="NOT_READY"}'
+
+
+def test_clients_of_a_worker_without_assignment_wait_for_it(tmp_path: Path) -> None:
+    """A sender and a consumer that connect before the assignment go on once it has come."""
+    with (
+        one_worker("w", directory=tmp_path) as worker,
+        client_of(worker.address) as sender,
+        client_of(worker.address) as consumer,
+        Reader(consumer.recv([0], timeout=0.2)) as reader,
+    ):
+        sender.send(numbered(0, range(100)))
+        eventually(lambda: metric(worker, NOT_READY) >= 2)
+        assert sender.ledger().pending == 100
+        assign(worker, 1, {("w", worker.address): [0]})
+        sender.flush(10)
+        reader.has(100)
+        assert numbers(reader.got) == list(range(100))
+        assert sender.ledger().acknowledged == 100
+
+
+def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: Path) -> None:
+    """What it sends for a task that has moved is refused, with the new owner; the rest is taken."""
+    with one_worker("a", directory=tmp_path) as a, one_worker("b", directory=tmp_path) as b:
+        for version, tasks in ((1, ([1, 2], [3])), (2, ([2], [1, 3]))):
+            for each in (a, b):
+                assign(each, version, {("a", a.address): tasks[0], ("b", b.address): tasks[1]})
+        frames = [
+            encode_frame(number, [[TaskGroup.of(task, [b"x"])]], assignment_version=1)
+            for number, task in ((1, 1), (2, 2))
+        ]
+        answer = talk(a, SEND, [hello(), *frames])
+        refusals = [
+            (refusal.task, refusal.code, refusal.owner)
+            for response in answer.responses
+            for refusal in pb.SendResponse.FromString(response).ack.refusals
+        ]
+        assert refusals == [(1, pb.ERROR_CODE_STALE_ASSIGNMENT, b.address)]
+        assert (ledger(a).accepted, ledger(b).accepted) == (1, 0)
