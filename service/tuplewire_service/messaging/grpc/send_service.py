@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import grpc
 
@@ -26,9 +24,8 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.group import TaskGroup, lane_of
-from tuplewire.session.credit import CreditBook, Grant, Window
-from tuplewire.session.receive import ReceiveSession
+from tuplewire.group import TaskGroup
+from tuplewire.session.credit import Grant, Window
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -38,125 +35,18 @@ from tuplewire_service.messaging.base import (
     ReceiveCount,
     ReceivedBatch,
     by_via,
-    via_of,
 )
 from tuplewire_service.messaging.grpc.refuse import check_id, code_of, finish_writing, refuse
+from tuplewire_service.messaging.grpc.send_session import Context, Origin, Session, Stream
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 
 logger = logging.getLogger(__name__)
 
-CLIENT_SOURCE = "client"
 OTHER_SOURCE = "other"
 MAX_SOURCES = 1000
 _HELLO_SECONDS = 10.0
 _FAREWELL_SECONDS = 1.0
 """A sender that hears of a drain ends its stream; one that does not in this time is cut off."""
-
-_Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class _Origin:
-    """Where a session's batches come from; those that came by another worker have an origin of their own."""
-
-    def __init__(self, session: _Session, came_by: int) -> None:
-        self.source = session.source
-        self.via = session.via
-        # A worker passes on to us what we pass on again only while a task moves, which it waits for.
-        self.eager = session.worker or session.ack_mode is AckMode.PROCESSED
-        self._session = session
-        self._came_by = came_by
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """See Origin.release; from any thread."""
-        self._session.release(lane_of(task, self._came_by), messages, size_bytes)
-
-
-class _Session:
-    """A sender's session and the stream that carries it now."""
-
-    def __init__(self, service: SendService, hello: pb.Hello, epoch: int) -> None:
-        self.epoch = epoch
-        """Tells this session's memory from any other of the same sender, here or elsewhere."""
-        # A worker's id, then the number of the connection among its own.
-        worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
-        self.worker = hello.kind == pb.PEER_KIND_WORKER
-        self.source = worker_id if self.worker else CLIENT_SOURCE
-        self.ack_mode = AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED
-        self.via = via_of(worker_id, hello.incarnation) if self.worker else 0
-        self.origin = _Origin(self, 0)
-        self._origins = {0: self.origin}
-        self.state = ReceiveSession(
-            hello.sender_id,
-            hello.incarnation,
-            CreditBook(
-                service.window,
-                max_message_bytes=service.settings.session.max_message_bytes,
-                eager=self.ack_mode is AckMode.PROCESSED,
-            ),
-        )
-        self.stream: _Stream | None = None
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-
-    def origin_of(self, via: int) -> _Origin:
-        """Return the origin of what came by a worker; 0: of what came straight."""
-        origin = self._origins.get(via)
-        if origin is None:
-            origin = self._origins[via] = _Origin(self, via)
-        return origin
-
-    def release(self, lane: int, messages: int, size_bytes: int) -> None:
-        """Take account of messages that are done with; from any thread."""
-        if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.release, lane, messages, size_bytes)
-        elif self.state.credit.released(lane, messages, size_bytes) and self.stream is not None:
-            self.stream.wake.set()
-
-
-class _Stream:
-    """One gRPC stream of a session."""
-
-    def __init__(self, context: _Context) -> None:
-        self.context = context
-        self.wake = asyncio.Event()
-        self.notices: dict[str, pb.SendResponse] = {}
-        """What to write besides acknowledgements, the latest of each kind: a peer may never read."""
-        self.task = asyncio.current_task()
-        self.waiting: asyncio.Task[Any] | None = None
-        """The task while it may be interrupted: a write must not be, see finish_writing."""
-        self.ending: TuplewireError | None = None
-        self.worker = False
-        self.last = False
-        """Whether what comes is the last of a worker that is about to go."""
-        self.finished = asyncio.Event()
-        """Set once nothing more is read."""
-
-    def is_refused(self, *, workers: bool) -> bool:
-        """Whether a drain ends this stream: a program's, or any worker's that is not about to go itself."""
-        return not self.worker or (workers and not self.last)
-
-    def notify(self, notice: pb.SendResponse) -> None:
-        kind = notice.WhichOneof("kind") or ""
-        if kind == "backpressure" and kind in self.notices:
-            _merge(self.notices[kind].backpressure, notice.backpressure)
-        else:
-            self.notices[kind] = notice
-        self.wake.set()
-
-    def end(self, error: TuplewireError) -> None:
-        """Make the stream end with an error, after a last acknowledgement; only the first error counts."""
-        if self.ending is None:
-            self.ending = error
-            if self.waiting is not None:
-                self.waiting.cancel()
-
-
-def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
-    """Add a later status to one that was not sent yet."""
-    congested = set(status.congested).difference(later.relieved).union(later.congested)
-    relieved = set(status.relieved).union(later.relieved).difference(later.congested)
-    status.congested[:] = sorted(congested)
-    status.relieved[:] = sorted(relieved)
 
 
 class SendService:
@@ -170,9 +60,9 @@ class SendService:
         self._refuses_workers = False
         self._ending = False
         self.refused: Counter[str] = Counter()
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._epoch = 0
-        self._streams: set[_Stream] = set()
+        self._streams: set[Stream] = set()
         self._received: dict[str, list[int]] = {}
         self._loads: pb.LoadReport = pb.LoadReport()
         self._window = settings.window(1)
@@ -234,10 +124,10 @@ class SendService:
 
     # --- one stream ------------------------------------------------------------------------------
 
-    async def serve(self, _: object, context: _Context) -> None:
+    async def serve(self, _: object, context: Context) -> None:
         """Serve one stream from hello to end."""
-        stream = _Stream(context)
-        session: _Session | None = None
+        stream = Stream(context)
+        session: Session | None = None
         try:
             hello = await self._hello(context)
             if hello is None:
@@ -261,13 +151,13 @@ class SendService:
                 if self._sessions.get(sender_id) is session:
                     self._sessions[sender_id] = self._sessions.pop(sender_id)  # idle for the least time
 
-    async def _refused(self, context: _Context, error: TuplewireError) -> None:
+    async def _refused(self, context: Context, error: TuplewireError) -> None:
         self.refused[code_of(error)] += 1
         logger.warning("stream.refused", extra={"peer": context.peer(), "reason": str(error)})
         await refuse(context, error)
 
     @staticmethod
-    async def _hello(context: _Context) -> pb.Hello | None:
+    async def _hello(context: Context) -> pb.Hello | None:
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 data = await context.read()
@@ -280,7 +170,7 @@ class SendService:
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
-    def _open(self, hello: pb.Hello) -> _Session:
+    def _open(self, hello: pb.Hello) -> Session:
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
                 f"this worker speaks protocol {PROTOCOL_VERSION}, the sender {hello.protocol_version}"
@@ -317,7 +207,9 @@ class SendService:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
             self._make_room()
             self._epoch = max(self._epoch + 1, time.time_ns())
-            session = self._sessions[hello.sender_id] = _Session(self, hello, self._epoch)
+            session = self._sessions[hello.sender_id] = Session(
+                hello, self._epoch, self.window, self.settings.session.max_message_bytes
+            )
             self._window = self.settings.window(len(self._sessions))
         return session
 
@@ -333,7 +225,7 @@ class SendService:
             )
         del self._sessions[idle]
 
-    def _welcome(self, session: _Session, hello: pb.Hello) -> pb.SendResponse:
+    def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
         state = session.state
         update = state.resume(hello.acknowledged)
@@ -357,7 +249,7 @@ class SendService:
             )
         )
 
-    async def _carry(self, session: _Session, stream: _Stream) -> None:
+    async def _carry(self, session: Session, stream: Stream) -> None:
         """Read to the end, and write what there is to say until nothing is left."""
         if stream.ending is not None:
             raise stream.ending
@@ -381,7 +273,7 @@ class SendService:
             stream.wake.set()
             await finish_writing(writer)
 
-    async def _read(self, session: _Session, stream: _Stream) -> None:
+    async def _read(self, session: Session, stream: Stream) -> None:
         context = stream.context
         while (data := await context.read()) is not grpc.aio.EOF:
             request = decode_send_request(data)
@@ -404,7 +296,7 @@ class SendService:
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
-    def _frame(self, session: _Session, frame: OpaqueFrame) -> None:
+    def _frame(self, session: Session, frame: OpaqueFrame) -> None:
         groups = groups_of(frame)
         if not session.worker and any(group.via for group in groups):
             raise MalformedError("only a worker passes messages on")
@@ -424,7 +316,7 @@ class SendService:
             self._deliver(session, frame, some, session.origin_of(via))
 
     def _deliver(
-        self, session: _Session, frame: OpaqueFrame, groups: Sequence[TaskGroup], origin: _Origin
+        self, session: Session, frame: OpaqueFrame, groups: Sequence[TaskGroup], origin: Origin
     ) -> None:
         batch = ReceivedBatch.arrived(groups, origin, frame.assignment_version)
         try:
@@ -452,7 +344,7 @@ class SendService:
             counts = self._received.setdefault(source, [0, 0, 0])
         return counts
 
-    async def _write(self, session: _Session, stream: _Stream) -> None:
+    async def _write(self, session: Session, stream: Stream) -> None:
         finished = False
         while not finished:
             await stream.wake.wait()
@@ -466,7 +358,7 @@ class SendService:
             if update is not None:
                 await stream.context.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
 
-    def _lingers(self, session: _Session, stream: _Stream) -> bool:
+    def _lingers(self, session: Session, stream: Stream) -> bool:
         """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
         ending = self._ending or stream.ending is not None
         return self.draining and not ending and session.origin.eager and not session.state.credit.idle
