@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from tuplewire.channel import resolve_address, resolve_topology
-from tuplewire.config import Overflow, SessionSettings
+from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
 from tuplewire.receiver import Receiver
@@ -67,22 +67,14 @@ class Client:
     ) -> None:
         """Hand over messages, waiting for room; see tuplewire.Client.send."""
         groups = as_groups(messages, payload, self.source)
-        sender = self._connected()
-        try:
-            async with asyncio.timeout(timeout):
-                while not sender.try_send(groups):
-                    if self._settings.overflow is Overflow.FAIL:
-                        raise sender.full_error()
-                    await sender.changed()
-        except TimeoutError:
-            raise sender.full_error() from None
+        await self._connected().sent(groups, timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        """Hand over messages if there is room now; needs a running loop, and never waits."""
+        """Hand over messages where send would not wait; needs a running loop."""
         return self._connected().try_send(as_groups(messages, payload, self.source))
 
     async def flush(self, timeout: float | None = None) -> None:

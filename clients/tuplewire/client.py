@@ -13,7 +13,7 @@ from typing import Any, Self, overload
 from weakref import WeakSet
 
 from tuplewire.channel import resolve_address, resolve_topology
-from tuplewire.config import Overflow, SessionSettings
+from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError
 from tuplewire.loop import EventLoopThread, messaging_loop
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
@@ -114,27 +114,25 @@ class Client:
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """Hand over a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Waits for room, at most `timeout` seconds (None: without end; with overflow="fail": not at all), and
-        returns once everything is accepted: all of it or nothing. Raises BufferFullError,
-        MessageTooLargeError, ClosedError, or the RefusedError for which the session has ended.
+        Waits for room, at most `timeout` seconds (None: without end), and returns once everything is
+        accepted: all of it or nothing. With overflow="fail" it does not wait; with overflow="drop_oldest" it
+        first gives up the oldest messages that were never sent, which the ledger counts, and waits only where
+        that is not enough. Raises BufferFullError, MessageTooLargeError, ClosedError, or the RefusedError for
+        which the session has ended.
         """
         groups = as_groups(messages, payload, self.source)
-        sender = self._connected()
-        if self._settings.overflow is Overflow.BLOCK:
-            sender.send(groups, timeout)
-        elif not sender.try_send(groups):
-            raise sender.full_error()
+        self._connected().send(groups, timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        """Hand over as `send` does if there is room now; never waits."""
+        """Hand over as `send` does, where that does not need to wait; False where it would."""
         return self._connected().try_send(as_groups(messages, payload, self.source))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything that was sent is acknowledged.
+        """Wait until everything that was sent is acknowledged, or was given up as `overflow` says.
 
         Raises FlushTimeoutError when the timeout (seconds) passes first, and RefusedMessagesError when the
         worker has refused messages since the last flush.

@@ -31,6 +31,9 @@ class Overflow(enum.StrEnum):
     """Wait for room, at most for the timeout."""
     FAIL = "fail"
     """Raise BufferFullError at once."""
+    DROP_OLDEST = "drop_oldest"
+    """Give up the oldest messages that were never sent, no more than needed. What was sent may have arrived
+    and stays; where it alone leaves no room, wait for room as with `block`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,10 @@ class SessionSettings:
                 f"max_pending_bytes ({self.max_pending_bytes}) must be at least "
                 f"max_message_bytes ({self.max_message_bytes})"
             )
+
+    def patience(self, timeout: float | None) -> float | None:
+        """Return how long a send without room waits, given what its caller allows; None: without end."""
+        return 0.0 if self.overflow is Overflow.FAIL else timeout
 
     @property
     def max_request_bytes(self) -> int:

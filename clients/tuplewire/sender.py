@@ -123,7 +123,7 @@ class Sender:
     # --- for whoever sends ---------------------------------------------------------------------
 
     def try_send(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
-        """Accept all messages if there is room for them now.
+        """Accept all messages if there is room for them now, or can be made as the setting `overflow` says.
 
         retain: keep these until they are processed, whatever the mode of the session.
         Raises ClosedError, MessageTooLargeError, or the error for which the session has ended.
@@ -132,23 +132,32 @@ class Sender:
             return self._offer(groups, token, retain=retain)
 
     def send(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
-        """Accept all messages, waiting for room; never call it on the loop. Raises BufferFullError too."""
-        with self._lock:
-            if self._offer(groups):
-                return
-            if not self._moved.wait_for(lambda: self._offer(groups), timeout):
-                raise BufferFullError(self._full(f"{timeout} s"))
+        """Accept all messages, waiting for room as the setting `overflow` says; never call it on the loop.
 
-    def full_error(self) -> BufferFullError:
-        """Return the error for a refused try_send."""
+        Raises BufferFullError too.
+        """
+        patience = self._settings.patience(timeout)
         with self._lock:
-            return BufferFullError(self._full("an immediate send"))
+            if not self._moved.wait_for(lambda: self._offer(groups, None), patience):
+                raise self._full(patience)
 
-    def _full(self, waited: str) -> str:
+    async def sent(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
+        """Do the same as send, on the loop."""
+        patience = self._settings.patience(timeout)
+        try:
+            async with asyncio.timeout(patience):
+                while not self.try_send(groups):
+                    await self.changed()
+        except TimeoutError:
+            with self._lock:
+                raise self._full(patience) from None
+
+    def _full(self, waited: float | None) -> BufferFullError:
         window = self._window
         where = "" if self.connected else f"; {self.address} is not connected: {self._last_problem}"
-        return (
-            f"no room for {waited}: {window.messages} messages ({window.size_bytes} bytes) are pending, "
+        return BufferFullError(
+            f"no room {f'for {waited} s' if waited else 'now'}: "
+            f"{window.messages} messages ({window.size_bytes} bytes) are pending, "
             f"the receiver is slow or gone{where}"
         )
 
@@ -162,6 +171,8 @@ class Sender:
             return True
         if not self._window.offer(groups, token, retain=retain):
             return False
+        if (given_up := self._window.overflowed()) and self._on_settled is not None:
+            self._loop.call_soon_threadsafe(self._settle, given_up)
         if not self._waking:
             self._waking = True
             self._loop.call_soon_threadsafe(self._wake.set)

@@ -267,6 +267,19 @@ def test_cancelled_recv_loses_nothing(pair: Pair) -> None:
     run(test())
 
 
+def test_overflow_fail_raises_at_once(nobody: str) -> None:
+    """With overflow="fail" a send without room raises instead of waiting."""
+
+    async def test() -> None:
+        client = client_of(nobody, max_pending_messages=1, overflow="fail")
+        await client.send(0, b"x")
+        with pytest.raises(BufferFullError, match=f"no room now: 1 messages .*{nobody} is not connected"):
+            await client.send(0, b"y")
+        await client.close(0)
+
+    run(test())
+
+
 def test_cancelled_send_is_all_or_nothing(nobody: str) -> None:
     """A send that is cancelled while it waits for room has handed over nothing; flush likewise can be."""
 

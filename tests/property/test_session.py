@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tuplewire.config import AckMode, SessionSettings
+from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import NotLocalError, UnknownTaskError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.credit import CreditBook, Grant, Window
 from tuplewire.session.delivery import Delivery, DeliveryLog
+from tuplewire.session.ledger import DropReason
 from tuplewire.session.receive import AckUpdate, ReceiveSession
 from tuplewire.session.send import Opened, SendWindow, Settled
 from tuplewire.wire import messaging_pb2 as pb
@@ -85,6 +86,7 @@ def messages_in(group: TaskGroup) -> list[Message]:
 class Batch:
     """What one offer held, by task; the token of the messages. Settled messages leave it."""
 
+    number: int
     open: dict[int, list[Message]]
     sizes: dict[Message, int]
 
@@ -134,14 +136,20 @@ class Consumer:
 class Session(RuleBasedStateMachine):
     """Drives everything, and holds it against what a perfect session would do."""
 
-    @initialize(processed=st.booleans(), window=st.sampled_from(WINDOWS))
-    def start(self, processed: bool, window: Window) -> None:  # noqa: FBT001 - drawn
+    @initialize(
+        processed=st.booleans(),
+        overflow=st.sampled_from([Overflow.BLOCK, Overflow.DROP_OLDEST]),
+        window=st.sampled_from(WINDOWS),
+    )
+    def start(self, processed: bool, overflow: Overflow, window: Window) -> None:  # noqa: FBT001 - drawn
         """Start the three processes."""
         self.processed_mode = processed
+        self.drops_oldest = overflow is Overflow.DROP_OLDEST
         mode = AckMode.PROCESSED if processed else AckMode.QUEUED
         self.window = SendWindow(
             SessionSettings(
                 ack_mode=mode,
+                overflow=overflow,
                 max_pending_messages=SETTINGS.max_pending_messages,
                 max_pending_bytes=SETTINGS.max_pending_bytes,
                 max_pending_task_messages=SETTINGS.max_pending_task_messages,
@@ -159,6 +167,8 @@ class Session(RuleBasedStateMachine):
         # The model.
         self.offered: dict[Pair, int] = defaultdict(int)
         self.pending: dict[Message, int] = {}
+        self.batch_of: dict[Message, Batch] = {}
+        self.written: set[Message] = set()
         self.taken: set[Message] = set()
         self.done: set[Message] = set()
         self.gone: set[Message] = set()
@@ -180,8 +190,8 @@ class Session(RuleBasedStateMachine):
         padding=st.integers(0, SETTINGS.max_message_bytes - _HEAD.size),
     )
     def offer(self, source: int | None, counts: dict[int, int], padding: int) -> None:
-        """A batch is taken exactly when it fits the bounds, or nothing else is held against them."""
-        batch = Batch({}, {})
+        """A batch is taken exactly when there is room or room can be made; only what is in its way goes."""
+        batch = Batch(sum(self.offered.values()), {}, {})
         groups = []
         for task, count in counts.items():
             first = self.offered[source, task]
@@ -191,19 +201,57 @@ class Session(RuleBasedStateMachine):
             batch.open[task] = messages
             batch.sizes |= dict(zip(messages, map(len, payloads), strict=True))
             groups.append(TaskGroup.of(task, payloads, source))
-        size = sum(batch.sizes.values())
-        fits = not self.pending or (
-            len(self.pending) + len(batch.sizes) <= SETTINGS.max_pending_messages
-            and sum(self.pending.values()) + size <= SETTINGS.max_pending_bytes
-        )
-        for task, count in counts.items():
-            held = sum(message[1] == task for message in self.pending)
-            fits = fits and (not held or held + count <= SETTINGS.max_pending_task_messages)
-        assert self.window.offer(groups, batch) == fits
-        if fits:
+        in_the_way = self._in_the_way(batch)
+        taken = in_the_way is not None and (not in_the_way or self.drops_oldest)
+        assert self.window.offer(groups, batch) == taken
+        self._give_way(in_the_way if taken and in_the_way else [])
+        if taken:
             self.pending |= batch.sizes
+            self.batch_of |= dict.fromkeys(batch.sizes, batch)
             for task, count in counts.items():
                 self.offered[source, task] += count
+
+    def _in_the_way(self, batch: Batch) -> list[Message] | None:
+        """Return what has to go for a batch: the oldest that were never written; None: they are too few."""
+        waiting = sorted(
+            (self.batch_of[message].number, message[1], message[2], message)
+            for message in self.pending
+            if message not in self.written
+        )
+        oldest = [message for *_, message in waiting]
+        gone: list[Message] = []
+        for task, messages in batch.open.items():
+            held = sum(message[1] == task for message in self.pending)
+            too_many = min(held, max(0, held + len(messages) - SETTINGS.max_pending_task_messages))
+            gone += [message for message in oldest if message[1] == task][:too_many]
+            if sum(message[1] == task for message in gone) < too_many:
+                return None
+        oldest = [message for message in oldest if message not in gone]
+        held, size = len(self.pending), sum(self.pending.values())
+        new_size = sum(batch.sizes.values())
+        too_many = min(held, max(0, held + len(batch.sizes) - SETTINGS.max_pending_messages))
+        too_large = min(size, max(0, size + new_size - SETTINGS.max_pending_bytes))
+        while len(gone) < too_many or sum(self.pending[message] for message in gone) < too_large:
+            if not oldest:
+                return None
+            gone.append(oldest.pop(0))
+        return gone
+
+    def _give_way(self, gone: list[Message]) -> None:
+        """What was given up, and told, is exactly this."""
+        told: Counter[tuple[int, int]] = Counter()
+        told_bytes = 0
+        for each in self.window.overflowed():
+            assert each.dropped is DropReason.OVERFLOW
+            told[each.token.number, each.task] += each.messages
+            told_bytes += each.size_bytes
+        assert told == Counter((self.batch_of[message].number, message[1]) for message in gone)
+        assert told_bytes == sum(self.pending[message] for message in gone)
+        self.dropped += len(gone)
+        self.gone.update(gone)
+        for message in gone:
+            self.batch_of[message].open[message[1]].remove(message)
+            del self.pending[message]
 
     def write(self, limit: int) -> None:
         """The sender writes some frames."""
@@ -212,6 +260,9 @@ class Session(RuleBasedStateMachine):
             if frame is None:
                 return
             assert frame.size_bytes <= SETTINGS.max_frame_bytes
+            for run in frame.runs:
+                for group in run:
+                    self.written.update(messages_in(group))
             self.sending.up.append(encode_frame(frame.sequence, frame.runs))
 
     def hear(self, limit: int) -> None:

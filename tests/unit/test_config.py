@@ -53,7 +53,7 @@ def test_names() -> None:
     [
         ({"ack_mod": "queued"}, "unknown setting 'ack_mod'; known are: ack_mode, overflow"),
         ({"ack_mode": "never"}, "ack_mode must be one of queued, processed, not 'never'"),
-        ({"overflow": "spill"}, "overflow must be one of block, fail, not 'spill'"),
+        ({"overflow": "spill"}, "overflow must be one of block, fail, drop_oldest, not 'spill'"),
         ({"max_pending_messages": 1.5}, "max_pending_messages must be a whole number, not 1.5"),
         ({"max_pending_bytes": "5"}, "max_pending_bytes must be a whole number, not '5'"),
         ({"keepalive_seconds": float("nan")}, "keepalive_seconds must be more than 0, not nan"),

@@ -15,6 +15,8 @@ class DropReason(enum.StrEnum):
     """The peer refused it for another reason; the log has it."""
     TOO_LARGE = "too_large"
     """The peer, whose limit was not known yet, takes no message of this size."""
+    OVERFLOW = "overflow"
+    """It was not sent yet, and gave way to newer ones, as the policy `drop_oldest` says."""
     CLOSED = "closed"
     """The sender was closed or aborted before it was acknowledged."""
     SHUTDOWN = "shutdown"

@@ -41,6 +41,12 @@ def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
     return pieces
 
 
+def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]:
+    """Return the fewest first messages that are so many and so large together, or all; then the rest."""
+    count = max(messages, starting_within(group, size_bytes)) if size_bytes > 0 else messages
+    return cut(group, count) if count < len(group) else [group]
+
+
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
     """Return the group, cut if it is too large for a frame: by payload, and apart from it by lengths."""
     if len(group.data) <= max_bytes and len(group.lengths) <= max_bytes:

@@ -8,17 +8,20 @@ a receiver that has lost its memory gets everything again, under new numbers and
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from tuplewire.config import AckMode, SessionSettings
+from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes, first_worker, task_and_via
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
-from tuplewire.session.pieces import by_size, cut, frame_pieces, starting_within, wire_bytes
+from tuplewire.session.overflow import OldestTask, excess
+from tuplewire.session.pieces import by_size, cut, cut_off, frame_pieces, starting_within, wire_bytes
 from tuplewire.session.receive import AckUpdate, Refusal
 
 MAX_FRAMES_IN_FLIGHT = 8
@@ -62,11 +65,13 @@ class Opened:
 
 
 class _Entry:
-    __slots__ = ("group", "retain", "token")
+    __slots__ = ("age", "group", "retain", "token")
 
-    def __init__(self, group: TaskGroup, token: Any, retain: bool) -> None:  # noqa: FBT001
+    def __init__(self, group: TaskGroup, token: Any, age: int, retain: bool) -> None:  # noqa: FBT001
         self.group = group
         self.token = token
+        self.age = age
+        """Grows from batch to batch, from 1; 0 once it has been written, and may have arrived."""
         self.retain = retain
 
     @property
@@ -74,7 +79,7 @@ class _Entry:
         return len(self.group)
 
     def having(self, group: TaskGroup) -> _Entry:
-        return _Entry(group, self.token, self.retain)
+        return _Entry(group, self.token, self.age, self.retain)
 
 
 class _Lane:
@@ -92,6 +97,7 @@ class _Lane:
         "sent_messages",
         "unprocessed",
         "worker",
+        "written",
     )
 
     def __init__(self, worker: int) -> None:
@@ -102,6 +108,8 @@ class _Lane:
         self.highest = 0
         """The highest position that was handed over since the lane was last quiet."""
         self.held = 0
+        self.written = 0
+        """Of those that are held, how many may have arrived."""
         self.processed = 0
         self.released = 0
         self.sent_messages = self.sent_bytes = 0
@@ -116,6 +124,18 @@ class _Lane:
     def has_credit(self) -> bool:
         return self.sent_messages < self.limit_messages and self.sent_bytes < self.limit_bytes
 
+    @property
+    def first_unwritten(self) -> int:
+        """Where in `pending` the messages begin that have never been written."""
+        pending = self.pending
+        return 0 if pending and pending[0].age else bisect_left(pending, 1, key=attrgetter("age"))
+
+    @property
+    def oldest(self) -> int:
+        """The age of the oldest message that has never been written; 0 when there is none."""
+        first = self.first_unwritten
+        return self.pending[first].age if first < len(self.pending) else 0
+
 
 class _InFlight:
     __slots__ = ("entries", "sequence")
@@ -129,7 +149,8 @@ class SendWindow:
     """State of one session at its sender; outlives the streams that carry it.
 
     Bounded by the settings in messages and bytes, in total and per task; a batch larger than a bound is taken
-    when nothing else is held against that bound.
+    when nothing else is held against that bound. With the policy `drop_oldest` room is made by giving up
+    messages that have never been written; what may have arrived stays.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -144,6 +165,10 @@ class SendWindow:
         self._initial = Grant(0, 0, 0, 0)
         self._ledger = Ledger()
         self._released: list[Settled] = []
+        self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
+        self._oldest = OldestTask()
+        self._overflowed: list[Settled] = []
+        self._written = self._written_bytes = 0
         self.messages = 0
         """Messages that are held: waiting, on the way, or not processed."""
         self.size_bytes = 0
@@ -166,43 +191,88 @@ class SendWindow:
         """Accept all of these messages, or (no room) none of them. The token comes back when they settle.
 
         retain: keep them until they are processed, as the mode `processed` does with every message.
+        With the policy `drop_oldest` room is made where that is possible; overflowed() has what went for it.
         """
         messages = sum(map(len, groups))
         size = sum(len(group.data) for group in groups)
-        settings = self._settings
-        if self.messages and (
-            self.messages + messages > settings.max_pending_messages
-            or self.size_bytes + size > settings.max_pending_bytes
-        ):
+        if not self._has_room(groups, messages, size):
             return False
-        if not self._lanes_have_room(groups):
-            return False
+        age = self._ledger.accepted + 1
         for group in groups:
             lane = self._lanes.get(group.lane)
             if lane is None:
                 lane = self._lanes[group.lane] = self._new_lane(group.lane)
             for piece in frame_pieces(group, self._max_frame_bytes):
-                lane.pending.append(_Entry(piece, token, retain or self._retain))
+                lane.pending.append(_Entry(piece, token, age, retain or self._retain))
             if lane.quiet:
                 lane.highest = 0
             lane.held += len(group)
             lane.highest = max(lane.highest, group.end - 1)
             self._ready[group.lane] = None
+            if self._drops_oldest:
+                self._oldest.add(group.lane, age)
         self.messages += messages
         self.size_bytes += size
         self._ledger.accepted += messages
         return True
 
-    def _lanes_have_room(self, groups: Iterable[TaskGroup]) -> bool:
+    def _has_room(self, groups: Iterable[TaskGroup], messages: int, size: int) -> bool:
+        """Whether there is room for so much, or was made."""
+        settings = self._settings
+        most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
+        most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
+        crowded = self._crowded(groups)
+        if not crowded and most == self.messages and most_bytes == self.size_bytes:
+            return True
+        return self._drops_oldest and self._make_room(crowded, most, most_bytes)
+
+    def _crowded(self, groups: Iterable[TaskGroup]) -> dict[int, int]:
+        """Return each task whose bound would be passed, with how many of its messages may stay."""
         limit = self._settings.max_pending_task_messages
         offered: dict[int, int] = {}
+        crowded: dict[int, int] = {}
         for group in groups:
             lane = self._lanes.get(group.lane)
             if lane is not None and lane.held:
                 count = offered[group.lane] = offered.get(group.lane, 0) + len(group)
-                if lane.held + count > limit:
-                    return False
+                if too_many := excess(lane.held, count, limit):
+                    crowded[group.lane] = lane.held - too_many
+        return crowded
+
+    def _make_room(self, crowded: dict[int, int], most: int, most_bytes: int) -> bool:
+        """Give up the oldest messages that have never been written, no more than needed.
+
+        crowded: how many messages of a task may stay. most, most_bytes: how many of all.
+        Returns False, and gives up nothing, when these are too few.
+        """
+        lanes = self._lanes
+        if self._written > most or self._written_bytes > most_bytes:
+            return False
+        if any(lanes[number].written > stay for number, stay in crowded.items()):
+            return False
+        for number, stay in crowded.items():
+            while (too_many := lanes[number].held - stay) > 0:
+                self._give_up(number, too_many, 0)
+        while self.messages > most or self.size_bytes > most_bytes:
+            number = self._oldest.find(lambda each: lanes[each].oldest)
+            self._give_up(number, self.messages - most, self.size_bytes - most_bytes)
         return True
+
+    def _give_up(self, number: int, messages: int, size_bytes: int) -> None:
+        """Drop a task's oldest entry that has never been written; of a larger one only what must go."""
+        lane = self._lanes[number]
+        first = lane.first_unwritten
+        lane.pending.rotate(-first)
+        entry = lane.pending.popleft()
+        gone, *rest = cut_off(entry.group, messages, size_bytes)
+        lane.pending.extendleft(entry.having(piece) for piece in reversed(rest))
+        lane.pending.rotate(first)
+        self._settle(entry.having(gone), DropReason.OVERFLOW, self._overflowed)
+
+    def overflowed(self) -> list[Settled]:
+        """Return what was given up for room since the last call."""
+        overflowed, self._overflowed = self._overflowed, []
+        return overflowed
 
     def _new_lane(self, number: int) -> _Lane:
         task, via = task_and_via(number)
@@ -336,6 +406,11 @@ class SendWindow:
             entries.append(entry)
             lane.sent_messages += count
             lane.sent_bytes += size
+            if entry.age:
+                entry.age = 0
+                lane.written += count
+                self._written += count
+                self._written_bytes += size
             room -= wire_bytes(entry.group)
         return room
 
@@ -419,9 +494,7 @@ class SendWindow:
     def _settle(self, entry: _Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
         group = entry.group
         count, size = len(group), len(group.data)
-        self.messages -= count
-        self.size_bytes -= size
-        self._lanes[group.lane].held -= count
+        self._let_go(entry, count, size)
         if dropped is None:
             self._ledger.acknowledged += count
         else:
@@ -429,6 +502,17 @@ class SendWindow:
         settled.append(Settled(entry.token, group.task, count, size, dropped))
         if entry.token is not None and (dropped is not None or entry.retain):
             self._released.append(settled[-1])
+
+    def _let_go(self, entry: _Entry, messages: int, size_bytes: int) -> None:
+        """Hold an entry of so many messages no longer."""
+        lane = self._lanes[entry.group.lane]
+        self.messages -= messages
+        self.size_bytes -= size_bytes
+        lane.held -= messages
+        if not entry.age:
+            lane.written -= messages
+            self._written -= messages
+            self._written_bytes -= size_bytes
 
     def released(self) -> list[Settled]:
         """Return what the receiver is done with since the last call, of what came with a token.
@@ -477,9 +561,7 @@ class SendWindow:
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
-            self.messages -= len(group)
-            self.size_bytes -= len(group.data)
-            self._lanes[group.lane].held -= len(group)
+            self._let_go(entry, len(group), len(group.data))
             self._ledger.accepted -= len(group)
             left.append((group.as_redelivered() if id(entry) in sent else group, entry.token))
         return left

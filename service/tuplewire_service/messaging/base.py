@@ -237,7 +237,8 @@ class IClientConnection(IConnection):
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """Accept messages: a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Waits for room (as the setting `overflow` says), at most `timeout` seconds; None waits without end.
+        Waits for room, or fails, or makes room by giving up what no receiver has, as the setting `overflow`
+        says. Waits at most `timeout` seconds; None waits without end.
         Returns once they are accepted: from then on they arrive, or are counted as dropped. Either all are
         accepted or none. Raises BufferFullError, MessageTooLargeError, ClosedError.
         """
@@ -248,7 +249,7 @@ class IClientConnection(IConnection):
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     @abstractmethod
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        """Accept messages if there is room for all of them now; never waits."""
+        """Accept messages where send would not wait; False where it would."""
 
     @abstractmethod
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:

@@ -17,6 +17,8 @@ from tuplewire.errors import BindError, BufferFullError, ClosedError, ConfigErro
 from tuplewire.group import TaskGroup, check_sizes, first_worker, lane_of, task_and_via
 from tuplewire.message import TaskMessage, as_groups
 from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.session.overflow import excess
+from tuplewire.session.pieces import cut_off
 from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import (
     BLOCK,
@@ -270,6 +272,7 @@ class LocalClient(IRelayConnection):
         self._waiting: deque[tuple[Sequence[TaskGroup], Any]] = deque()
         self._lanes: dict[int, int] = {}
         self._highest: dict[int, int] = {}
+        self._given_up: list[Settled] = []
         self._callbacks: tuple[Callable[[Sequence[Settled]], None], ...] = ()
         self._version: Callable[[], int] = lambda: 0
         with endpoint.lock:
@@ -291,9 +294,8 @@ class LocalClient(IRelayConnection):
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """See IClientConnection."""
         groups = as_groups(messages, payload)
-        patience = 0.0 if self._settings.overflow is Overflow.FAIL else timeout
         with self._lock:
-            if not self._moved.wait_for(lambda: self._accept(groups, None), patience):
+            if not self._moved.wait_for(lambda: self._accept(groups, None), self._settings.patience(timeout)):
                 raise BufferFullError(
                     f"no room: {self._pending} messages ({self._pending_bytes} bytes) are pending, "
                     "the receiver is slow"
@@ -313,17 +315,16 @@ class LocalClient(IRelayConnection):
         return accepted
 
     def _accept(self, groups: Sequence[TaskGroup], token: Any) -> bool:
-        """Put messages behind those that wait, if there is room; the lock is held."""
+        """Put messages behind those that wait, if there is room or can be made; the lock is held."""
         if self._closed:
             raise ClosedError(f"the connection to port {self._port} is closed")
         settings = self._settings
         check_sizes(groups, settings.max_message_bytes)
         messages = sum(map(len, groups))
         size = sum(len(group.data) for group in groups)
-        if self._pending and (
-            self._pending + messages > settings.max_pending_messages
-            or self._pending_bytes + size > settings.max_pending_bytes
-        ):
+        too_many = excess(self._pending, messages, settings.max_pending_messages)
+        too_large = excess(self._pending_bytes, size, settings.max_pending_bytes)
+        if (too_many or too_large) and not self._make_room(too_many, too_large):
             return False
         for group in groups:
             self._highest[group.lane] = max(self._highest.get(group.lane, 0), group.end - 1)
@@ -334,8 +335,36 @@ class LocalClient(IRelayConnection):
             self._waiting.append((groups, token))
         return True
 
+    def _make_room(self, too_many: int, too_large: int) -> bool:
+        """Give up the oldest of what waits, no more than needed; False, and nothing, if it is too little."""
+        if self._settings.overflow is not Overflow.DROP_OLDEST or not self._waits(too_many, too_large):
+            return False
+        while too_many > 0 or too_large > 0:
+            groups, token = self._waiting.popleft()
+            gone, *rest = cut_off(groups[0], too_many, too_large)
+            if rest := [*rest, *groups[1:]]:
+                self._waiting.appendleft((rest, token))
+            too_many -= len(gone)
+            too_large -= len(gone.data)
+            settled = Settled(token, gone.task, len(gone), len(gone.data), DropReason.OVERFLOW)
+            self._account(settled, gone.lane)
+            self._given_up.append(settled)
+        return True
+
+    def _waits(self, messages: int, size_bytes: int) -> bool:
+        """Whether so much waits for a server."""
+        for groups, _ in self._waiting:
+            messages -= sum(map(len, groups))
+            size_bytes -= sum(len(group.data) for group in groups)
+            if messages <= 0 and size_bytes <= 0:
+                return True
+        return False
+
     def deliver(self) -> None:
-        """Hand over to the server, if there is one, whatever waits."""
+        """Hand over to the server, if there is one, whatever waits; say what was given up."""
+        with self._lock:
+            given_up, self._given_up = self._given_up, []
+        self._tell(given_up)
         with self._endpoint.lock:
             while (server := self._endpoint.server) is not None:
                 with self._lock:
@@ -347,14 +376,20 @@ class LocalClient(IRelayConnection):
     def settle(self, settled: Settled, lane: int) -> None:
         """Take account of what is done with."""
         with self._lock:
-            self._count(lane, -settled.messages, -settled.size_bytes)
-            if settled.dropped is None:
-                self._ledger.acknowledged += settled.messages
-            else:
-                self._ledger.dropped[settled.dropped] += settled.messages
+            self._account(settled, lane)
             self._moved.notify_all()
-        for callback in self._callbacks:
-            callback((settled,))
+        self._tell([settled])
+
+    def _account(self, settled: Settled, lane: int) -> None:
+        self._count(lane, -settled.messages, -settled.size_bytes)
+        if settled.dropped is None:
+            self._ledger.acknowledged += settled.messages
+        else:
+            self._ledger.dropped[settled.dropped] += settled.messages
+
+    def _tell(self, settled: Sequence[Settled]) -> None:
+        for callback in self._callbacks if settled else ():
+            callback(settled)
 
     def refused(self, group: TaskGroup, error: TuplewireError, token: Any) -> None:
         """Take account of what the receiver refused."""

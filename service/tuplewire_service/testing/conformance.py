@@ -339,6 +339,65 @@ class TransportConformance(ABC):
             _raises(BufferFullError, lambda: [client.send(1, b"x") for _ in range(10_000)])
             recorder.release()
 
+    def test_overflow_drop_oldest_never_waits_for_a_server(self) -> None:
+        """With overflow=drop_oldest and nobody there, the oldest give way, one for one; the newest arrive."""
+        port = self.unused_port()
+        recorder = Recorder()
+        with self.context(max_pending_messages=1000, overflow="drop_oldest") as context:
+            client = context.connect(TOPOLOGY, HOST, port)
+            for start in range(0, 5000, 8):
+                numbers = range(start, start + 8)
+                assert client.try_send(
+                    TaskMessageBatch.from_columns([n % 3 for n in numbers], [b"%d" % n for n in numbers])
+                )
+            _assert_ledger(client, 5000, overflow=4000)
+            context.bind(TOPOLOGY, port, recorder)
+            eventually(_settled(client), timeout=10)
+            for task in range(3):
+                assert list(map(int, recorder.payloads(task))) == [
+                    n for n in range(4000, 5000) if n % 3 == task
+                ]
+            _assert_ledger(client, 5000, overflow=4000)
+
+    def test_overflow_drop_oldest_with_a_stopped_consumer(self) -> None:
+        """What a receiver that holds does not have gives way, oldest first; what it has stays, in order.
+
+        A sender need not wait as long as there is something that the receiver does not have.
+        """
+        recorder = Recorder(held_tasks=[1])
+        bound = RECEIVE_MESSAGES + 1000
+        with self.pair(recorder, max_pending_messages=bound, overflow="drop_oldest") as (_, client):
+            accepted = 0
+            while accepted < 10 * bound:
+                numbers = range(accepted, accepted + 100)
+                if not client.try_send(TaskMessageBatch.from_columns(1, [b"%d" % n for n in numbers])):
+                    assert len(recorder.payloads(1)) == client.statistics().ledger.pending
+                    break
+                accepted += 100
+            recorder.release()
+            eventually(_settled(client), timeout=10)
+            arrived = list(map(int, recorder.payloads(1)))
+            assert arrived == sorted(set(arrived))
+            assert arrived[-1000:] == list(range(accepted - 1000, accepted))
+            dropped = accepted - len(arrived)
+            _assert_ledger(client, accepted, **({"overflow": dropped} if dropped else {}))
+
+    def test_the_token_comes_back_when_messages_give_way(self) -> None:
+        """What was given up for room is told as what was refused is: settled and released, with its token."""
+        settled: list[Settled] = []
+        released: list[Settled] = []
+        with self.context(max_pending_messages=3, overflow="drop_oldest") as context:
+            client = context.connect(TOPOLOGY, HOST, self.unused_port())
+            assert isinstance(client, IRelayConnection), "a transport for workers relays"
+            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
+            for token in range(5):
+                assert client.forward([TaskGroup.of(token, [b"x"] * 2)], token)
+            for told in (settled, released):
+                eventually(lambda told=told: sum(each.messages for each in told) == 7)  # type: ignore[misc]
+                assert [each.token for each in told for _ in range(each.messages)] == [0, 0, 1, 1, 2, 2, 3]
+                assert {each.dropped for each in told} == {"overflow"}
+            client.abort()
+
     def test_a_stopped_task_leaves_the_others_going(self) -> None:
         """Messages to other tasks pass those of a task whose receiver holds."""
         recorder = Recorder(held_tasks=[1])

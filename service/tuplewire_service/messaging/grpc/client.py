@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from tuplewire.config import Overflow
 from tuplewire.group import TaskGroup
 from tuplewire.loop import EventLoopThread
 from tuplewire.message import as_groups
@@ -19,11 +18,8 @@ _Told = Callable[[Sequence[Settled]], None]
 class GrpcClientConnection(IRelayConnection):
     """A Sender in the form of the plug-in contract."""
 
-    def __init__(
-        self, thread: EventLoopThread, make_sender: Callable[..., Sender], overflow: Overflow
-    ) -> None:
+    def __init__(self, thread: EventLoopThread, make_sender: Callable[..., Sender]) -> None:
         self._thread = thread
-        self._overflow = overflow
         self._closed = False
         self._callbacks: tuple[_Told, _Told] | None = None
         self._sender = make_sender(on_settled=self._settled)
@@ -57,11 +53,7 @@ class GrpcClientConnection(IRelayConnection):
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """See IClientConnection."""
-        groups = as_groups(messages, payload)
-        if self._overflow is Overflow.BLOCK:
-            self._sender.send(groups, timeout)
-        elif not self._sender.try_send(groups):
-            raise self._sender.full_error()
+        self._sender.send(as_groups(messages, payload), timeout)
 
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """See IClientConnection."""

@@ -51,7 +51,7 @@ class GrpcContext(IContext):
             worker=bool(settings.worker_id),
         )
         make_sender = functools.partial(Sender, f"{host}:{port}", identity, settings.session, thread.loop)
-        connection = GrpcClientConnection(thread, make_sender, settings.session.overflow)
+        connection = GrpcClientConnection(thread, make_sender)
         self._made.append(connection)
         return connection
 

@@ -1,0 +1,307 @@
+"""The sending end of a session with the policy `drop_oldest`: what gives way, and what stays."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from helpers.sending import PLENTY, Sending, contents, payloads
+
+from tuplewire.config import Overflow
+from tuplewire.group import TaskGroup
+from tuplewire.session.credit import Grant
+from tuplewire.session.ledger import DropReason
+from tuplewire.session.overflow import OldestTask
+from tuplewire.session.send import Settled
+
+OVERFLOW = DropReason.OVERFLOW
+
+dropping = functools.partial(Sending, overflow=Overflow.DROP_OLDEST)
+
+
+def sizes_of(*sizes: int, task: int = 1) -> TaskGroup:
+    """Return messages of these sizes, each filled with its position."""
+    return TaskGroup.of(task, [bytes([position]) * size for position, size in enumerate(sizes)])
+
+
+# --- what gives way -------------------------------------------------------------------------------
+
+
+def test_the_oldest_give_way_to_the_newest() -> None:
+    """Over max_pending_messages as many of the oldest go as are in the way, and the rest keeps its order."""
+    sending = dropping(max_pending_messages=5)
+    for _ in range(12):
+        assert sending.offer(1)
+    assert payloads(sending.frames()) == bytes(range(7, 12))
+    assert sending.dropped == {"overflow": 7}
+    assert sending.window.ledger().accepted == 12
+
+
+def test_the_oldest_of_all_tasks_give_way() -> None:
+    """Age decides, not the task: what was accepted first goes first."""
+    sending = dropping(max_pending_messages=6)
+    for task in (3, 1, 2, 1, 3, 2):
+        sending.offer(task)
+    assert sending.offer(4, 4)
+    assert sorted(payloads(sending.frames())) == [4, 5, 6, 7, 8, 9]
+    assert [each.task for each in sending.window.overflowed()] == [3, 1, 2, 1]
+
+
+def test_over_a_tasks_bound_its_own_oldest_give_way() -> None:
+    """Where only one task's bound is reached, older messages of other tasks stay."""
+    sending = dropping(max_pending_task_messages=3)
+    sending.offer(2, 3)
+    sending.offer(1, 3)
+    assert sending.offer(1, 2)
+    assert contents(sending.frames()) == [(1, [(2, b"\0\1\2"), (1, b"\5\6\7")])]
+    assert sending.dropped == {"overflow": 2}
+
+
+def test_a_tasks_bound_counts_the_whole_batch() -> None:
+    """Groups of one batch to one task make room together."""
+    sending = dropping(max_pending_task_messages=4)
+    sending.offer(1, 3)
+    assert sending.offer_groups(TaskGroup.of(1, [b"a", b"b"], 5), TaskGroup.of(1, [b"c"], 6))
+    assert payloads(sending.frames()) == b"\2abc"
+
+
+def test_what_a_tasks_bound_has_freed_counts_for_the_total() -> None:
+    """Where both bounds are reached, no more goes than the one that asks for more."""
+    sending = dropping(max_pending_messages=6, max_pending_task_messages=3)
+    sending.offer(2, 3)
+    sending.offer(1, 3)
+    assert sending.offer(1, 2)
+    assert sending.dropped == {"overflow": 2}
+    assert sending.offer_groups(TaskGroup.of(1, [b"a"]), TaskGroup.of(3, [b"b"]))
+    assert contents(sending.frames()) == [(1, [(2, b"\1\2"), (1, b"\6\7a"), (3, b"b")])]
+
+
+def test_as_few_as_have_the_bytes() -> None:
+    """Over max_pending_bytes the fewest go that are large enough together."""
+    sending = dropping(max_pending_bytes=20, max_message_bytes=20)
+    sending.offer_groups(sizes_of(3, 4, 0, 5, 6))
+    assert sending.offer_groups(sizes_of(8, task=2))
+    assert [(each.messages, each.size_bytes) for each in sending.window.overflowed()] == [(2, 7)]
+    assert sending.window.size_bytes == 19
+    assert sending.offer_groups(sizes_of(2, task=2))
+    assert [(each.messages, each.size_bytes) for each in sending.window.overflowed()] == [(2, 5)]
+
+
+def test_the_larger_of_two_needs_decides() -> None:
+    """Where both messages and bytes are too many, as many go as the one needs that needs more."""
+    sending = dropping(max_pending_messages=5, max_pending_bytes=20, max_message_bytes=20)
+    sending.offer_groups(sizes_of(1, 1, 1, 1, 16))
+    assert sending.offer_groups(sizes_of(3))
+    assert sending.dropped == {"overflow": 3}
+    assert sending.offer_groups(sizes_of(1, 0, 0, 0))
+    assert sending.dropped == {"overflow": 5}
+    assert (sending.window.messages, sending.window.size_bytes) == (5, 4)
+
+
+def test_a_batch_over_the_bound_replaces_everything() -> None:
+    """A batch that is larger than the bound by itself is taken once nothing else is held."""
+    sending = dropping(max_pending_messages=3)
+    sending.offer(1, 2)
+    sending.offer(2, 1)
+    assert sending.offer(1, 5)
+    assert payloads(sending.frames()) == b"\3\4\5\6\7"
+    assert sending.dropped == {"overflow": 3}
+
+
+def test_a_large_group_goes_bit_by_bit() -> None:
+    """What is left of a group that was cut keeps its order and its age, however often it is cut."""
+    sending = dropping(max_pending_messages=100)
+    sending.offer(1, 100)
+    sending.offer(2, 1)
+    for _ in range(59):
+        assert sending.offer(3)
+    assert contents(sending.frames()) == [
+        (1, [(1, bytes(range(60, 100))), (2, b"\x64"), (3, bytes(range(101, 160)))])
+    ]
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overflow", [Overflow.BLOCK, Overflow.FAIL])
+def test_other_policies_drop_nothing(overflow: Overflow) -> None:
+    """Without the policy a full window refuses."""
+    sending = Sending(max_pending_messages=2, overflow=overflow)
+    sending.offer(1, 2)
+    assert not sending.offer(1)
+    assert sending.dropped == {}
+
+
+def test_what_is_on_the_way_stays() -> None:
+    """Only what was never written gives way; where that is too little, nothing does, and the offer waits."""
+    sending = dropping(opened=False, max_pending_messages=5)
+    sending.open(initial=3)
+    sending.offer(1, 5)
+    assert payloads(sending.frames()) == b"\0\1\2"
+    assert not sending.offer(1, 3)
+    assert sending.dropped == {}
+    assert sending.offer(1, 2)
+    assert sending.dropped == {"overflow": 2}
+    assert not sending.offer(1, 6), "a batch over the bound waits until nothing is on the way"
+    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 0),))
+    assert payloads(sending.frames()) == b"\x08\x09"
+
+
+def test_what_is_on_the_way_stays_in_bytes() -> None:
+    """The bytes on the way cannot be had either."""
+    sending = dropping(opened=False, max_pending_bytes=10, max_message_bytes=10)
+    sending.open(initial=1)
+    sending.offer_groups(sizes_of(6, 3))
+    sending.frames()
+    assert not sending.offer_groups(sizes_of(5))
+    assert sending.dropped == {}
+    assert sending.offer_groups(sizes_of(4))
+    assert (sending.dropped, sending.window.size_bytes) == ({"overflow": 1}, 10)
+
+
+def test_one_task_without_room_stops_the_batch() -> None:
+    """A batch that would make room in one task and cannot in another gives up nothing in either."""
+    sending = dropping(opened=False, max_pending_task_messages=2)
+    sending.open(initial=0, grants=())
+    sending.offer(1, 2)
+    sending.offer(2, 2)
+    sending.update(0, grants=(Grant(2, 2, PLENTY, 0),))
+    assert payloads(sending.frames()) == b"\2\3"
+    batch = TaskGroup.of(1, [b"a"]), TaskGroup.of(2, [b"b"])
+    assert not sending.offer_groups(*batch)
+    assert sending.dropped == {}
+    sending.update(1)
+    assert sending.offer_groups(*batch)
+    assert sending.dropped == {"overflow": 1}
+
+
+def test_what_is_not_processed_stays() -> None:
+    """In the mode `processed` what the receiver has, and is not done with, is kept until it is."""
+    sending = dropping(processed=True, opened=False, max_pending_messages=4)
+    sending.open(initial=2)
+    sending.offer(1, 4)
+    sending.frames()
+    sending.update(1)
+    assert not sending.offer(1, 3)
+    assert sending.offer(1, 2)
+    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 2),))
+    assert sending.offer(1, 2)
+    assert payloads(sending.frames()) == b"\7\x08\x09\x0a"
+    assert sending.dropped == {"overflow": 2}
+
+
+@pytest.mark.parametrize("processed", [False, True])
+def test_what_is_sent_again_stays(*, processed: bool) -> None:
+    """After the death of a receiver, what it may have had comes again; what it cannot have had gives way."""
+    sending = dropping(processed=processed, opened=False, max_pending_messages=7)
+    sending.open(initial=4)
+    sending.offer(1, 2)
+    sending.frames()
+    sending.offer(1, 5)
+    sending.frames()
+    sending.open(incarnation=8, initial=0)
+    assert not sending.offer(1, 4)
+    assert sending.offer(1)
+    assert sending.offer(1)
+    assert sending.dropped == {"overflow": 2}
+    sending.update(0, grants=(Grant(1, 1, PLENTY, 0),))
+    assert payloads(sending.frames()) == b"\0"
+    assert not sending.offer(2, 4), "it does not become younger by being sent again"
+    sending.update(1, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    assert payloads(sending.frames()) == b"\1\2\3\6\x0b\x0c"
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"max_pending_messages": 4},
+        {"max_pending_bytes": 4, "max_message_bytes": 4},
+        {"max_pending_task_messages": 4},
+    ],
+)
+def test_what_was_acknowledged_is_in_nobodys_way(bound: dict[str, Any]) -> None:
+    """The room of messages that have arrived is there again, and nothing is given up for it."""
+    sending = dropping(**bound)
+    sending.offer(1, 4)
+    sending.frames()
+    assert not sending.offer(1)
+    sending.update(1)
+    assert sending.offer(1, 4)
+    assert sending.dropped == {}
+    assert sending.offer(1)
+    assert sending.dropped == {"overflow": 1}
+
+
+@pytest.mark.parametrize("reason", ["refused", "too large"])
+def test_what_is_dropped_otherwise_is_in_nobodys_way(reason: str) -> None:
+    """Messages that the receiver refuses, or would, free their room as acknowledged ones do."""
+    sending = dropping(opened=False, max_pending_messages=2)
+    if reason == "refused":
+        sending.open()
+    sending.offer_groups(sizes_of(9, 9))
+    if reason == "refused":
+        sending.frames()
+        sending.window.abandon(DropReason.REFUSED)
+    else:
+        sending.open(max_message_bytes=5)
+    assert sending.offer(1, 2)
+    assert sending.offer(1, 2)
+    assert sending.dropped == {"overflow": 2, reason.replace(" ", "_"): 2}
+    assert payloads(sending.frames()) == b"\2\3"
+
+
+# --- who is told ----------------------------------------------------------------------------------
+
+
+def test_what_gave_way_is_told_once_with_its_token() -> None:
+    """Each batch's token comes back with what went of it, as settled and as released."""
+    sending = dropping(max_pending_messages=3)
+    sending.offer(1, 2, tag="first")
+    sending.offer(2, 1, tag="second")
+    sending.offer(3, 2, tag="third")
+    sending.offer(4, 1, tag="fourth")
+    told = [Settled("first", 1, 2, 2, OVERFLOW), Settled("second", 2, 1, 1, OVERFLOW)]
+    assert sending.window.overflowed() == sending.window.released() == told
+    assert sending.window.overflowed() == sending.window.released() == []
+
+
+def test_a_task_is_quiet_when_all_of_it_gave_way() -> None:
+    """Messages that were never sent are nobody's to be done with."""
+    sending = dropping(opened=False, max_pending_messages=2)
+    sending.offer(1, 2)
+    assert not sending.window.quiet(1)
+    sending.offer(2, 2)
+    assert sending.window.quiet(1)
+
+
+def test_credit_is_not_spent_on_what_gave_way() -> None:
+    """Messages that were never sent take nothing from the grant, nor from the processed offset."""
+    sending = dropping(processed=True, opened=False, max_pending_messages=3)
+    sending.offer(1, 3)
+    sending.offer(1, 2)
+    sending.open(initial=3)
+    assert payloads(sending.frames()) == b"\2\3\4"
+    settled = sending.update(1, grants=(Grant(1, 3, PLENTY, 3),))
+    assert sum(each.messages for each in settled) == 3
+
+
+# --- the order of age -----------------------------------------------------------------------------
+
+
+def test_the_oldest_task_is_found_after_any_change() -> None:
+    """Tasks whose first message has gone, or all of them, come up at their present age or not at all."""
+    ages = {1: 10, 2: 20, 3: 30}
+    oldest = OldestTask()
+    for task, age in ages.items():
+        oldest.add(task, age)
+        oldest.add(task, age + 1)
+    assert oldest.find(ages.__getitem__) == 1
+    ages |= {1: 25, 2: 0}
+    assert oldest.find(ages.__getitem__) == 1
+    ages[1] = 40
+    assert oldest.find(ages.__getitem__) == 3
+    ages[2] = 50
+    oldest.add(2, 50)
+    ages |= {1: 0, 3: 0}
+    assert oldest.find(ages.__getitem__) == 2
