@@ -68,6 +68,10 @@ types: $(VENV)/.dev ## Check types, strictly
 .PHONY: check
 check: lint types proto-check test ## Everything that must hold before a change goes in
 
+.PHONY: property
+property: $(VENV)/.dev ## Drive the session through a million random steps; SEED=n repeats a run
+	TUPLEWIRE_LONG=1 TUPLEWIRE_SEED=$(SEED) $(BIN)/python -m pytest -s tests/property $(ARGS)
+
 .PHONY: bench
 bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of one run
 	$(BIN)/python tests/bench/run.py $(ARGS)

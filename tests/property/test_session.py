@@ -1,7 +1,7 @@
 """The session as a whole: sender, receiver, queues and consumer under random interleavings and faults.
 
-TUPLEWIRE_LONG=1 drives more than a million steps. A failure prints the steps and how to replay them;
-`pytest --hypothesis-seed=N` repeats a whole run.
+`make property` drives a million steps, in pieces with a seed each. A failure prints the steps that lead to
+it, and `make property SEED=n` begins with the piece that failed.
 """
 
 # ruff: noqa: D401 - a rule's docstring says what happens
@@ -9,15 +9,23 @@ TUPLEWIRE_LONG=1 drives more than a million steps. A failure prints the steps an
 from __future__ import annotations
 
 import os
+import random
 import struct
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import NotLocalError, UnknownTaskError
@@ -34,6 +42,7 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import update_from_wire, update_to_wire
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
+LONG_STEPS = 1_000_000
 
 pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
@@ -536,6 +545,14 @@ class Session(RuleBasedStateMachine):
 
     # --- what always holds --------------------------------------------------------------------------
 
+    steps: ClassVar[int] = 0
+    """How many steps were taken, by all machines of this process."""
+
+    @invariant()
+    def counted(self) -> None:
+        """Every step is counted."""
+        Session.steps += 1
+
     @invariant()
     def adds_up(self) -> None:
         """The ledger is that of the model, in every state."""
@@ -582,9 +599,22 @@ class Session(RuleBasedStateMachine):
 
 TestSession = Session.TestCase
 TestSession.settings = settings(
-    max_examples=8_000 if LONG else 200,
-    stateful_step_count=200 if LONG else 100,
+    max_examples=200,
+    stateful_step_count=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+@pytest.mark.skipif(not LONG, reason="takes many minutes; make property runs it")
+def test_a_million_steps() -> None:
+    """So many steps, piece by piece; each is the same whenever its seed is."""
+    piece = settings(TestSession.settings, max_examples=500, stateful_step_count=200, database=None)
+    number = int(os.environ.get("TUPLEWIRE_SEED") or random.randrange(10**9))
+    begun = Session.steps
+    while (taken := Session.steps - begun) < LONG_STEPS:
+        print(f"{taken:,} steps; next: SEED={number}", flush=True)
+        run_state_machine_as_test(seed(number)(type("Session", (Session,), {})), settings=piece)
+        number += 1
+    print(f"{taken:,} steps in all, the last with SEED={number - 1}")
