@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -204,6 +205,17 @@ def test_left_over_socket_is_replaced(tmp_path: Path) -> None:
     with running(tmp_path) as worker, ControlClient(f"unix://{tmp_path}/w.sock") as client:
         assert client.status().incarnation > 0
         assert worker.end() == 0
+
+
+def test_every_file_that_the_system_allows(tmp_path: Path) -> None:
+    """A worker that is started with a low soft limit of open files raises it: connections are files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with running(tmp_path) as worker:
+            assert resource.prlimit(worker.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_socket_has_the_configured_mode(tmp_path: Path) -> None:

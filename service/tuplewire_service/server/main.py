@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import socket
 import sys
 import tempfile
@@ -37,6 +38,7 @@ def run_worker(config: WorkerConfig, *, until_input_ends: bool = False) -> int:
     ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
     """
     logs.configure(config.log_level, config.log_format)
+    _allow_open_files()
     stop = Stop()
     stop.on_signals()
     if until_input_ends:
@@ -49,6 +51,15 @@ def run_worker(config: WorkerConfig, *, until_input_ends: bool = False) -> int:
     except Exception:
         logger.exception("worker.defect")
         return EXIT_DEFECT
+
+
+def _allow_open_files() -> None:
+    """Open as many files as the system lets us: a connection is one, and the usual soft limit is 1024.
+
+    Beyond the limit gRPC takes no connection, says nothing, and those who want one wait.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _serve(config: WorkerConfig, stop: Stop) -> int:

@@ -1,0 +1,95 @@
+"""A process beside a test, which answers questions over a pipe."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+_ANSWER_SECONDS = 120.0
+
+
+class Program:
+    """A spawned process that answers questions; ends with the block."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child = context.Pipe()
+        self._process = context.Process(target=_run, args=(child, target, arguments), name=target.__name__)
+        self._process.start()
+        child.close()
+
+    @property
+    def process_id(self) -> int:
+        """The process's id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ask(self, question: str, timeout: float = _ANSWER_SECONDS) -> Any:
+        """Return the answer; RuntimeError with the process's own words when it has failed."""
+        try:
+            self._pipe.send(question)
+            if not self._pipe.poll(timeout):
+                raise RuntimeError(f"{self._process.name} has not answered {question!r} for {timeout} s")
+            error, answer = self._pipe.recv()
+        except (EOFError, BrokenPipeError) as gone:
+            raise RuntimeError(f"{self._process.name} has ended; its messages are above") from gone
+        if error is not None:
+            raise RuntimeError(f"{self._process.name} has failed") from error
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join(20)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+
+def _run(pipe: Connection, target: Callable[..., None], arguments: Sequence[Any]) -> None:
+    target(pipe, *arguments)
+
+
+def serve(
+    pipe: Connection, answers: Mapping[str, Callable[[], Any]], errors: Sequence[BaseException]
+) -> None:
+    """Answer until the other end is closed; with a thread's error once there is one."""
+    while True:
+        try:
+            question = pipe.recv()
+        except EOFError:
+            return
+        answer = answers[question]()
+        pipe.send((errors[0] if errors else None, answer))
+
+
+class Threads:
+    """Threads that go on until told to stop; keeps what they raise."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, function: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                self.errors.append(error)
+                raise
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def end(self) -> None:
+        self.stop.set()
+        for thread in self._threads:
+            thread.join()

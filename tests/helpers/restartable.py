@@ -1,0 +1,103 @@
+"""A worker that is ended and comes back at the same address, as in a rolling restart."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from helpers.topology import TOPOLOGY
+from tuplewire.control import ControlClient
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+
+_READY_SECONDS = 30.0
+
+
+def drained_ledger(log: Path) -> LedgerSnapshot:
+    """Return the balance that a worker printed when it ended; AssertionError when it printed none."""
+    printed = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
+    assert len(printed) == 1, f"{log} has {len(printed)} balances"
+    counts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", printed[0])}
+    accepted, acknowledged, pending = (counts.pop(name) for name in ("accepted", "acknowledged", "pending"))
+    counts.pop("dropped", None)  # the word itself, with 0 after it when there is no reason to name
+    ledger = LedgerSnapshot(accepted, acknowledged, counts, pending)
+    assert str(ledger) == printed[0]
+    return ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """How a worker ended, and how long it was away; seconds."""
+
+    worker_id: str
+    exit_code: int
+    ledger: LedgerSnapshot
+    ended_after: float
+    ready_after: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.worker_id} exit {self.exit_code} after {self.ended_after:.2f} s, "
+            f"ready again after {self.ready_after:.2f} s; {self.ledger}"
+        )
+
+
+class RestartableWorker:
+    """One worker; every start has a directory, and so a log, of its own.
+
+    assignment: the file that it takes its assignment from, which need not exist yet.
+    """
+
+    def __init__(self, worker_id: str, directory: Path, assignment: Path, flags: Sequence[str] = ()) -> None:
+        self.worker_id = worker_id
+        self._directory = directory
+        self._flags = [f"--worker-id={worker_id}", f"--assignment-file={assignment}", *flags]
+        self._port = 0
+        self._starts = 0
+        self._workers: LocalWorkers
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.stop()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it is reached; only the process id changes."""
+        return self._workers.endpoints[0]
+
+    def start(self) -> None:
+        """Start it, at the port that it had before."""
+        self._starts += 1
+        directory = self._directory / f"{self.worker_id}-{self._starts}"
+        directory.mkdir()
+        flags = [f"--listen=127.0.0.1:{self._port}", *self._flags]
+        self._workers = LocalWorkers(1, TOPOLOGY, directory=directory, flags=flags)
+        self._workers.start()
+        self._port = int(self.endpoint.address.rpartition(":")[2])
+
+    def wait_ready(self) -> None:
+        """Wait until it has its assignment and its connections."""
+        with ControlClient(self.endpoint.address) as control:
+            control.wait_ready(_READY_SECONDS)
+
+    def end(self) -> tuple[int, LedgerSnapshot]:
+        """End it by SIGTERM; return the exit code (-9: it had to be killed) and the balance it printed."""
+        log = self._workers.log_of(0)
+        (code,) = self._workers.stop()
+        return code, drained_ledger(log)
+
+    def restart(self) -> Restart:
+        """End it by SIGTERM, start it again, and wait until it is ready."""
+        started = time.monotonic()
+        code, ledger = self.end()
+        ended = time.monotonic()
+        self.start()
+        self.wait_ready()
+        return Restart(self.worker_id, code, ledger, ended - started, time.monotonic() - ended)

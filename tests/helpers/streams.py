@@ -1,0 +1,213 @@
+"""Programs beside a test: a producer and a consumer of numbered messages, each in a process of its own.
+
+A payload begins with its number, counted from 0 per (source, task). So a consumer sees every loss, double and
+disorder at once, and remembers nothing but the next number.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from helpers.program import Threads, serve
+from tuplewire import Client, TaskGroup, TaskMessageBatch
+from tuplewire.errors import BufferFullError, UnreachableError
+from tuplewire.session.ledger import LedgerSnapshot
+
+NUMBER_BYTES = 8
+_WAIT_SECONDS = 0.25
+_FLUSH_SECONDS = 60.0
+_MOST_PROBLEMS = 20
+
+Stream = tuple[int, int]
+"""A source task and the task that it sends to."""
+Routes = Sequence[tuple[str, int]]
+"""Workers' addresses, each with the source task that sends there."""
+
+
+def numbered_group(task: int, source: int, first: int, count: int, size: int = NUMBER_BYTES) -> TaskGroup:
+    """Return messages of so many bytes to a task, numbered from `first` on."""
+    lengths = array("I", [size]) * count
+    filler = bytes(size - NUMBER_BYTES)
+    data = b"".join(
+        [number.to_bytes(NUMBER_BYTES, "little") + filler for number in range(first, first + count)]
+    )
+    return TaskGroup(task, source, lengths.tobytes(), data)
+
+
+class Sequences:
+    """What a consumer has seen of each stream; takes groups as numbered_group makes them."""
+
+    def __init__(self) -> None:
+        self.next: dict[Stream, int] = {}
+        """The number that comes next, which is how many have come."""
+        self.problems: list[str] = []
+        """What was lost, doubled or out of order, in words; the first few."""
+
+    def take(self, group: TaskGroup) -> None:
+        """Look at a group's numbers."""
+        stream = (-1 if group.source is None else group.source, group.task)
+        first, count = self.next.get(stream, 0), len(group)
+        size = len(group.data) // count
+        numbers = [number for (number,) in struct.iter_unpack(f"<Q{size - NUMBER_BYTES}x", group.data)]
+        if numbers != list(range(first, first + count)) and len(self.problems) < _MOST_PROBLEMS:
+            came = next(
+                pair for pair in zip(numbers, range(first, first + count), strict=True) if pair[0] != pair[1]
+            )
+            mark = " (marked as redelivered)" if group.redelivered else ""
+            self.problems.append(
+                f"source {stream[0]} to task {stream[1]}: {came[0]} came, not {came[1]}{mark}"
+            )
+        self.next[stream] = numbers[-1] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What a producer has done so far."""
+
+    sent: dict[Stream, int]
+    """How many messages `send` has returned from."""
+    refused: int
+    """How many it would not take, for want of room."""
+    ledgers: dict[int, LedgerSnapshot] = field(default_factory=dict)
+    """The balance of each source's client."""
+    connections: dict[int, int] = field(default_factory=dict)
+    """How often each has connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What a consumer has seen so far."""
+
+    received: dict[Stream, int]
+    problems: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a producer sends, to each of its tasks alike.
+
+    batch: messages per task that are handed over at a time, of `size` bytes. pause: seconds between batches.
+    try_send: never wait for room. waits: connect, and wait for `go`. settings: those of the Client.
+    """
+
+    tasks: Sequence[int]
+    batch: int
+    size: int = 100
+    pause: float = 0.0
+    try_send: bool = False
+    waits: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> None:
+    """Be a process that sends to all tasks, over each route from a thread and with a client of its own.
+
+    Answers with what was sent so far: `progress`; `go`: begin, where the load waits for that; `finish`: stop, and
+    wait until everything is acknowledged.
+    """
+    tasks = load.tasks
+    going = threading.Event()
+    if not load.waits:
+        going.set()
+    threads = Threads()
+    clients = {
+        source: Client(address, topology=topology, source=source, **load.settings)
+        for address, source in routes
+    }
+    sent = {(source, task): 0 for source in clients for task in tasks}
+    refused = dict.fromkeys(clients, 0)
+
+    def taken(client: Client, messages: TaskMessageBatch) -> bool:
+        if load.try_send:
+            return client.try_send(messages)
+        try:
+            client.send(messages, timeout=_WAIT_SECONDS)
+        except BufferFullError:
+            return False
+        return True
+
+    def send(source: int) -> None:
+        count = 0
+        clients[source].send([])  # connects
+        while not threads.stop.is_set():
+            if not going.wait(_WAIT_SECONDS):
+                continue
+            messages = TaskMessageBatch.from_groups(
+                [numbered_group(task, source, count, load.batch, load.size) for task in tasks]
+            )
+            while not taken(clients[source], messages):
+                refused[source] += len(messages)
+                if threads.stop.is_set():
+                    return
+            count += load.batch
+            sent.update(dict.fromkeys(((source, task) for task in tasks), count))
+            if load.pause:
+                threads.stop.wait(load.pause)
+
+    def progress() -> Produced:
+        senders = {source: each._sender for source, each in clients.items()}
+        return Produced(
+            dict(sent),
+            sum(refused.values()),
+            {source: each.ledger() for source, each in clients.items()},
+            {source: each.counts.connections for source, each in senders.items() if each is not None},
+        )
+
+    def go() -> Produced:
+        going.set()
+        return progress()
+
+    def finish() -> Produced:
+        threads.end()
+        for client in clients.values():
+            client.flush(_FLUSH_SECONDS)
+        return progress()
+
+    for source in clients:
+        threads.start(send, source)
+    serve(pipe, {"progress": progress, "go": go, "finish": finish}, threads.errors)
+    threads.end()
+    for client in clients.values():
+        client.close(0)
+
+
+def consumer(pipe: Connection, topology: str, subscriptions: Sequence[tuple[str, Sequence[int]]]) -> None:
+    """Be a process that receives from (address, tasks), each with a client of its own, through any silence.
+
+    Answers `progress` with what it has seen so far, and with `finish` when it has stopped.
+    """
+    threads = Threads()
+    sequences = [Sequences() for _ in subscriptions]
+
+    def receive(address: str, tasks: Sequence[int], seen: Sequences) -> None:
+        with (
+            Client(address, topology=topology) as client,
+            client.recv(tasks, timeout=_WAIT_SECONDS) as batches,
+        ):
+            while not threads.stop.is_set():
+                try:
+                    batch = next(batches)
+                except (TimeoutError, UnreachableError):
+                    continue
+                for group in batch.groups:
+                    seen.take(group)
+            batches.acknowledge()
+
+    def progress() -> Consumed:
+        received = {stream: count for seen in sequences for stream, count in list(seen.next.items())}
+        return Consumed(received, [problem for seen in sequences for problem in seen.problems])
+
+    def finish() -> Consumed:
+        threads.end()
+        return progress()
+
+    for (address, tasks), seen in zip(subscriptions, sequences, strict=True):
+        threads.start(receive, address, tasks, seen)
+    serve(pipe, {"progress": progress, "finish": finish}, threads.errors)
+    threads.end()
