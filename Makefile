@@ -80,6 +80,14 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 chaos: $(VENV)/.dev ## Random faults against real processes: SEED=7 MINUTES=2, ARGS=--help
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.dev ## Attack a worker with hostile input; SEED=n MINUTES=m (default 3)
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.dev ## Restart three workers in turn under full load; RESTARTS=n (default 100)
+	PYTHONPATH=tests $(BIN)/python -m soak $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
+
 # The lower bounds of pyproject.toml, read from there; the other checks use the newest versions.
 OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)
 

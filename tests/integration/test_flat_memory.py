@@ -1,0 +1,93 @@
+"""A consumer that has stopped for good, a producer at full speed: nobody's memory grows beyond its bound."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.memory import MIB, rss
+from helpers.program import Program
+from helpers.streams import Load, Produced, producer
+from helpers.topology import TOPOLOGY, Pair, ledger, pair_of_workers
+
+from tuplewire import Client
+from tuplewire_service.testing import eventually
+
+BOUND_BYTES = 64 * MIB
+"""Of what the producer holds, and of the task's receive queue."""
+MOST_BYTES = BOUND_BYTES * 6 // 5
+FLAT_BYTES = BOUND_BYTES // 20
+"""What counts as no growth once everything is full."""
+SIZE = 1000
+MANY = 1_000_000
+"""A bound in messages that is out of reach."""
+ATTEMPTS = 5_000_000
+"""Messages that the producer tries to hand over while everything is full."""
+SOURCE = 7
+
+
+class Watch:
+    """The memory of some processes, against what it was at the start."""
+
+    def __init__(self, **process_ids: int) -> None:
+        self._process_ids = process_ids
+        self._before = {name: rss(process_id) for name, process_id in process_ids.items()}
+
+    def growth(self) -> dict[str, int]:
+        """By how many bytes each has grown."""
+        return {name: rss(process_id) - self._before[name] for name, process_id in self._process_ids.items()}
+
+
+def _produced(producing: Program) -> Produced:
+    produced: Produced = producing.ask("progress")
+    return produced
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fail", "try_send"])
+def test_memory_is_flat_with_a_stopped_consumer(how: str) -> None:
+    """Producer and both workers grow by at most their bound and a fifth, and then no more."""
+    settings = {
+        "overflow": "fail" if how == "fail" else "block",
+        "max_pending_bytes": BOUND_BYTES,
+        "max_pending_messages": MANY,
+        "max_pending_task_messages": MANY,
+    }
+    queues = (f"--receive-queue-bytes={BOUND_BYTES}", f"--receive-queue-messages={MANY}")
+    with pair_of_workers(*queues) as pair:
+        task = pair.far_task()
+        load = Load([task], batch=100, size=SIZE, try_send=how == "try_send", waits=True, settings=settings)
+        with (
+            Client(pair.far.address, topology=TOPOLOGY, prefetch_bytes=MIB) as consumer,
+            consumer.recv([task], timeout=20) as subscription,
+            Program(producer, TOPOLOGY, [(pair.near.address, SOURCE)], load) as producing,
+        ):
+            eventually(
+                lambda: _produced(producing).connections == {SOURCE: 1}, 30, "the producer is connected"
+            )
+            watch = Watch(producer=producing.process_id, near=pair.near.process_id, far=pair.far.process_id)
+            producing.ask("go")
+            next(subscription)  # and this was all that it ever took
+            _fills_up(pair, producing)
+            full, peak = watch.growth(), watch.growth()
+            attempts = _produced(producing).refused
+            while _produced(producing).refused < attempts + ATTEMPTS:
+                peak = {name: max(peak[name], now) for name, now in watch.growth().items()}
+            assert all(growth <= MOST_BYTES for growth in peak.values()), peak
+            assert all(peak[name] - full[name] <= FLAT_BYTES for name in peak), (full, peak)
+            assert _produced(producing).ledgers[SOURCE].balanced
+
+
+def _fills_up(pair: Pair, producing: Program) -> None:
+    """Wait until the producer and the far worker hold what they may, or nearly, and no more comes."""
+
+    def full() -> bool:
+        pending = _produced(producing).ledgers[SOURCE].pending, ledger(pair.far).pending
+        return all(count * SIZE >= 0.9 * BOUND_BYTES for count in pending)
+
+    eventually(full, 60, "everything full")
+    seen: list[int] = []
+
+    def still() -> bool:
+        seen.append(sum(_produced(producing).sent.values()))
+        return seen[-5:] == seen[-1:] * 5
+
+    eventually(still, 60, "nothing more is taken")

@@ -1,0 +1,1 @@
+"""Long runs: workers under full load that are restarted again and again."""
