@@ -108,8 +108,8 @@ class Load:
 def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> None:
     """Be a process that sends to all tasks, over each route from a thread and with a client of its own.
 
-    Answers with what was sent so far: `progress`; `go`: begin, where the load waits for that; `finish`: stop, and
-    wait until everything is acknowledged.
+    Answers with what was sent so far. `go`: begin, where the load waits for that. `finish`: stop, and wait
+    until everything is acknowledged.
     """
     tasks = load.tasks
     going = threading.Event()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from soak.rolling import WORKERS, rolling_restart
 
 
 @pytest.mark.slow
 def test_rolling_restart_under_load_loses_nothing(tmp_path: Path) -> None:
-    """Each worker of three is restarted under full load: all arrives once, in order, and every balance is clean."""
+    """Three workers are restarted in turn: all arrives once, in order, and every balance is clean."""
     restarts = []
     account = rolling_restart(tmp_path, WORKERS, 10.0, lambda _, restart: restarts.append(restart))
     assert account.faults == []

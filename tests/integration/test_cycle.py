@@ -1,0 +1,121 @@
+"""Two slow tasks that send to each other, with next to no room: progress, or a clear error; never a hang."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+from helpers.topology import TOPOLOGY, Pair, pair_of_workers
+
+from tuplewire import Client, TaskGroup, TaskMessageBatch
+from tuplewire.errors import BufferFullError
+from tuplewire_service.testing import eventually
+
+ROOM = 64
+"""Messages: of a task's queue, and of what each client may have pending."""
+TIGHT: dict[str, Any] = {"max_pending_messages": ROOM, "max_pending_task_messages": ROOM}
+SLOW_SECONDS = 0.002
+"""What a task takes for a batch."""
+_MESSAGE = struct.Struct("<II")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Run two workers with tiny queues."""
+    with pair_of_workers(f"--receive-queue-messages={ROOM}") as pair:
+        yield pair
+
+
+def messages(task: int, numbers_and_hops: list[tuple[int, int]]) -> TaskMessageBatch:
+    """Return a message for each number and how many hops it still has to make."""
+    return TaskMessageBatch.from_groups(
+        [TaskGroup.of(task, [_MESSAGE.pack(*each) for each in numbers_and_hops])]
+    )
+
+
+class Task:
+    """A task in a thread of its own: each message that it gets makes it send one to the other task."""
+
+    def __init__(self, address: str, task: int, other: int) -> None:
+        self.finished: list[int] = []
+        """The numbers of messages that have made all their hops."""
+        self.given_up: list[int] = []
+        """The numbers of messages for which there was no room."""
+        self.errors: list[BufferFullError] = []
+        self._client = Client(address, topology=TOPOLOGY, **TIGHT)
+        self._batches = self._client.recv([task], timeout=0.2)
+        self._other = other
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"task {task}")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                batch = next(self._batches)
+            except TimeoutError:
+                continue
+            self._stop.wait(SLOW_SECONDS)
+            came = [_MESSAGE.unpack(message.message) for message in batch]
+            self.finished += [number for number, hops in came if not hops]
+            onward = [(number, hops - 1) for number, hops in came if hops]
+            for start in range(0, len(onward), ROOM // 4):
+                self._pass_on(onward[start : start + ROOM // 4])
+
+    def _pass_on(self, onward: list[tuple[int, int]]) -> None:
+        try:
+            self._client.send(messages(self._other, onward), timeout=1)
+        except BufferFullError as error:
+            self.errors.append(error)
+            self.given_up += [number for number, _ in onward]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "a task hangs"
+        self._client.close(10)
+        assert self._client.ledger().balanced
+
+
+def test_cycle_that_has_room_makes_progress(pair: Pair) -> None:
+    """What circulates fits: every message makes all its hops, once, and nobody is refused."""
+    a, b = pair.near_task(), pair.far_task()
+    with (
+        Task(pair.near.address, a, b) as near,
+        Task(pair.far.address, b, a) as far,
+        Client(pair.near.address, topology=TOPOLOGY) as seeding,
+    ):
+        seeding.send(messages(a, [(number, 100) for number in range(ROOM // 2)]))
+        eventually(lambda: len(near.finished) == ROOM // 2, 60, "all hops made")
+        assert sorted(near.finished) == list(range(ROOM // 2))
+        assert near.errors + far.errors == []
+
+
+def test_cycle_without_room_gets_an_error_and_goes_on(pair: Pair) -> None:
+    """When more is put in than fits, a send says so; what its task then gives up makes room for the rest."""
+    a, b = pair.near_task(), pair.far_task()
+    seeded = 0
+    with (
+        Task(pair.near.address, a, b) as near,
+        Task(pair.far.address, b, a) as far,
+        Client(pair.near.address, topology=TOPOLOGY, **TIGHT) as seeding,
+    ):
+
+        def overfilled() -> bool:
+            nonlocal seeded
+            if seeding.try_send(messages(a, [(number, 100) for number in range(seeded, seeded + 10)])):
+                seeded += 10
+            return bool(near.errors or far.errors)
+
+        eventually(overfilled, 60, "an error for want of room")
+        assert "no room for 1 s" in str((near.errors + far.errors)[0])
+        ended = (near.finished, near.given_up, far.finished, far.given_up)
+        eventually(lambda: sum(map(len, ended)) == seeded, 90, "all finished or given up")
+        assert sorted(number for each in ended for number in each) == list(range(seeded))
+        assert near.finished
