@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.restartable import drained_ledger
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -33,6 +33,7 @@ from helpers.traffic import Feeder, Reader, client_of
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.control import ControlClient
 from tuplewire.errors import BufferFullError, RefusedMessagesError
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.proxy import FaultProxy
@@ -482,13 +483,6 @@ def test_task_that_moves_takes_its_queue_along(tmp_path: Path) -> None:
 # --- drain -----------------------------------------------------------------------------------------------
 
 
-def _drained(log: Path) -> dict[str, int]:
-    """Return the balance that a worker printed when it ended."""
-    (line,) = re.findall(r'worker\.drained.*ledger="([^"]*)"', log.read_text(encoding="utf-8"))
-    assert "!=" not in line
-    return {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", line)}
-
-
 @pytest.mark.parametrize("how", ["signal", "call"])
 def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
     """A worker that drains under traffic exits with 0 and has passed on everything that it acknowledged."""
@@ -514,12 +508,7 @@ def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
             sender.close(0)
             assert numbers(reader.got) == list(range(taken))
             assert sender.ledger().accepted == taken + sender.ledger().dropped["closed"]
-        assert _drained(workers.log_of(0)) == {
-            "accepted": taken,
-            "acknowledged": taken,
-            "dropped": 0,
-            "pending": 0,
-        }
+        assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(taken, taken, {}, 0)
         assert workers.stop() == [0, 0]
 
 
@@ -539,7 +528,7 @@ def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
                 assert numbers(first + rest) == list(range(1000))
                 subscription.acknowledge()
                 eventually(lambda: "worker.drained" in log.read_text(), 5, "drained")
-    assert _drained(log)["acknowledged"] == 1000
+    assert drained_ledger(log).acknowledged == 1000
 
 
 def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
@@ -550,9 +539,4 @@ def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
             client.send(numbered(0, range(70)))
             client.flush(10)
         assert workers.stop() == [0]
-        assert _drained(workers.log_of(0)) == {
-            "accepted": 70,
-            "acknowledged": 0,
-            "shutdown": 70,
-            "pending": 0,
-        }
+        assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(70, 0, {"shutdown": 70}, 0)

@@ -62,6 +62,11 @@ class AdminServer:
         """Where Prometheus finds the metrics."""
         return f"http://{self.address}/metrics"
 
+    def await_scrape(self, timeout: float) -> None:
+        """Wait until somebody has scraped what the metrics say from now on; at most so many seconds."""
+        self._server.scraped = threading.Event()
+        self._server.scraped.wait(timeout)
+
     def close(self) -> None:
         """Stop listening and cut off what is under way."""
         self._server.shutdown()
@@ -80,6 +85,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         self, address: tuple[str, int], registry: CollectorRegistry, live: Probe, ready: Probe
     ) -> None:
         self.registry, self.live, self.ready = registry, live, ready
+        self.scraped = threading.Event()
         self._open: set[socket.socket] = set()
         self._open_lock = threading.Lock()
         (self.address_family, _, _, _, bound) = socket.getaddrinfo(
@@ -145,6 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _metrics(self) -> None:
         encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        scraped = self.server.scraped
         try:
             body = encode(self.server.registry)
         except Exception:
@@ -152,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "the scrape failed; the log says why\n")
             return
         self._answer(HTTPStatus.OK, body, content_type)
+        scraped.set()
 
     def _probe(self, word: str, probe: Probe) -> None:
         trouble = probe()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tuplewire
 from tuplewire.errors import TuplewireError
+from tuplewire.session.ledger import DropReason
 from tuplewire_service.server import logs
 from tuplewire_service.server.admin import AdminServer
 from tuplewire_service.server.config import WorkerConfig
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 4.0
 """With the drain's default deadline under 30 seconds, Kubernetes' and Spark's grace period."""
+_LAST_SCRAPE_SECONDS = 1.0
+"""What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
 _WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - recognised here, not bound
 
 
@@ -87,7 +90,14 @@ def _serve(config: WorkerConfig, stop: Stop) -> int:
         logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
         watchdog.arm(deadline + _CLOSE_SECONDS)
         ledger = plane.drain(deadline)
-        logger.info("worker.drained", extra={"ledger": str(ledger), "balanced": ledger.balanced})
+        left = ledger.dropped[DropReason.SHUTDOWN]
+        logger.log(
+            logging.WARNING if left else logging.INFO,
+            "worker.drained",
+            extra={"ledger": str(ledger), "balanced": ledger.balanced},
+        )
+        if left:
+            admin.await_scrape(_LAST_SCRAPE_SECONDS)
     defect = stop.failure()
     code = request.exit_code or (defect.exit_code if defect else 0)
     logger.info("worker.stopped", extra={"exit_code": code})

@@ -366,6 +366,10 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         for each in settled:
             if each.dropped is None:
                 ledger.acknowledged += each.messages
+            elif (
+                each.dropped is DropReason.CLOSED
+            ):  # a connection that closes for another reason hands it back
+                ledger.dropped[DropReason.SHUTDOWN] += each.messages
             else:
                 ledger.dropped[each.dropped] += each.messages
         self._activity.set()
