@@ -28,6 +28,7 @@ from tuplewire.errors import (
     RefusedError,
     TuplewireError,
     UnreachableError,
+    refused,
 )
 from tuplewire.loop import watched
 from tuplewire.session.backoff import Backoff
@@ -36,6 +37,7 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import code_name
 
 logger = logging.getLogger(__name__)
 
@@ -259,6 +261,8 @@ class Receiver:
                     with self._lock:
                         self._window.repeat()
                     self._progress.set()
+                elif response.HasField("ended"):
+                    raise refused(code_name(response.ended.code), response.ended.detail)
                 continue
             deliveries = map(
                 Delivery, [group.first_sequence for group in response.groups], groups_of(response)

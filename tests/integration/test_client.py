@@ -345,6 +345,20 @@ def test_newer_subscriber_takes_the_task_over(pair: Pair) -> None:
             eventually(lambda: _superseded(first), 10)
 
 
+@pytest.mark.slow
+def test_an_older_subscriber_is_always_told(pair: Pair) -> None:
+    """Though it acknowledges at that very moment: else it would come again, and take the task back."""
+    with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
+        for _ in range(100):
+            task = pair.near_task()
+            older.send(numbered(task, range(20)))
+            with older.recv([task], timeout=10) as first:
+                next(first)
+                with newer.recv([task], timeout=10) as second:
+                    collect(second, 20 - acknowledged(pair.near, task))
+                    eventually(lambda first=first: _superseded(first), 10)  # type: ignore[misc]
+
+
 def _superseded(subscription: Subscription) -> bool:
     """Ask a subscription for more; what had arrived before it was told may still come."""
     try:

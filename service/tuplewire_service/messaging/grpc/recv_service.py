@@ -15,6 +15,7 @@ from tuplewire.errors import (
     DrainingError,
     MalformedError,
     ProtocolVersionError,
+    RefusedError,
     TuplewireError,
     WrongTopologyError,
 )
@@ -24,7 +25,13 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.session.probe import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.grpc.refuse import check_id, code_of, finish_writing, refuse
+from tuplewire_service.messaging.grpc.refuse import (
+    MAX_DETAIL_LENGTH,
+    check_id,
+    code_of,
+    finish_writing,
+    refuse,
+)
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 
@@ -155,8 +162,9 @@ class RecvService:
                 sequence += 1
                 await context.write(_frame(sequence, deliveries))
                 continue
-            if subscription.ended is not None:
-                raise subscription.ended
+            if (error := subscription.ended) is not None:
+                await context.write(_ended(error).SerializeToString())
+                raise error
             await wake.wait()
 
 
@@ -204,6 +212,11 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
             tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
         )
     )
+
+
+def _ended(error: RefusedError) -> pb.RecvResponse:
+    detail = str(error)[:MAX_DETAIL_LENGTH]
+    return pb.RecvResponse(ended=pb.Ended(code=f"ERROR_CODE_{error.code}", detail=detail))
 
 
 def _frame(sequence: int, deliveries: list[Delivery]) -> bytes:

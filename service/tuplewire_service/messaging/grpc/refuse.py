@@ -21,7 +21,7 @@ from tuplewire.errors import (
 
 MAX_ID_LENGTH = 256
 _LAST_WRITE_SECONDS = 1.0
-_MAX_DETAIL_LENGTH = 500
+MAX_DETAIL_LENGTH = 500
 """Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
 
 
@@ -59,5 +59,5 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireEr
         status = grpc.StatusCode.UNAVAILABLE
     elif isinstance(error, ResourceLimitError):
         status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    await context.abort(status, str(error)[:_MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
+    await context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
     raise AssertionError  # abort raises; this tells the type checker
