@@ -109,6 +109,7 @@ class Sender:
         self._followed: set[int] = set()
         self._follow_told = True
         self._probing = False
+        self._asking = False
         self._silence = ProbeTimer(0.0)
         self._closing = False
         self._leaving = False
@@ -138,7 +139,7 @@ class Sender:
         """
         patience = self._settings.patience(timeout)
         with self._lock:
-            if not self._moved.wait_for(lambda: self._offer(groups, None), patience):
+            if not self._moved.wait_for(lambda: self._offer(groups), patience):
                 raise self._full(patience)
 
     async def sent(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
@@ -185,11 +186,13 @@ class Sender:
         for which the session has ended.
         """
         with self._lock:
+            self._ask()
             done = self._moved.wait_for(lambda: not self._window.messages or self._error is not None, timeout)
             self._raise_flush(done=done, timeout=timeout)
 
     async def flushed(self, timeout: float | None = None) -> None:
         """Do the same as wait_flushed, on the loop."""
+        self._ask()
         try:
             async with asyncio.timeout(timeout):
                 while self.pending_messages and self._error is None:
@@ -198,6 +201,12 @@ class Sender:
             pass
         with self._lock:
             self._raise_flush(done=not self._window.messages or self._error is not None, timeout=timeout)
+
+    def _ask(self) -> None:
+        """Let the receiver acknowledge at once what it has: somebody waits for it here."""
+        if self._window.messages:
+            self._asking = True
+            self._loop.call_soon_threadsafe(self._wake.set)
 
     def _raise_flush(self, *, done: bool, timeout: float | None) -> None:
         refusals, self._refusals = self._refusals, []
@@ -279,6 +288,7 @@ class Sender:
             self._closing = True
         if self._error is None:
             with contextlib.suppress(TimeoutError):
+                self._ask()
                 async with asyncio.timeout(timeout):
                     while self._window.messages and self._error is None:
                         await self.changed()
@@ -460,6 +470,10 @@ class Sender:
             if follow:
                 await call.write(pb.SendRequest(follow=pb.Follow(tasks=follow)).SerializeToString())
             if frame is None:
+                if self._asking:
+                    self._asking = False
+                    await call.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
+                    continue
                 if self._leaving:
                     await call.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
                     await call.done_writing()

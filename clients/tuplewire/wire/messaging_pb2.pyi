@@ -181,10 +181,12 @@ class Ack(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("acknowledged",)
+    __slots__ = ("acknowledged", "brief")
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    BRIEF_FIELD_NUMBER: _ClassVar[int]
     acknowledged: int
-    def __init__(self, acknowledged: _Optional[int] = ...) -> None: ...
+    brief: bool
+    def __init__(self, acknowledged: _Optional[int] = ..., brief: bool = ...) -> None: ...
 
 class TaskLoad(_message.Message):
     __slots__ = ("task", "load")

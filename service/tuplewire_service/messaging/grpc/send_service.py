@@ -279,7 +279,7 @@ class SendService:
             request = decode_send_request(data)
             if isinstance(request, OpaqueFrame):
                 self._frame(session, request)
-                stream.wake.set()
+                stream.frame_taken()
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
@@ -291,7 +291,8 @@ class SendService:
                 session.state.credit.follow(request.follow.tasks)
                 stream.wake.set()
             if kind == "probe":
-                session.state.probe(request.probe.acknowledged)
+                if not request.probe.brief:
+                    session.state.probe(request.probe.acknowledged)
                 stream.wake.set()
             if kind in {None, "hello"}:
                 raise MalformedError(f"a request of kind {kind} within a stream")
@@ -349,6 +350,7 @@ class SendService:
         while not finished:
             await stream.wake.wait()
             stream.wake.clear()
+            stream.untold = 0
             finished = stream.finished.is_set() and not self._lingers(session, stream)
             notices, stream.notices = stream.notices, {}
             for notice in notices.values():

@@ -18,6 +18,10 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import via_of
 
 CLIENT_SOURCE = "client"
+_ACK_FRAMES = 4
+"""So many frames are acknowledged together: half of what a sender may have on the way."""
+_ACK_SECONDS = 0.005
+"""Fewer are after so long, or when the sender asks."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -89,6 +93,10 @@ class Stream:
         self.wake = asyncio.Event()
         self.notices: dict[str, pb.SendResponse] = {}
         """What to write besides acknowledgements, the latest of each kind: a peer may never read."""
+        self.untold = 0
+        """Frames that were taken since the last acknowledgement."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
         self.task = asyncio.current_task()
         self.waiting: asyncio.Task[Any] | None = None
         """The task while it may be interrupted: a write must not be, see finish_writing."""
@@ -102,6 +110,19 @@ class Stream:
     def is_refused(self, *, workers: bool) -> bool:
         """Whether a drain ends this stream: a program's, or any worker's that is not about to go itself."""
         return not self.worker or (workers and not self.last)
+
+    def frame_taken(self) -> None:
+        """Acknowledge a frame soon: with others, since an acknowledgement costs as much as a frame."""
+        self.untold += 1
+        if self.untold >= _ACK_FRAMES:
+            self.wake.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(_ACK_SECONDS, self._time_passed)
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        if self.untold:
+            self.wake.set()
 
     def notify(self, notice: pb.SendResponse) -> None:
         """Write this soon, in place of an earlier one of its kind."""
