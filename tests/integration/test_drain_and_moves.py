@@ -128,3 +128,31 @@ def test_two_workers_that_drain_at_once_take_what_the_other_still_has(tmp_path: 
             assert numbers(reader.got) == list(range(1000))
         for each in (a, b):
             eventually(lambda each=each: has_ended(each), 15, "drained")  # type: ignore[misc]
+
+
+def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
+    """What the draining worker has sent for it comes back, though nothing was moving when the drain began."""
+    with (
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", "--drain-seconds=20", directory=tmp_path) as b,
+    ):
+        for each in (a, b):
+            assign(each, 1, {("a", a.address): [1], ("b", b.address): [2]})
+        ready(a, b)
+        with client_of(a.address) as near, client_of(b.address) as sender, client_of(b.address) as consumer:
+            near.send(numbered(2, range(10)))  # so that a's stream to b stays open through the drain
+            near.flush(10)
+            eventually(lambda: queued(b, 2) == 10)
+            sender.send(numbered(1, range(10)))
+            sender.flush(10)
+            os.kill(b.process_id, signal.SIGTERM)
+            log = tmp_path / "a-0" / "worker-0.log"
+            eventually(lambda: "peer.draining" in log.read_text(), 5, "b takes nothing new")
+            for each in (a, b):
+                assign(each, 2, {("a", a.address): [], ("b", b.address): [1, 2]})
+            with consumer.recv([1], timeout=10) as subscription:
+                assert numbers(collect(subscription, 10)) == list(range(10))
+            with consumer.recv([2], timeout=10) as subscription:
+                assert numbers(collect(subscription, 10)) == list(range(10))
+                eventually(lambda: has_ended(b), 15, "drained")
+        eventually(lambda: ledger(a).pending == 0)

@@ -148,17 +148,23 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         """Finish and stop: take nothing new, deliver and pass on what is held, close; return the balance.
 
         Moves come first, for at most half of the time: what waits here for them may wait for messages that
-        other workers have for us, and who comes in our place knows of no move.
+        other workers have for us, and who comes in our place knows of no move. That holds for those that
+        begin meanwhile, too.
 
         What nobody has taken by the deadline is counted as dropped{shutdown}. Its senders are not told that
         it is done with: those that keep it (mode `processed`) send it again to whoever takes our place.
         """
         now = time.monotonic()
         deadline = now + deadline_seconds
+        moves_deadline = now + deadline_seconds / 2
         self._enter(WorkerState.DRAINING)
-        await self._stop_intake(workers=False)
-        await self._until(lambda: not self._moves, now + deadline_seconds / 2)
-        await self._stop_intake(workers=True)
+        while True:
+            await self._stop_intake(workers=False)
+            await self._until(lambda: not self._moves, moves_deadline)
+            await self._stop_intake(workers=True)
+            await self._until(lambda: bool(self._moves) or not self._held_messages(), moves_deadline)
+            if not self._moves or time.monotonic() >= moves_deadline:
+                break
         await self._until(lambda: not self._moves and not self._held_messages(), deadline)
         self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
@@ -223,6 +229,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._begin_moves(before, self._queues.assign(local))
         self._refresh()
         self._end_moves()
+        self._activity.set()
         logger.info(
             "assignment.changed",
             extra={"version": assignment.version, "local_tasks": len(local), "peers": len(others)},
@@ -311,6 +318,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         owner = self._transfer.owner_of.get(task)
         if owner is not None:
             self._wait_for(owner.peer, [task], now)
+        self._activity.set()
 
     def _wait_for(self, peer: Peer, tasks: Sequence[int], now: float) -> None:
         """Hold what comes for these tasks until a worker is done with all that it was sent for them."""

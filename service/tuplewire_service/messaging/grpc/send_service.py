@@ -99,10 +99,14 @@ class SendService:
         The senders end the streams themselves: they stop writing, and read until the last acknowledgement. A
         stream that this side breaks off may lose that one, and its sender would send again what has arrived.
         Where the sender waits until its messages are processed, that goes on until end().
+
+        workers: when False after True, workers may come again.
         """
         self.draining = True
         self._refuses_workers = workers
         streams = [stream for stream in self._streams if stream.is_refused(workers=workers)]
+        for stream in self._streams:
+            stream.wake.set()  # whoever lingers may have to come again
         for stream in streams:
             stream.notify(pb.SendResponse(drain=pb.Drain()))
         with contextlib.suppress(TimeoutError):
@@ -362,5 +366,7 @@ class SendService:
 
     def _lingers(self, session: Session, stream: Stream) -> bool:
         """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
-        ending = self._ending or stream.ending is not None
-        return self.draining and not ending and session.origin.eager and not session.state.credit.idle
+        if self._ending or stream.ending is not None or not self.draining:
+            return False
+        dismissed = stream.is_refused(workers=self._refuses_workers)
+        return dismissed and session.origin.eager and not session.state.credit.idle
