@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chaos.journal import Journal
@@ -27,7 +27,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_SECONDS = 15
+_DRAIN_SECONDS = 30
 _STATUS_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _DRAINED = re.compile(r'worker\.drained ledger="([^"]*)"')
@@ -63,8 +63,8 @@ class WorkerSlot:
                 f"--listen={self._address}",
                 f"--listen-unix={self._directory / self.name}.sock",
                 f"--assignment-file={self.assignment_file}",
-                f"--drain-seconds={_DRAIN_SECONDS}",
             ],
+            drain_seconds=_DRAIN_SECONDS,
         )
         workers.start()
         self._process = workers
@@ -106,7 +106,7 @@ class Cluster:
         self._journal = journal
         self._version = 0
         self._owners = {task: WORKERS[index % len(WORKERS)] for index, task in enumerate(TASKS)}
-        self._moving = threading.Lock()
+        self._publishing = threading.Lock()
         for task, worker in self._owners.items():
             journal.write("owns", task=task, worker=worker)
         try:
@@ -158,34 +158,36 @@ class Cluster:
     def move(
         self,
         task: int,
-        to: str,
+        ways: Sequence[str],
         address: Callable[[str, str], str],
         chance: random.Random,
         stop: threading.Event,
-    ) -> bool:
-        """Move a task and wait until the move is over everywhere; False when it is there already.
-
-        One task moves at a time, and none again before its move is over.
-        """
-        with self._moving:
-            before = self._owners[task]
-            if before == to:
-                return False
-            self._journal.write("owns", task=task, worker=to)
-            self._owners[task] = to
-            self.publish(address, chance.sample(WORKERS, len(WORKERS)))
-            while not self._settled() and not stop.wait(_POLL_SECONDS):
-                pass
-            if self._settled():
-                self._journal.write("left", task=task, worker=before)
-        return True
+    ) -> None:
+        """Move a task to one worker right after the other, and wait until every move is over."""
+        for to in ways:
+            with self._publishing:
+                if self._owners[task] != to:
+                    self._journal.write("owns", task=task, worker=to)
+                    self._owners[task] = to
+                    self.publish(address, chance.sample(WORKERS, len(WORKERS)))
+        while not self._settled() and not stop.wait(_POLL_SECONDS):
+            pass
 
     def _settled(self) -> bool:
-        """Whether every worker knows the assignment and no task is moving."""
-        return all(
-            status is not None and status.assignment_version == self._version and not status.moving_tasks
+        """Whether every worker knows the assignment and no task is moving; notes it if so."""
+        version = self._version
+        if not all(
+            status is not None and status.assignment_version == version and not status.moving_tasks
             for status in self.statuses().values()
-        )
+        ):
+            return False
+        with self._publishing:
+            if self._version == version:
+                for task, owner in self._owners.items():
+                    for worker in WORKERS:
+                        if worker != owner:
+                            self._journal.write("left", task=task, worker=worker)
+        return True
 
     def statuses(self) -> dict[str, control_pb2.GetStatusResponse | None]:
         """Return the status of each worker, None where it does not answer."""

@@ -115,4 +115,5 @@ def _draw(chance: random.Random, at: float, kind: Kind) -> Fault:
         case Kind.RESTART_WORKER:
             return Fault(at, kind, chance.choice(WORKERS))
         case Kind.MOVE:
-            return Fault(at, kind, f"task {chance.choice(TASKS)}", value=f"to {chance.choice(WORKERS)}")
+            workers = chance.sample(WORKERS, chance.choice((1, 1, 2, 3)))
+            return Fault(at, kind, f"task {chance.choice(TASKS)}", value=f"to {' and to '.join(workers)}")

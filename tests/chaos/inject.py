@@ -44,7 +44,6 @@ class Injector:
         self._chance = random.Random(seed)
         self._say = say
         self._ways: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._drain = threading.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, "fault")
         self._running: list[Future[None]] = []
 
@@ -111,13 +110,12 @@ class Injector:
                 slot.start()
             case Kind.RESTART_WORKER:
                 slot = self._cluster.slots[fault.target]
-                with self._drain:  # one after the other, as in a rolling restart
-                    self.drains.append((fault.target, slot.end()))
-                    slot.start()
+                self.drains.append((fault.target, slot.end()))
+                slot.start()
             case Kind.MOVE:
                 task = int(fault.target.removeprefix("task "))
-                worker = str(fault.value).removeprefix("to ")
-                self._cluster.move(task, worker, self._network.address, self._chance, self._stop)
+                workers = str(fault.value).removeprefix("to ").split(" and to ")
+                self._cluster.move(task, workers, self._network.address, self._chance, self._stop)
 
     def _suspend(self, process: WorkerSlot | Program, seconds: float) -> None:
         process.signal(signal.SIGSTOP)

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 30.0
 _READY_SECONDS = 30.0
-_DRAIN_SECONDS = 10.0
 _STOP_MARGIN_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 
@@ -53,6 +52,7 @@ class LocalWorkers:
 
     count: how many; they are called worker-0, worker-1, ... directory: where their sockets and logs go, a
     temporary one (removed at the end) without it. flags: more flags for each `tuplewire worker`.
+    drain_seconds: how long each may drain.
 
     Guarantee: the workers do not outlive this process, even when it is killed: each stops when its standard
     input, which this process holds open, ends. TUPLEWIRE_* variables of this process do not reach them.
@@ -65,6 +65,7 @@ class LocalWorkers:
         *,
         directory: Path | None = None,
         flags: Sequence[str] = (),
+        drain_seconds: float = 10.0,
     ) -> None:
         self.topology = topology
         self.endpoints: list[Endpoint] = []
@@ -72,6 +73,7 @@ class LocalWorkers:
         self.exit_codes: list[int] = []
         self._count = count
         self._flags = tuple(flags)
+        self._drain_seconds = drain_seconds
         self._temporary: str | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._version = 0
@@ -147,7 +149,7 @@ class LocalWorkers:
             for process in self._processes:
                 if process.poll() is None:
                     process.terminate()
-            deadline = time.monotonic() + _DRAIN_SECONDS + _STOP_MARGIN_SECONDS
+            deadline = time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS
             with ThreadPoolExecutor(len(self._processes)) as pool:
                 self.exit_codes = list(pool.map(lambda process: _ended(process, deadline), self._processes))
             self._processes.clear()
@@ -167,7 +169,7 @@ class LocalWorkers:
             "listen-unix": str(directory / f"{name}.sock"),
             "admin": "127.0.0.1:0",
             "address-file": str(directory / f"{name}.json"),
-            "drain-seconds": str(_DRAIN_SECONDS),
+            "drain-seconds": str(self._drain_seconds),
         }
         with (directory / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
