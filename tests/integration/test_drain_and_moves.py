@@ -26,7 +26,7 @@ from helpers.traffic import Reader, client_of
 from tuplewire.control import ControlClient
 from tuplewire.errors import FlushTimeoutError
 from tuplewire_service.server.launch import Endpoint
-from tuplewire_service.testing import eventually
+from tuplewire_service.testing import FaultProxy, eventually
 
 
 def ready(*workers: Endpoint) -> None:
@@ -156,3 +156,41 @@ def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
                 assert numbers(collect(subscription, 10)) == list(range(10))
                 eventually(lambda: has_ended(b), 15, "drained")
         eventually(lambda: ledger(a).pending == 0)
+
+
+def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) -> None:
+    """Its peer drains, too, and sends on while it has room: what it does not take is for its successor."""
+    with ExitStack() as first_life, ExitStack() as stack:
+        a = stack.enter_context(one_worker("a", "--drain-seconds=20", directory=tmp_path))
+        small = ("--drain-seconds=20", "--receive-queue-messages=64")
+        b = first_life.enter_context(one_worker("b", *small, directory=tmp_path))
+        proxy = stack.enter_context(FaultProxy(b.address))
+        tasks = {("a", a.address): [1], ("b", proxy.address): [2]}
+        for each in (a, b):
+            assign(each, 1, tasks)
+        ready(a, b)
+        sender = stack.enter_context(client_of(a.address))
+        sender.send(numbered(2, range(5000)))
+        sender.flush(10)
+        eventually(lambda: queued(b, 2) == 64)
+        os.kill(a.process_id, signal.SIGTERM)
+        eventually(lambda: status(a).state == 3, 5, "draining")
+        log = tmp_path / "a-0" / "worker-0.log"
+        before = log.read_text().count("connection.ready")
+        proxy.cut()
+        eventually(lambda: log.read_text().count("connection.ready") > before, 10, "a comes again")
+        os.kill(b.process_id, signal.SIGTERM)
+        eventually(lambda: status(b).state == 3, 5, "draining")
+        reader = stack.enter_context(client_of(b.address))
+        with Reader(reader.recv([2], timeout=0.2)) as first:
+            eventually(lambda: has_ended(b), 15, "drained")
+        first_life.close()
+        port = int(b.address.rpartition(":")[2])
+        file = assignment_file(tmp_path, 1, tasks)
+        left = 5000 - len(first.got)
+        with (
+            one_worker("b", *small, f"--assignment-file={file}", directory=tmp_path, port=port),
+            reader.recv([2], timeout=10) as rest,
+        ):
+            assert numbers(first.got + collect(rest, left)) == list(range(5000))
+            eventually(lambda: has_ended(a), 15, "drained")

@@ -25,6 +25,16 @@ NO_BLOCK = 1
 """The flag of `recv` that returns None when there is none."""
 
 
+class Intake(enum.IntEnum):
+    """Whose messages a server takes, from nobody's to everybody's; each includes those before it."""
+
+    NOBODY = 0
+    LEAVING_WORKERS = 1
+    """Workers that are about to go: what they hold would be lost with them."""
+    WORKERS = 2
+    ALL = 3
+
+
 class ConnectionStatus(enum.Enum):
     """Where a connection is in its life. Source: Storm's `ConnectionWithStatus.Status`."""
 
@@ -186,10 +196,11 @@ class IServerConnection(IConnection):
         """Every address that is bound, in the transport's own notation."""
 
     @abstractmethod
-    def stop_intake(self, *, workers: bool = True) -> None:
-        """Take nothing more in: acknowledge what was taken, and let the senders keep the rest.
+    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+        """Take nothing more in, but from these: acknowledge what was taken, let the others keep the rest.
 
-        workers: whether other workers are meant too, apart from those that are about to go themselves.
+        When it returns, nothing more comes from those that are not meant. A call may let more senders in
+        again than the one before.
         """
 
     @abstractmethod

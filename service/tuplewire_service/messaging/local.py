@@ -26,6 +26,7 @@ from tuplewire_service.messaging.base import (
     ConnectionStatus,
     IConnectionCallback,
     IContext,
+    Intake,
     IRelayConnection,
     IServerConnection,
     ReceiveCount,
@@ -171,9 +172,9 @@ class LocalServer(IServerConnection):
         """See IServerConnection: `local:` and the port."""
         return [f"local:{self._port}"]
 
-    def stop_intake(self, *, workers: bool = True) -> None:
-        """See IServerConnection. What is sent from now on waits for the next server of the port."""
-        if not workers:
+    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+        """See IServerConnection. What is sent from now on waits for the next server; nobody comes again."""
+        if intake is Intake.WORKERS:
             return  # workers and programs share the port's queue
         with self._endpoint.lock:
             if self._endpoint.server is self:

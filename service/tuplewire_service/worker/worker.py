@@ -35,6 +35,7 @@ from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
+    Intake,
     IRelayConnection,
     IServerConnection,
     Origin,
@@ -158,14 +159,23 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         deadline = now + deadline_seconds
         moves_deadline = now + deadline_seconds / 2
         self._enter(WorkerState.DRAINING)
+
+        def moving() -> bool:
+            return bool(self._moves) and time.monotonic() < moves_deadline
+
+        def finished() -> bool:
+            return moving() or not (self._moves or self._held_messages())
+
         while True:
-            await self._stop_intake(workers=False)
+            await self._stop_intake(Intake.WORKERS)
             await self._until(lambda: not self._moves, moves_deadline)
-            await self._stop_intake(workers=True)
-            await self._until(lambda: bool(self._moves) or not self._held_messages(), moves_deadline)
-            if not self._moves or time.monotonic() >= moves_deadline:
+            await self._stop_intake(Intake.LEAVING_WORKERS)
+            await self._until(finished, deadline)
+            if not moving():
+                await self._stop_intake(Intake.NOBODY)
+                await self._until(finished, deadline)  # what has come before that
+            if not moving():
                 break
-        await self._until(lambda: not self._moves and not self._held_messages(), deadline)
         self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())
@@ -177,9 +187,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._enter(WorkerState.STOPPED)
         return self.ledger()
 
-    async def _stop_intake(self, *, workers: bool) -> None:
+    async def _stop_intake(self, intake: Intake) -> None:
         if self._server is not None:
-            await asyncio.to_thread(self._server.stop_intake, workers=workers)
+            await asyncio.to_thread(self._server.stop_intake, intake)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until messages have gone, so that the condition holds, or the deadline has passed."""

@@ -32,6 +32,7 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
+    Intake,
     ReceiveCount,
     ReceivedBatch,
     by_via,
@@ -56,8 +57,7 @@ class SendService:
         self.topology = topology
         self.settings = settings
         self.callback = callback
-        self.draining = False
-        self._refuses_workers = False
+        self.intake = Intake.ALL
         self._ending = False
         self.refused: Counter[str] = Counter()
         self._sessions: dict[str, Session] = {}
@@ -93,18 +93,16 @@ class SendService:
         for stream in self._streams:
             stream.notify(pb.SendResponse(backpressure=status))
 
-    async def drain(self, *, workers: bool = True) -> None:
-        """Take nothing new from programs, or from workers either, and acknowledge what was taken.
+    async def drain(self, intake: Intake) -> None:
+        """Take nothing new from anybody else than these, and acknowledge what was taken.
 
         The senders end the streams themselves: they stop writing, and read until the last acknowledgement. A
         stream that this side breaks off may lose that one, and its sender would send again what has arrived.
-        Where the sender waits until its messages are processed, that goes on until end().
-
-        workers: when False after True, workers may come again.
+        Where the sender waits until its messages are processed, that goes on until end(), or until the
+        sender may come again.
         """
-        self.draining = True
-        self._refuses_workers = workers
-        streams = [stream for stream in self._streams if stream.is_refused(workers=workers)]
+        self.intake = intake
+        streams = [stream for stream in self._streams if stream.intake > intake]
         for stream in self._streams:
             stream.wake.set()  # whoever lingers may have to come again
         for stream in streams:
@@ -137,7 +135,7 @@ class SendService:
             if hello is None:
                 return
             session = self._open(hello)
-            stream.worker, stream.last = session.worker, hello.draining
+            stream.intake = _intake_of(hello)
             if session.stream is not None:
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))
             session.stream = stream
@@ -186,8 +184,7 @@ class SendService:
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        worker = hello.kind == pb.PEER_KIND_WORKER
-        if self.draining and (not worker or (self._refuses_workers and not hello.draining)):
+        if _intake_of(hello) > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         if hello.kind != pb.PEER_KIND_WORKER and (error := self.callback.not_ready) is not None:
             raise error
@@ -366,7 +363,12 @@ class SendService:
 
     def _lingers(self, session: Session, stream: Stream) -> bool:
         """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
-        if self._ending or stream.ending is not None or not self.draining:
+        if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False
-        dismissed = stream.is_refused(workers=self._refuses_workers)
-        return dismissed and session.origin.eager and not session.state.credit.idle
+        return session.origin.eager and not session.state.credit.idle
+
+
+def _intake_of(hello: pb.Hello) -> Intake:
+    if hello.kind != pb.PEER_KIND_WORKER:
+        return Intake.ALL
+    return Intake.LEAVING_WORKERS if hello.draining else Intake.WORKERS

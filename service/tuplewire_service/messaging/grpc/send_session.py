@@ -15,7 +15,7 @@ from tuplewire.group import lane_of
 from tuplewire.session.credit import CreditBook, Window
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.base import via_of
+from tuplewire_service.messaging.base import Intake, via_of
 
 CLIENT_SOURCE = "client"
 _ACK_FRAMES = 4
@@ -101,15 +101,10 @@ class Stream:
         self.waiting: asyncio.Task[Any] | None = None
         """The task while it may be interrupted: a write must not be, see finish_writing."""
         self.ending: TuplewireError | None = None
-        self.worker = False
-        self.last = False
-        """Whether what comes is the last of a worker that is about to go."""
+        self.intake = Intake.ALL
+        """The least intake that this stream belongs to."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
-
-    def is_refused(self, *, workers: bool) -> bool:
-        """Whether a drain ends this stream: a program's, or any worker's that is not about to go itself."""
-        return not self.worker or (workers and not self.last)
 
     def frame_taken(self) -> None:
         """Acknowledge a frame soon: with others, since an acknowledgement costs as much as a frame."""

@@ -19,6 +19,7 @@ from tuplewire_service.messaging.base import (
     BLOCK,
     ConnectionStatus,
     IConnectionCallback,
+    Intake,
     IServerConnection,
     ServerStatistics,
 )
@@ -136,9 +137,9 @@ class GrpcServerConnection(IServerConnection):
         """See IServerConnection: host:port, or unix:///path."""
         return self._addresses
 
-    def stop_intake(self, *, workers: bool = True) -> None:
+    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
         """See IServerConnection. Ends Send streams; consumers go on."""
-        self._thread.run(self._send.drain(workers=workers))
+        self._thread.run(self._send.drain(intake))
 
     def close(self, timeout: float = 10.0) -> None:
         """See IConnection."""
@@ -150,7 +151,7 @@ class GrpcServerConnection(IServerConnection):
         if self._recv is not None:
             self._recv.draining = True
         async with asyncio.timeout(timeout):
-            await self._send.drain()
+            await self._send.drain(Intake.NOBODY)
             await self._send.end()
         await self._stop(_LAST_CALLS_SECONDS)
 
