@@ -556,14 +556,12 @@ class SendWindow:
 
         What was on the way may have arrived all the same, and is marked as redelivered.
         """
-        sent = {id(entry) for frame in self._in_flight for entry in frame.entries}
-        sent.update(id(each) for lane in self._lanes.values() for each in lane.unprocessed)
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
             self._let_go(entry, len(group), len(group.data))
             self._ledger.accepted -= len(group)
-            left.append((group.as_redelivered() if id(entry) in sent else group, entry.token))
+            left.append((group if entry.age else group.as_redelivered(), entry.token))
         return left
 
     def _remove_all(self) -> list[_Entry]:
