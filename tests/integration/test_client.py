@@ -49,6 +49,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire_service.testing import eventually
+from tuplewire_service.testing.proxy import FaultProxy
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 
@@ -357,6 +358,30 @@ def test_an_older_subscriber_is_always_told(pair: Pair) -> None:
                 with newer.recv([task], timeout=10) as second:
                     collect(second, 20 - acknowledged(pair.near, task))
                     eventually(lambda first=first: _superseded(first), 10)  # type: ignore[misc]
+
+
+def test_older_subscriber_does_not_come_back(pair: Pair) -> None:
+    """One whose stream had broken when the newer came is told so in its turn, and takes nothing back."""
+    task = pair.near_task()
+    with (
+        FaultProxy(pair.near.address) as proxy,
+        client_of(proxy.address) as older,
+        client_of(pair.near.address) as newer,
+    ):
+        first = older.recv([task], timeout=20)
+        newer.send(numbered(task, range(10)))
+        assert numbers(collect(first, 10)) == list(range(10))
+        eventually(lambda: acknowledged(pair.near, task) == 10)
+        proxy.black_hole()
+        with newer.recv([task], timeout=20) as second:
+            newer.send(numbered(task, range(10, 20)))
+            assert numbers(collect(second, 10)) == list(range(10, 20))
+            proxy.cut()
+            proxy.resume()
+            with pytest.raises(SupersededError, match=f"has taken task {task} over"):
+                next(first)
+            newer.send(numbered(task, range(20, 30)))
+            assert numbers(collect(second, 10)) == list(range(20, 30))
 
 
 def _superseded(subscription: Subscription) -> bool:

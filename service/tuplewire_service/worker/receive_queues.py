@@ -176,6 +176,10 @@ class ReceiveQueues:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
+            # It comes back, and may have been cut off before it heard that it was superseded.
+            returns = request.worker_incarnation == self.incarnation
+            if returns and queue.consumer is not None and queue.consumer_id != request.consumer_id:
+                raise _superseded(queue.consumer_id, queue.task)
         subscription = Subscription(self, wake)
         for cursor in request.cursors:
             self._hand_over(self._queues[cursor.task], subscription, cursor, request)
@@ -191,7 +195,7 @@ class ReceiveQueues:
             queue.consumer.end(
                 SequenceGapError(f"consumer {request.consumer_id!r} has opened another stream")
                 if same
-                else SupersededError(f"consumer {request.consumer_id!r} has taken task {queue.task} over")
+                else _superseded(request.consumer_id, queue.task)
             )
         queue.consumer = subscription
         queue.consumer_id, queue.incarnation = request.consumer_id, request.incarnation
@@ -213,6 +217,10 @@ class ReceiveQueues:
         queue.credit_bytes = cursor.credit_bytes
         if done:
             self.on_done(queue.task, done)
+
+
+def _superseded(consumer_id: str, task: int) -> SupersededError:
+    return SupersededError(f"consumer {consumer_id!r} has taken task {task} over")
 
 
 class Subscription(ISubscription):
