@@ -15,6 +15,7 @@ from helpers.topology import (
     has_ended,
     ledger,
     messages_of,
+    metric,
     numbered,
     numbers,
     one_worker,
@@ -83,6 +84,7 @@ def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
             assign(each, 2, after)
         os.kill(f.process_id, signal.SIGTERM)
         eventually(lambda: status(f).state == 3, 20, "draining")
+        eventually(lambda: metric(f, 'tuplewire_refused_total{code="DRAINING"}') > 0, 20, "nothing taken")
         sender.send(numbered(1, range(20, 30)))
         with pytest.raises(FlushTimeoutError):
             sender.flush(1)
