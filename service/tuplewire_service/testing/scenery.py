@@ -1,0 +1,150 @@
+"""What the conformance tests stand on: connections to test, and a callback that keeps what it gets."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tuplewire.config import SessionSettings
+from tuplewire.errors import TuplewireError, UnknownTaskError
+from tuplewire.group import TaskGroup
+from tuplewire_service.messaging.base import (
+    ConnectionStatus,
+    IClientConnection,
+    IConnectionCallback,
+    IContext,
+    IServerConnection,
+    ReceivedBatch,
+)
+
+TOPOLOGY = "conformance"
+HOST = "127.0.0.1"
+UNKNOWN_TASK = 999
+RECEIVE_MESSAGES = 2000
+"""What a receiver may hold for a task besides what its sender holds."""
+
+
+class Recorder(IConnectionCallback):
+    """Keeps what it gets; refuses one task; holds what it is told to hold until release()."""
+
+    def __init__(self, held_tasks: Sequence[int] = ()) -> None:
+        self._lock = threading.Lock()
+        self._held_tasks = frozenset(held_tasks)
+        self._held: list[tuple[ReceivedBatch, TaskGroup]] = []
+        self._seen: list[tuple[int | None, int, bytes]] = []
+
+    def recv(self, batch: ReceivedBatch) -> None:
+        """Keep, refuse or hold each group."""
+        with self._lock:
+            batch.hold()
+            for group in batch.groups:
+                if group.task == UNKNOWN_TASK:
+                    batch.refuse(group, UnknownTaskError(f"task {group.task} is unknown"))
+                    continue
+                self._seen += [(group.source, group.task, payload) for payload in group.payloads()]
+                if group.task in self._held_tasks:
+                    self._held.append((batch, group))
+                else:
+                    batch.origin.release(group.task, len(group), len(group.data))
+
+    def release(self) -> None:
+        """Be done with everything that is held, and hold nothing more."""
+        with self._lock:
+            held, self._held = self._held, []
+            self._held_tasks = frozenset()
+        for batch, group in held:
+            batch.origin.release(group.task, len(group), len(group.data))
+
+    def seen(self) -> list[tuple[int | None, int, bytes]]:
+        """Return (source, task, payload) of everything, in the order of arrival."""
+        with self._lock:
+            return list(self._seen)
+
+    def payloads(self, task: int) -> list[bytes]:
+        """Return what came for one task."""
+        return [payload for _, to, payload in self.seen() if to == task]
+
+
+def is_settled(connection: IClientConnection) -> Callable[[], bool]:
+    """Return the condition that nothing is pending."""
+    return lambda: connection.statistics().ledger.pending == 0
+
+
+def is_ready(connection: IClientConnection) -> bool:
+    """Whether the connection is up."""
+    return connection.status is ConnectionStatus.READY
+
+
+def assert_ledger(connection: IClientConnection, accepted: int, **dropped: int) -> None:
+    """Check that the balance adds up and says what the test itself knows."""
+    ledger = connection.statistics().ledger
+    assert ledger.balanced, str(ledger)
+    assert ledger.accepted == accepted, str(ledger)
+    assert {reason: count for reason, count in ledger.dropped.items() if count} == dropped, str(ledger)
+
+
+@contextmanager
+def switching_often() -> Iterator[None]:
+    """Let threads run by turns so short that they meet in the middle of things."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireError:
+    """Return the error of this kind that a call raises; AssertionError if it raises none."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+class Scenery(ABC):
+    """Makes what a test needs of the transport under test, and ends it."""
+
+    @abstractmethod
+    def make_context(self) -> IContext:
+        """Return a new context that is not prepared yet."""
+
+    def conf(self, settings: SessionSettings) -> Mapping[str, Any]:
+        """Return the configuration for session settings and a receive queue of RECEIVE_MESSAGES.
+
+        Override it where the keys differ.
+        """
+        return {
+            "tuplewire.local.session": settings,
+            "tuplewire.grpc.session": settings,
+            "tuplewire.grpc.receive_messages": RECEIVE_MESSAGES,
+        }
+
+    @contextmanager
+    def context(self, **settings: Any) -> Iterator[IContext]:
+        """Give a prepared context, and end it."""
+        context = self.make_context()
+        context.prepare(self.conf(SessionSettings.of(**settings)))
+        try:
+            yield context
+        finally:
+            context.term()
+
+    @contextmanager
+    def pair(
+        self, callback: IConnectionCallback | None, **settings: Any
+    ) -> Iterator[tuple[IServerConnection, IClientConnection]]:
+        """Give a bound server and a client of it."""
+        with self.context(**settings) as context:
+            server = context.bind(TOPOLOGY, 0, callback)
+            yield server, context.connect(TOPOLOGY, HOST, server.port)
+
+    def unused_port(self) -> int:
+        """Return a port that was free a moment ago."""
+        with self.context() as context:
+            return context.bind(TOPOLOGY, 0, Recorder()).port
