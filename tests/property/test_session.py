@@ -62,7 +62,7 @@ PREFETCH_BYTES = 90
 
 FLOW = ("write", "arrive", "answer", "hear", "fetch", "see", "acknowledge", "hear_progress")
 """What moves messages from end to end."""
-ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss")
+ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss", "probe")
 FAULTS = (
     *("cut", "cut", "cut", "cut_consumer", "cut_consumer"),
     *("kill_worker", "kill_consumer", "change_consumers", "open_or_close", "resize"),
@@ -279,7 +279,10 @@ class Session(RuleBasedStateMachine):
         while self.sending.down and limit:
             limit -= 1
             ack = pb.Ack.FromString(self.sending.down.popleft())
-            update = update_from_wire(ack.sequence, ack.credits, ack.refusals)
+            update = update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after)
+            if self.window.missed(update):
+                assert self.update_lost, "nothing was lost"
+                continue  # it asks, sooner or later
             self.heard.append(update)
             self._settle(self.window.update(update))
 
@@ -289,11 +292,15 @@ class Session(RuleBasedStateMachine):
             assert self.window.update(update) == []
 
     def miss(self, limit: int) -> None:
-        """Updates are lost; what they said is in the next one, apart from refusals, which are told once."""
-        for _ in range(limit):
-            if self.sending.down and not pb.Ack.FromString(self.sending.down[0]).refusals:
-                self.sending.down.popleft()
-                self.update_lost = True
+        """Updates are lost, and refusals with them."""
+        for _ in range(min(limit, len(self.sending.down))):
+            self.sending.down.popleft()
+            self.update_lost = True
+
+    def probe(self, _: int) -> None:
+        """The sender asks to be told everything again, which changes nothing where it knows it."""
+        if self.sending.connected:
+            self.worker.session.probe(self.window.acknowledged)
 
     def _settle(self, settled: Iterable[Settled]) -> None:
         for each in settled:
@@ -583,8 +590,7 @@ class Session(RuleBasedStateMachine):
         """After healing, everything settles: nothing is stuck, nothing is lost."""
         if not hasattr(self, "window"):
             return  # the machine never started
-        if self.update_lost:
-            self.sending.cut()
+        self.probe(1)
         self.connect(1)
         self.subscribe(1)
         # Each round moves something: no bound is smaller than one message.
