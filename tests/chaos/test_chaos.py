@@ -13,7 +13,8 @@ from chaos.run import report
 
 from tuplewire_service.testing import Fate
 
-SEED = 1
+SEED = 2
+"""One whose lost and doubled control messages meet a worker that has traffic for seconds."""
 SECONDS = 13.0
 EVERY_SECONDS = 0.8
 
