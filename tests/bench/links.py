@@ -9,11 +9,24 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from agent import Agent, BenchError
-from workload import DESTINATION_TASK, PACED_TASK, SOURCE_TASK, TOPOLOGY, Look
+from workload import (
+    DESTINATION_TASK,
+    PACED_TASK,
+    SENDERS,
+    SOURCE_TASK,
+    SPREAD_TASKS,
+    STOPPED_TASK,
+    TOPOLOGY,
+    Look,
+)
 
 from tuplewire_service.server.launch import LocalWorkers
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
+SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
+
+_HURRY = ("--drain-seconds=1",)
+"""Nobody will take what a stopped task has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +163,10 @@ class Links:
     def _start(self, name: str) -> Link:
         if name == CHAIN:
             return self._chain()
+        if name in {SPREAD, STOPPED}:
+            return self._spread(name)
+        if name in {MANY, SINGLE}:
+            return self._senders(name)
         script, server_role, client_role, *arguments = {
             HOP: ("ours.py", "hop-server", "hop-client"),
             BARE: ("peers.py", "grpc-server", "grpc-client", "frames"),
@@ -166,3 +183,20 @@ class Links:
         consumer = self._agent("ours.py", "consumer", far.address)
         producer = self._agent("ours.py", "producer", near.address)
         return Link(CHAIN, producer, consumer, (near.process_id, far.process_id))
+
+    def _spread(self, name: str) -> Link:
+        workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=_HURRY))
+        workers.assign({0: [SOURCE_TASK], 1: [*SPREAD_TASKS, STOPPED_TASK]})
+        near, far = workers.endpoints
+        consumer = self._agent("many.py", "streams-consumer", far.address, *SPREAD_TASKS)
+        stopped = "yes" if name == STOPPED else "no"
+        producer = self._agent("many.py", "spread-producer", near.address, stopped)
+        return Link(name, producer, consumer, (near.process_id, far.process_id))
+
+    def _senders(self, name: str) -> Link:
+        workers = self._stack.enter_context(LocalWorkers(count=1, topology=TOPOLOGY))
+        workers.assign({0: [DESTINATION_TASK]})
+        (worker,) = workers.endpoints
+        consumer = self._agent("many.py", "streams-consumer", worker.address, DESTINATION_TASK)
+        sender = self._agent("many.py", "senders", worker.address, SENDERS if name == MANY else 1)
+        return Link(name, sender, consumer, (worker.process_id,))

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -40,17 +40,20 @@ class Sends(Protocol):
 
 
 class Load:
-    """Sends batches, each built from a list of payloads while the clock runs."""
+    """Sends batches to its tasks in turn, each built from a list of payloads while the clock runs."""
 
-    def __init__(self, sends: Sends, settle: Callable[[], LedgerSnapshot]) -> None:
+    def __init__(
+        self, sends: Sends, settle: Callable[[], LedgerSnapshot], tasks: Sequence[int] = (DESTINATION_TASK,)
+    ) -> None:
         self._sends = sends
         self._settle = settle
+        self._tasks = tasks
         self._usage = Usage()
 
     def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
         """Send batches of `frame` messages for so many seconds; or so many messages or more, all numbered."""
         self._usage.begin()
-        send, build = self._sends.send, TaskMessageBatch.from_columns
+        send, build, tasks = self._sends.send, TaskMessageBatch.from_columns, self._tasks
         payloads = numbered(0, frame)
         burst = max(1, CHECK_EVERY // frame)
         sent = 0
@@ -58,9 +61,10 @@ class Load:
         end = start + int(seconds * 1e9)
         while sent < messages if messages is not None else time.monotonic_ns() < end:
             for _ in range(burst):
+                rounds, index = divmod(sent // frame, len(tasks))
                 if messages is not None:
-                    payloads = numbered(sent, frame)
-                send(build(DESTINATION_TASK, payloads, SOURCE_TASK))
+                    payloads = numbered(rounds * frame, frame)
+                send(build(tasks[index], payloads, SOURCE_TASK))
                 sent += frame
         return {"start_ns": start, "sent": sent}
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from links import BARE, CHAIN, HOP, UNBATCHED, ZMQ, Latencies, Trial
-from workload import Look
+from links import BARE, CHAIN, HOP, MANY, SINGLE, SPREAD, STOPPED, UNBATCHED, ZMQ, Latencies, Trial
+from workload import SENDERS, SPREAD_TASKS, Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,30 @@ ROWS = (
     *(_hop(frame) for frame in (1, 100, 1000, 4000)),
     *(_chain(frame, "touch") for frame in (1, 100, 1000)),
     _chain(1000, "count"),
+    Row(
+        "stopped",
+        f"four processes, {len(SPREAD_TASKS)} tasks beside a stopped one, frames of 1000",
+        Cell(STOPPED, 1000),
+        (Against(Cell(SPREAD, 1000), 0.9),),
+    ),
+    Row(
+        "senders",
+        f"{SENDERS:,} senders connected to one worker, frames of 100",
+        Cell(MANY, 100),
+        (Against(Cell(SINGLE, 100)),),
+    ),
 )
 LATENCY = "latency"
 LATENCY_TARGETS = {50: 3.0, 99: 5.0}
 """Percentile -> the ratio to a bare round trip that is not to be exceeded."""
 
-_TITLES = {BARE: "bare gRPC, same frames", UNBATCHED: "gRPC, one a frame", ZMQ: "pyzmq, direct"}
+_TITLES = {
+    BARE: "bare gRPC, same frames",
+    UNBATCHED: "gRPC, one a frame",
+    ZMQ: "pyzmq, direct",
+    SPREAD: "the same, none stopped",
+    SINGLE: "one sender",
+}
 
 
 @dataclass(frozen=True, slots=True)

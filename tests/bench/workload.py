@@ -17,6 +17,10 @@ CHECK_EVERY = 256
 SOURCE_TASK = 1
 DESTINATION_TASK = 2
 PACED_TASK = 3
+SPREAD_TASKS = tuple(range(100, 131))
+STOPPED_TASK = 131
+"""The last of 32 tasks at one worker; nobody reads it."""
+SENDERS = 1000
 WAIT_SECONDS = 30.0
 """How long a receiver waits for what was sent before it counts as lost."""
 
@@ -99,18 +103,21 @@ class Meter:
         self._look: Look = look
         self._expected: int | None = None
         self._messages = self._answered = self._bytes = self._touched = 0
-        self._next = self._disorder = self._last_ns = 0
+        self._next: dict[int, int] = {}
+        self._disorder = self._last_ns = 0
         self._latencies_ns: list[int] = []
         self._done.clear()
         self._usage.begin()
         return {"extra": extra}
 
-    def add(self, messages: int, size_bytes: int, payloads: Callable[[], Sequence[bytes]]) -> None:
-        """Count a batch; `payloads` is called only when the trial looks at the messages."""
+    def add(
+        self, messages: int, size_bytes: int, payloads: Callable[[], Sequence[bytes]], stream: int = 0
+    ) -> None:
+        """Count a batch of a stream; `payloads` is called only when the trial looks at the messages."""
         if self._look == "touch":
             self._touched += sum(map(len, payloads()))
         elif self._look == "order":
-            self._check_order(payloads())
+            self._check_order(payloads(), stream)
         elif self._look == "latency":
             now = time.monotonic_ns()
             self._latencies_ns += [now - stamp(payload) for payload in payloads()]
@@ -120,10 +127,10 @@ class Meter:
         if self._expected is not None and self._messages >= self._expected:
             self._done.set()
 
-    def _check_order(self, payloads: Sequence[bytes]) -> None:
-        for payload in payloads:
-            self._disorder += stamp(payload) != self._next
-            self._next += 1
+    def _check_order(self, payloads: Sequence[bytes], stream: int) -> None:
+        first = self._next.get(stream, 0)
+        self._disorder += sum(stamp(payload) != number for number, payload in enumerate(payloads, first))
+        self._next[stream] = first + len(payloads)
 
     def finish(self, expected: int) -> dict[str, Any]:
         """Wait until so many messages have come, at most WAIT_SECONDS."""

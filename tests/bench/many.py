@@ -1,0 +1,168 @@
+"""Tuplewire's own processes with many tasks, or many senders, at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agent import BenchError, serve
+from ours import Load
+from workload import (
+    DESTINATION_TASK,
+    SOURCE_TASK,
+    SPREAD_TASKS,
+    STOPPED_TASK,
+    TOPOLOGY,
+    WAIT_SECONDS,
+    Meter,
+    Usage,
+    numbered,
+)
+
+from tuplewire import aio
+from tuplewire.client import Client
+from tuplewire.errors import ClosedError
+from tuplewire.loop import messaging_loop
+from tuplewire.message import TaskMessageBatch
+from tuplewire.session.ledger import LedgerSnapshot
+
+_STILL_SECONDS = 1.0
+_FIRST_SENDER = 1000
+_PENDING = 1_000_000
+"""Messages that all senders of a program together may have pending."""
+_SPARE_FILES = 200
+
+
+def streams_consumer(address: str, *tasks: str) -> None:
+    """Role: a program that receives from the worker at its side; each (source, task) has its own order."""
+    meter = Meter()
+    client = Client(address, topology=TOPOLOGY)
+    subscription = client.recv(map(int, tasks))
+
+    def consume() -> None:
+        with contextlib.suppress(ClosedError):
+            for batch in subscription:
+                for group in batch.groups:
+                    stream = (group.source or 0) << 32 | group.task
+                    meter.add(len(group), len(group.data), group.payloads, stream)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    serve({"begin": meter.begin, "finish": meter.finish})
+    client.close()
+    thread.join()
+
+
+def spread_producer(address: str, stopped: str) -> None:
+    """Role: a program that sends to 31 tasks in turn; beside one that it has filled, if `stopped` is yes."""
+    with Client(address, topology=TOPOLOGY, source=SOURCE_TASK) as client:
+        held = _fill(client) if stopped == "yes" else 0
+
+        def settle() -> LedgerSnapshot:
+            deadline = time.monotonic() + WAIT_SECONDS
+            while (ledger := client.ledger()).pending > held and time.monotonic() < deadline:
+                time.sleep(0.001)
+            return dataclasses.replace(ledger, accepted=ledger.accepted - held, pending=ledger.pending - held)
+
+        load = Load(client, settle, SPREAD_TASKS)
+        serve({"load": load.load, "settle": load.settle})
+        client.close(0)
+
+
+def _fill(client: Client) -> int:
+    """Send to the task that nobody reads until nothing more moves; return how many messages stay pending."""
+    batch = TaskMessageBatch.from_columns(STOPPED_TASK, numbered(0, 1000), SOURCE_TASK)
+    since, seen = time.monotonic(), -1
+    while time.monotonic() - since < _STILL_SECONDS:
+        while client.try_send(batch):
+            pass
+        if (pending := client.ledger().pending) != seen:
+            since, seen = time.monotonic(), pending
+        time.sleep(0.01)
+    return seen
+
+
+class Senders:
+    """So many clients, each with a connection and a session of its own, on one event loop."""
+
+    def __init__(self, address: str, count: int) -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, count + _SPARE_FILES), most))
+        self._clients = [
+            aio.Client(
+                address,
+                topology=TOPOLOGY,
+                source=_FIRST_SENDER + number,
+                max_pending_messages=_PENDING // count,
+            )
+            for number in range(count)
+        ]
+        self._usage = Usage()
+
+    def load(self, frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
+        """Send batches from all at once, for so many seconds; or so many messages or more, all numbered."""
+        self._usage.begin()
+        each = None if messages is None else -(-messages // frame // len(self._clients))
+        start = time.monotonic_ns()
+        end = start + int(seconds * 1e9)
+        counts = messaging_loop().run(self._send_all(frame, end, each))
+        if not min(counts):
+            raise BenchError(f"{counts.count(0)} of {len(counts)} senders could not send anything")
+        return {"start_ns": start, "sent": sum(counts)}
+
+    async def _send_all(self, frame: int, end: int, batches: int | None) -> list[int]:
+        return await asyncio.gather(*(self._send(client, frame, end, batches) for client in self._clients))
+
+    @staticmethod
+    async def _send(client: aio.Client, frame: int, end: int, batches: int | None) -> int:
+        payloads = numbered(0, frame)
+        sent = 0
+        while sent // frame < batches if batches is not None else time.monotonic_ns() < end or not sent:
+            if batches is not None:
+                payloads = numbered(sent, frame)
+            await client.send(TaskMessageBatch.from_columns(DESTINATION_TASK, payloads, client.source))
+            sent += frame
+            await asyncio.sleep(0)  # a send that has room does not give way to the others
+        return sent
+
+    def settle(self) -> dict[str, Any]:
+        """Wait until all is acknowledged, and return the sum of the ledgers."""
+        messaging_loop().run(self._flush())
+        ledgers = [client.ledger() for client in self._clients]
+        return {
+            "pending": sum(ledger.pending for ledger in ledgers),
+            "dropped": sum(sum(ledger.dropped.values()) for ledger in ledgers),
+            "balanced": all(ledger.balanced for ledger in ledgers),
+            "cpu_ns": self._usage.nanoseconds(),
+        }
+
+    async def _flush(self) -> None:
+        await asyncio.gather(*(client.flush(WAIT_SECONDS) for client in self._clients))
+
+    async def close(self) -> None:
+        """End every session."""
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+
+def senders(address: str, count: str) -> None:
+    """Role: a program with many senders."""
+    many = Senders(address, int(count))
+    serve({"load": many.load, "settle": many.settle})
+    messaging_loop().run(many.close())
+
+
+ROLES: dict[str, Callable[..., None]] = {
+    "streams-consumer": streams_consumer,
+    "spread-producer": spread_producer,
+    "senders": senders,
+}
+
+if __name__ == "__main__":
+    ROLES[sys.argv[1]](*sys.argv[2:])
