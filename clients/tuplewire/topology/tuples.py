@@ -19,6 +19,8 @@ UNANCHORED: MessageId = ()
 SYSTEM_COMPONENT = "__system"
 SYSTEM_TASK = -1
 TICK_STREAM = "__tick"
+ACK_STREAM = "__ack_ack"
+FAIL_STREAM = "__ack_fail"
 
 
 class Origin:
@@ -117,3 +119,12 @@ _TICK_ORIGIN = Origin(SYSTEM_COMPONENT, SYSTEM_TASK, _TICK)
 def tick(seconds: float) -> Tuple:
     """Return the tuple that tells a bolt that so many seconds have passed since the last one."""
     return Tuple([seconds], _TICK_ORIGIN)
+
+
+_ACK_ORIGIN = Origin(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=ACK_STREAM))
+_FAIL_ORIGIN = Origin(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=FAIL_STREAM))
+
+
+def fate(message_id: Any, *, processed: bool) -> Tuple:
+    """Return the tuple that tells a spout what has become of one of its own."""
+    return Tuple([message_id], _ACK_ORIGIN if processed else _FAIL_ORIGIN)

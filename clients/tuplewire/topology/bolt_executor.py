@@ -1,0 +1,82 @@
+"""The executor of bolts. Source: Storm's `BoltExecutor`."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from tuplewire.topology.collector import Outbox, OutputCollector
+from tuplewire.topology.component import Bolt
+from tuplewire.topology.executor import BATCH, Executor, Task
+from tuplewire.topology.receive_queue import AddressedTuples
+from tuplewire.topology.tuples import Tuple
+
+
+@dataclass(slots=True, eq=False)
+class BoltTask(Task):
+    """A task of a bolt. open: tuples that descend from a spout's, and are neither acked nor failed yet."""
+
+    bolt: Bolt = field(kw_only=True)
+    open: set[Tuple] = field(default_factory=set)
+
+
+class BoltExecutor(Executor[BoltTask]):
+    """Has bolts execute what arrives, column by column; waits on its queue while there is nothing.
+
+    What a bolt emits for a column goes out after it, and at the latest after so many tuples.
+    """
+
+    def _open(self, task: int) -> BoltTask:
+        outbox = Outbox(self._surroundings.topology, task)
+        opened = BoltTask(task, outbox, self._outgoing(task), bolt=deepcopy(self.component.template))
+        collector = OutputCollector(
+            outbox,
+            lambda message: self._acked(opened, message),
+            lambda message: self._failed(opened, message),
+            lambda error: self._reported(task, error),
+        )
+        opened.bolt.prepare(self.conf, self._context(task), collector)
+        return opened
+
+    def _close(self, task: BoltTask) -> None:
+        task.bolt.cleanup()
+
+    def _turn(self) -> None:
+        for column in self.queue.consume(BATCH):
+            self._execute(column)
+
+    def _execute(self, column: AddressedTuples) -> None:
+        task = self._tasks[column.task]
+        execute = task.bolt.execute
+        for message in column.tuples:
+            if self._stopping:
+                return
+            if message.message_id:
+                task.open.add(message)
+            try:
+                execute(message)
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                self._failed(task, message)
+                self._raised(column.task, error, message)
+            if len(task.outbox) >= BATCH:
+                self._flush(task)
+        self._flush(task)
+        self.counts.executed += len(column.tuples)
+        if column.done is not None:
+            column.done()
+        self._surroundings.idle.executed(len(column.tuples))
+
+    def _acked(self, task: BoltTask, message: Tuple) -> None:
+        self.counts.acked += 1
+        if message in task.open:
+            task.open.remove(message)
+            task.acked.append(message.message_id)
+
+    def _failed(self, task: BoltTask, message: Tuple) -> None:
+        self.counts.failed += 1
+        if message in task.open:
+            task.open.remove(message)
+            task.failed.append(message.message_id)
+
+    def _reported(self, task: int, error: Exception) -> None:
+        self._told(task, error)

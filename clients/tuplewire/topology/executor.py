@@ -1,0 +1,291 @@
+"""Executors: a thread that runs some tasks of one component, whichever it is. Source: Storm's `Executor`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from tuplewire.errors import ClosedError
+from tuplewire.topology.acker import Acker, Root
+from tuplewire.topology.collector import Emitted, Outbox
+from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.description import Topology
+from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
+from tuplewire.topology.idle import IdleWatch
+from tuplewire.topology.receive_queue import AddressedTuples, QueueStatistics, ReceiveQueue
+from tuplewire.topology.routing import Outgoing
+from tuplewire.topology.settings import ErrorPolicy, TopologySettings
+from tuplewire.topology.tuples import MessageId, Tuple
+
+logger = logging.getLogger(__name__)
+
+BATCH = 1024
+"""Tuples that are taken from the queue at once, or emitted by a task, before what was emitted goes out."""
+
+Undeliverable = Callable[[Tuple, Exception], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an executor has of the process that it runs in; it calls everything in its own thread.
+
+    transfer: sends columns on their way, waiting for room; calls back for each tuple that has no form.
+    failed: told of the error that ends an executor. error: told of every error that is raised or reported.
+    dead_letter: gets the tuples that are given up, where the policy says so.
+    acker: None where nobody follows tuples: a spout's tuple then counts as processed once it is emitted, as
+    in Storm without ackers. idle: told of what is done with.
+    """
+
+    topology_id: str
+    topology: Topology
+    conf: Mapping[str, Any]
+    transfer: Callable[[Sequence[AddressedTuples], Undeliverable], None]
+    failed: Callable[[TaskError], None]
+    error: Callable[[TaskError], None]
+    dead_letter: Callable[[DeadLetter], None]
+    acker: Acker | None = None
+    idle: IdleWatch = field(default_factory=IdleWatch)
+    locality: LocalitySource = nothing
+    loads: LoadSource = nothing
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an executor has done so far, in tuples; errors: raised or reported. Source: Storm's statistics.
+
+    emitted: by spout or bolt. transferred: copies of them, one for each task that gets one. acked, failed: by
+    a bolt; told to a spout.
+    """
+
+    emitted: int = 0
+    transferred: int = 0
+    executed: int = 0
+    acked: int = 0
+    failed: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatistics:
+    """A snapshot of an executor. pending: tuples of its spouts that are on the way."""
+
+    component: str
+    tasks: range
+    counts: Counts
+    queue: QueueStatistics
+    pending: int
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """What every task of an executor has; acked, failed: ids of tuples, for the acker to hear at the end."""
+
+    id: int
+    outbox: Outbox
+    outgoing: Outgoing
+    acked: list[MessageId] = field(default_factory=list)
+    failed: list[MessageId] = field(default_factory=list)
+
+
+TaskKind = TypeVar("TaskKind", bound=Task)
+
+
+class Executor(ABC, Generic[TaskKind]):
+    """Runs tasks of one component in a thread of its own, fed by one receive queue."""
+
+    def __init__(self, tasks: range, surroundings: Surroundings) -> None:
+        self.tasks = tasks
+        self.component = surroundings.topology.component_of(tasks[0])
+        self.conf = {**surroundings.conf, **self.component.configuration}
+        self.settings = TopologySettings.of(self.conf)
+        self.queue = ReceiveQueue(self.settings.receive_queue_tuples)
+        self.counts = Counts()
+        self._surroundings = surroundings
+        self._tasks: dict[int, TaskKind] = {}
+        self._refresh_due = False
+        self._stopping = False
+        self._opened = threading.Event()
+        name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.component.id!r} tasks {self.tasks[0]}-{self.tasks[-1]}>"
+
+    # --- for its worker, from any thread ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin: open or prepare the tasks, then run them."""
+        self._thread.start()
+
+    def wait_opened(self, timeout: float) -> bool:
+        """Wait until all tasks are open, or one has failed to; False when the time is over first."""
+        return self._opened.wait(timeout)
+
+    def refresh(self) -> None:
+        """Have the groupings look again at loads and distances, before the next tuples go out."""
+        self._refresh_due = True
+
+    def stop(self) -> None:
+        """Ask it to end after the tuple that it is at; what is queued then is left. Does not wait."""
+        self._stopping = True
+        self.queue.close()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until it has ended; False when the time is over first."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def pending(self) -> int:
+        """Tuples of its spouts that are on the way; bolts have none."""
+        return 0
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+        return ExecutorStatistics(
+            self.component.id, self.tasks, replace(self.counts), self.queue.statistics(), self.pending
+        )
+
+    # --- its thread -----------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            for task in self.tasks:
+                self._tasks[task] = self._always(task, partial(self._open, task))
+            self._opened.set()
+            while not self._stopping:
+                self._turn()
+        except TaskError as error:
+            self._surroundings.failed(error)
+        except ClosedError:
+            # The executor of a task that this one sends to has ended, and whoever ended it knows why.
+            logger.info("executor.cut_off", extra={"component": self.component.id, "tasks": str(self.tasks)})
+        except Exception as error:  # noqa: BLE001 - a defect of ours; the worker must not go on without it
+            self._surroundings.failed(TaskError(self.component.id, self.tasks[0], error))
+        finally:
+            self.queue.close()
+            self._opened.set()
+            self._close_all()
+
+    def _close_all(self) -> None:
+        for task in self._tasks.values():
+            try:
+                self._close(task)
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                self._surroundings.failed(self._told(task.id, error))
+
+    def _always(self, task: int, call: Callable[[], Any]) -> Any:
+        """Call the user's code; what that raises ends the executor, whatever the policy."""
+        try:
+            return call()
+        except Exception as error:
+            raise self._told(task, error) from error
+
+    @abstractmethod
+    def _open(self, task: int) -> TaskKind:
+        """Return a task whose spout or bolt is ready."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Do a batch of work, or wait for some."""
+
+    @abstractmethod
+    def _close(self, task: TaskKind) -> None:
+        """Have a task's spout or bolt let go of what it holds."""
+
+    def _context(self, task: int) -> TopologyContext:
+        return TopologyContext(self._surroundings.topology_id, self._surroundings.topology, task)
+
+    def _outgoing(self, task: int) -> Outgoing:
+        around = self._surroundings
+        return Outgoing(around.topology, task, around.locality, around.loads)
+
+    # --- errors -----------------------------------------------------------------------------------------
+
+    def _told(self, task: int, error: Exception, message: Tuple | None = None) -> TaskError:
+        """Count, log and tell an error."""
+        told = TaskError(self.component.id, task, error, message)
+        self.counts.errors += 1
+        logger.warning("task.error", extra={"reason": str(told)})
+        self._surroundings.error(told)
+        return told
+
+    def _raised(self, task: int, error: Exception, message: Tuple | None = None) -> None:
+        """Deal with an error as the policy says: raises TaskError when the worker is to fail by it."""
+        told = self._told(task, error, message)
+        policy = self.settings.error_policy
+        if policy is ErrorPolicy.FAIL:
+            raise told from error
+        if policy is ErrorPolicy.DEAD_LETTER and message is not None:
+            self._surroundings.dead_letter(DeadLetter(message, told))
+
+    # --- what tasks emit ----------------------------------------------------------------------------------
+
+    def _flush(self, task: TaskKind) -> list[Emitted]:
+        """Send on what a task has emitted, and return it; tell the acker what is acked and failed.
+
+        The acker hears of every copy before that is on its way. What cannot be sent has failed.
+        """
+        if self._refresh_due:
+            self._refresh_due = False
+            for each in self._tasks.values():
+                each.outgoing.refresh()
+        runs = task.outbox.take()
+        lost: list[Tuple] = []
+        columns = [column for run in runs for column in self._columns(task, run, lost)]
+        self.counts.emitted += sum(len(run.tuples) for run in runs)
+        self.counts.transferred += sum(len(column.tuples) for column in columns)
+        self._tell_acker(task, runs, columns, lost)
+        if columns:
+            self._surroundings.transfer(columns, partial(self._undeliverable, task))
+        return runs
+
+    def _columns(self, task: Task, run: Emitted, lost: list[Tuple]) -> list[AddressedTuples]:
+        """Return what goes to each task; a tuple at which a grouping raises is lost, and no other."""
+        if run.task is not None:
+            return [AddressedTuples(run.task, run.tuples)]
+        try:
+            routes = task.outgoing.route(run.origin.stream.name, run.tuples)
+        except Exception as error:  # noqa: BLE001 - a grouping may be the user's code
+            if len(run.tuples) > 1:
+                singles = [Emitted(run.origin, None, [message]) for message in run.tuples]
+                return [column for single in singles for column in self._columns(task, single, lost)]
+            lost += run.tuples
+            self._raised(task.id, error, run.tuples[0])
+            return []
+        take = run.tuples.__getitem__
+        return [AddressedTuples(target, list(map(take, positions))) for target, positions in routes.items()]
+
+    def _tell_acker(
+        self, task: Task, runs: Sequence[Emitted], columns: Sequence[AddressedTuples], lost: Sequence[Tuple]
+    ) -> None:
+        acked, task.acked = task.acked, []
+        failed, task.failed = task.failed, []
+        acker = self._surroundings.acker
+        if acker is None:
+            return
+        copies: dict[Root, int] = {}
+        for tuples in (lost, *(column.tuples for column in columns)):
+            for message in tuples:
+                for root in message.message_id:
+                    copies[root] = copies.get(root, 0) + 1
+        began = self._began(runs)
+        if began or copies or acked or failed:
+            acker.update(began, copies, acked, [*failed, *(message.message_id for message in lost)])
+
+    def _began(self, runs: Sequence[Emitted]) -> list[Root]:  # noqa: ARG002 - a bolt begins nothing
+        """Return the roots of what spouts have emitted."""
+        return []
+
+    def _undeliverable(self, task: Task, message: Tuple, error: Exception) -> None:
+        """Fail a copy that could not be sent."""
+        if self._surroundings.acker is not None and message.message_id:
+            self._surroundings.acker.update(failed=[message.message_id])
+        self._raised(task.id, error, message)

@@ -1,0 +1,52 @@
+"""Whether a topology has come to rest: for tests that wait until there is nothing left to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class IdleWatch:
+    """Counts the tuples that are in a queue, on the way or being executed; thread-safe.
+
+    A topology is idle when there are none, and every spout has been asked since and had nothing.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._on_the_way = 0
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The number of times that somebody began to wait."""
+        return self._epoch
+
+    def sent(self, tuples: int) -> None:
+        """Count tuples, before they can be executed."""
+        with self._changed:
+            self._on_the_way += tuples
+
+    def executed(self, tuples: int) -> None:
+        """Take them off again, after what they have led to was counted."""
+        with self._changed:
+            self._on_the_way -= tuples
+            if not self._on_the_way:
+                self._changed.notify_all()
+
+    def changed(self) -> None:
+        """Have those who wait look again, as a spout has come to rest, or something has failed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, at_rest: Callable[[int], bool], over: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until the topology is idle or over; False when the time, in seconds, is over first.
+
+        at_rest: whether every spout has had nothing in a round that began in this epoch, or later.
+        """
+        with self._changed:
+            self._epoch += 1
+            epoch = self._epoch
+            return self._changed.wait_for(
+                lambda: over() or (self._on_the_way == 0 and at_rest(epoch)), timeout
+            )

@@ -1,0 +1,86 @@
+"""The settings of a running topology, by Storm's keys. Source: Storm's `Config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Self
+
+from tuplewire.errors import ConfigError
+
+_PREFIX = "topology."
+
+
+class ErrorPolicy(StrEnum):
+    """What happens when a spout or bolt raises."""
+
+    FAIL = "fail"
+    """The worker fails."""
+    SKIP = "skip"
+    """The tuple is failed, the error counted and told, and the task goes on."""
+    DEAD_LETTER = "dead_letter"
+    """As skip, and the tuple is handed over with its error."""
+
+
+def _setting(key: str, default: Any) -> Any:
+    return field(default=default, metadata={"key": key})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySettings:
+    """What the executors of a topology go by; a component's own configuration comes before the topology's.
+
+    workers: how many share the tasks out. receive_queue_tuples: the capacity of an executor's queue.
+    max_spout_pending: tuples that a spout's task may have on the way, of those with a message id; 0: any
+    number. tick_seconds: how often a bolt gets a tick tuple; 0: never. spout_wait_seconds: how long a spout
+    that has emitted nothing is left alone. always_serialize: also within a worker, so that a test finds
+    values that do not travel. size_metrics: count bytes for each pair of components.
+    error_policy: what an exception of a spout or bolt does; it has no key in Storm, where the worker fails.
+    """
+
+    workers: int = _setting("topology.workers", 1)
+    receive_queue_tuples: int = _setting("topology.executor.receive.buffer.size", 32_768)
+    max_spout_pending: int = _setting("topology.max.spout.pending", 0)
+    tick_seconds: float = _setting("topology.tick.tuple.freq.secs", 0.0)
+    spout_wait_seconds: float = _setting("topology.sleep.spout.wait.strategy.time.ms", 0.001)
+    always_serialize: bool = _setting("topology.testing.always.try.serialize", False)
+    size_metrics: bool = _setting("topology.serialized.message.size.metrics", False)
+    error_policy: ErrorPolicy = field(default=ErrorPolicy.FAIL, metadata={"key": "topology.error.policy"})
+
+    @classmethod
+    def of(cls, conf: Mapping[str, Any]) -> Self:
+        """Read settings; ConfigError for a value that does not fit, or an unknown key of Storm's "topology.".
+
+        Other keys are the user's own, for spouts and bolts to read.
+        """
+        known = {each.metadata["key"]: each for each in fields(cls)}
+        values: dict[str, Any] = {}
+        for key, value in conf.items():
+            if key in known:
+                values[known[key].name] = _checked(key, value, known[key].default)
+            elif key.startswith(_PREFIX):
+                raise ConfigError(f"unknown setting {key!r}; known are: {', '.join(known)}")
+        return cls(**values)
+
+
+_LEAST = {"topology.workers": 1, "topology.executor.receive.buffer.size": 1}
+
+
+def _checked(key: str, value: Any, default: Any) -> Any:
+    if isinstance(default, ErrorPolicy):
+        if value not in list(ErrorPolicy):
+            raise ConfigError(f"{key} is one of {', '.join(ErrorPolicy)}, not {value!r}")
+        return ErrorPolicy(value)
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key} is True or False, not {value!r}")
+        return value
+    if value is None and not _LEAST.get(key):
+        return default  # Storm's way to say that there is no limit, or no tick
+    kinds = (int, float) if isinstance(default, float) else (int,)
+    least = _LEAST.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < float("inf"):
+        what = "number" if isinstance(default, float) else "whole number"
+        raise ConfigError(f"{key} is a {what} from {least}, not {value!r}")
+    return value / 1000 if key.endswith(".ms") else value

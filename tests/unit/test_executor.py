@@ -1,0 +1,411 @@
+"""Executors: spouts and bolts of a user, run in threads by a worker of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import TopologyError
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Bolt,
+    CustomStreamGrouping,
+    FailedError,
+    Spout,
+    SpoutOutputCollector,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.timer import SimulatedTimer
+from tuplewire.topology.worker import ExecutorWorker
+from tuplewire_service.testing import eventually
+
+SECONDS = 30.0
+"""How long a test waits for what must happen."""
+
+
+class Log:
+    """What the copies of a spout or bolt have in common: a copy of this is this."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __deepcopy__(self, memo: object) -> Log:
+        return self
+
+    def __call__(self, value: Any) -> None:
+        self.seen.append(value)
+
+
+class Numbers(Spout):
+    """Emits so many numbers, and takes note of their fates; a failed one is emitted again."""
+
+    outputs = ("number",)
+
+    def __init__(self, count: int, log: Log) -> None:
+        self.todo = deque(range(count))
+        self.log = log
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        super().open(conf, context, collector)
+        self.log(("open", conf.get("mine"), threading.current_thread().name))
+
+    def next_tuple(self) -> None:
+        number = self.todo.popleft()
+        self.collector.emit([number], message_id=number)
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.todo
+
+    def ack(self, message_id: Any) -> None:
+        self.log(("ack", message_id))
+
+    def fail(self, message_id: Any) -> None:
+        self.log(("fail", message_id))
+        self.todo.append(message_id)
+
+    def activate(self) -> None:
+        self.log("activate")
+
+    def deactivate(self) -> None:
+        self.log("deactivate")
+
+    def close(self) -> None:
+        self.log("close")
+
+
+class Do(BasicBolt):
+    """Calls a function with each tuple, and emits what it returns, unless that is None."""
+
+    outputs = ("number",)
+
+    def __init__(self, function: Callable[[Tuple], Any]) -> None:
+        self.function = function
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        result = self.function(message)
+        if result is not None:
+            collector.emit([result])
+
+
+def chain(spout: Spout, *bolts: Bolt | BasicBolt, parallelism: int = 1, n_tasks: int = 1) -> Topology:
+    """Return a spout "s" and bolts "b0", "b1", ... behind it, one after the other."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", spout)
+    source = "s"
+    for number, bolt in enumerate(bolts):
+        builder.set_bolt(f"b{number}", bolt, parallelism).set_num_tasks(n_tasks).shuffle_grouping(source)
+        source = f"b{number}"
+    return builder.create_topology()
+
+
+@contextmanager
+def running(
+    topology: Topology, conf: Mapping[str, Any] | None = None, **more: Any
+) -> Iterator[ExecutorWorker]:
+    """Run a topology in this process; its executors must end with the block."""
+    worker = ExecutorWorker(topology, conf=conf, **more)
+    try:
+        worker.start()
+        worker.activate()
+        yield worker
+    finally:
+        worker.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("executor ")]
+
+
+def test_tuples_go_through_and_are_acked() -> None:
+    """Every number goes through two bolts once, and the spout hears that each is processed."""
+    log, seen = Log(), Log()
+    topology = chain(
+        Numbers(5000, log), Do(lambda t: t[0] * 2), Do(lambda t: seen(t[0])), parallelism=2, n_tasks=4
+    )
+    with running(topology) as worker:
+        assert worker.wait_idle(SECONDS)
+        statistics = {each.component: each for each in worker.statistics() if each.component == "s"}["s"]
+    assert sorted(seen.seen) == [2 * number for number in range(5000)]
+    assert sorted(entry[1] for entry in log.seen if entry[0] == "ack") == list(range(5000))
+    assert (statistics.counts.emitted, statistics.counts.acked, statistics.pending) == (5000, 5000, 0)
+
+
+def test_tasks_of_an_executor_share_a_thread() -> None:
+    """Four tasks in two executors run in two threads, and each task gets its share."""
+    threads: dict[int, set[str]] = {}
+
+    class Place(Bolt):
+        def execute(self, message: Tuple) -> None:  # noqa: ARG002
+            threads.setdefault(self.context.task, set()).add(threading.current_thread().name)
+
+    topology = chain(Numbers(100, Log()), Place(), parallelism=2, n_tasks=4)
+    with running(topology) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert threads == {
+        1: {"executor b0 1-2"},
+        2: {"executor b0 1-2"},
+        3: {"executor b0 3-4"},
+        4: {"executor b0 3-4"},
+    }
+
+
+def test_life_of_a_spout() -> None:
+    """A spout is opened with its settings, activated, deactivated and closed, all in its own thread."""
+    log = Log()
+    builder = TopologyBuilder()
+    builder.set_spout("s", Numbers(0, log)).add_configuration("mine", 2)
+    with running(builder.create_topology(), {"mine": 1}) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert log.seen == [("open", 2, "executor s 1-1"), "activate", "deactivate", "close"]
+
+
+def test_failed_tuples_come_again() -> None:
+    """A tuple that a bolt fails is told to its spout, which emits it again until it is processed."""
+    log, tried = Log(), Counter[int]()
+
+    def third_time(message: Tuple) -> None:
+        tried[message[0]] += 1
+        if tried[message[0]] < 3:
+            raise FailedError("not yet")
+
+    with running(chain(Numbers(50, log), Do(lambda t: t[0]), Do(third_time))) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert set(tried.values()) == {3}
+    fates = Counter(entry[0] for entry in log.seen if isinstance(entry, tuple))
+    assert (fates["fail"], fates["ack"]) == (100, 50)
+
+
+def test_max_spout_pending() -> None:
+    """A spout has no more tuples on the way than it may; when one is acked the next follows."""
+    held = Log()
+
+    class Hold(Bolt):
+        def execute(self, message: Tuple) -> None:
+            held((self, message))
+            if message[0] >= 10:
+                self.collector.ack(message)
+
+    with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 11}) as worker:
+        assert worker.wait_idle(SECONDS)
+        assert len(held.seen) == 20
+        assert worker.spouts[0].pending == 10
+    held.seen.clear()
+    with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 5}) as worker:
+        assert worker.wait_idle(SECONDS)
+        assert [message[0] for _, message in held.seen] == [0, 1, 2, 3, 4]
+
+
+def test_backpressure_holds_a_spout() -> None:
+    """A bolt that does not come along holds its spout by its full queue; memory stays bounded."""
+    go = threading.Event()
+    spout = Numbers(10_000, Log())
+    log = Log()
+
+    def wait(message: Tuple) -> None:
+        go.wait(SECONDS)
+        log(message[0])
+
+    conf = {"topology.executor.receive.buffer.size": 16}
+    with running(chain(spout, Do(wait)), conf) as worker:
+        queue = worker.bolts[0].queue
+        eventually(lambda: queue.statistics().population == 16)
+        statistics = worker.spouts[0].statistics()
+        # In the queue, in the bolt's hands, and in the column that waits for room: a spout's batch at most.
+        assert statistics.counts.emitted <= 16 + 16 + 2 * 1024
+        go.set()
+        assert worker.wait_idle(SECONDS)
+        assert queue.statistics().overflow == 0
+    assert log.seen == list(range(10_000))
+
+
+def test_a_bolt_may_send_to_itself() -> None:
+    """A bolt that has more for itself than its queue holds does not wait for itself."""
+    seen = Log()
+
+    class Again(Bolt):
+        outputs = ("number",)
+
+        def execute(self, message: Tuple) -> None:
+            seen(message[0])
+            for _ in range(message[0]):
+                self.collector.emit([message[0] - 1], anchors=message)
+            self.collector.ack(message)
+
+    builder = TopologyBuilder()
+    builder.set_spout("s", Numbers(5, Log()))
+    builder.set_bolt("b", Again()).shuffle_grouping("s").shuffle_grouping("b")
+    with running(builder.create_topology(), {"topology.executor.receive.buffer.size": 2}) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert len(seen.seen) == 1 + 2 + 5 + 16 + 65
+
+
+def test_ticks_by_a_simulated_clock() -> None:
+    """A bolt gets a tick for each period, before what comes after it; others get none."""
+    seen, timer = Log(), SimulatedTimer()
+    builder = TopologyBuilder()
+    builder.set_spout("s", Numbers(2, Log()))
+    bolt = builder.set_bolt("b", Do(lambda t: seen("tick" if t.is_tick else t[0]))).shuffle_grouping("s")
+    bolt.add_configuration("topology.tick.tuple.freq.secs", 5)
+    builder.set_bolt("other", Do(lambda t: seen("wrong") if t.is_tick else None)).shuffle_grouping("s")
+    with running(builder.create_topology(), timer=timer) as worker:
+        assert worker.wait_idle(SECONDS)
+        timer.advance(4)
+        assert worker.wait_idle(SECONDS)
+        assert seen.seen == [0, 1]
+        for _ in range(2):
+            timer.advance(5)
+            assert worker.wait_idle(SECONDS)
+    assert seen.seen == [0, 1, "tick", "tick"]
+
+
+def test_ticks_do_not_pile_up() -> None:
+    """A bolt that is behind gets one tick, however many periods pass meanwhile."""
+    seen, timer, go = Log(), SimulatedTimer(), threading.Event()
+
+    def slow(message: Tuple) -> None:
+        seen(message.is_tick)
+        go.wait(SECONDS)
+
+    conf = {"topology.tick.tuple.freq.secs": 1}
+    with running(chain(Numbers(1, Log()), Do(slow)), conf, timer=timer) as worker:
+        eventually(lambda: seen.seen)
+        timer.advance(100)
+        go.set()
+        assert worker.wait_idle(SECONDS)
+    assert seen.seen == [False, True]
+
+
+def broken(message: Tuple) -> None:
+    """Raise at every third number."""
+    if message[0] % 3 == 0:
+        raise ZeroDivisionError("by three")
+
+
+def test_policy_fail_names_the_task() -> None:
+    """By default an error ends the worker; it names component, task and tuple, and keeps its cause."""
+    with running(chain(Numbers(10, Log()), Do(broken))) as worker:
+        with pytest.raises(
+            TaskError, match=r"task 1 of 'b0': ZeroDivisionError: by three, at <Tuple 2:s:"
+        ) as raised:
+            worker.wait_idle(SECONDS)
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_policy_skip_counts_and_goes_on() -> None:
+    """Skipping fails the tuple, counts and tells the error, and goes on."""
+    log, told = Log(), Log()
+
+    class Once(Numbers):
+        def fail(self, message_id: Any) -> None:
+            self.log(("fail", message_id))
+
+    topology = chain(Once(10, log), Do(broken))
+    with running(topology, {"topology.error.policy": "skip"}, error=told) as worker:
+        assert worker.wait_idle(SECONDS)
+        (statistics,) = (bolt.statistics() for bolt in worker.bolts)
+        assert (statistics.counts.errors, statistics.counts.failed, statistics.counts.acked) == (4, 4, 6)
+    assert [(error.component, error.task, error.tuple.values) for error in told.seen] == [
+        ("b0", 1, (number,)) for number in (0, 3, 6, 9)
+    ]
+    assert [entry[1] for entry in log.seen if entry[0] == "fail"] == [0, 3, 6, 9]
+
+
+def test_policy_dead_letter_keeps_the_tuple() -> None:
+    """A tuple that is given up is handed over with its error."""
+    letters: list[DeadLetter] = []
+
+    class Once(Numbers):
+        def fail(self, message_id: Any) -> None:
+            """Leave it."""
+
+    conf = {"topology.error.policy": "dead_letter"}
+    with running(chain(Once(10, Log()), Do(broken)), conf, dead_letter=letters.append) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert [letter.tuple["number"] for letter in letters] == [0, 3, 6, 9]
+    assert "ZeroDivisionError" in str(letters[0].error)
+
+
+def test_error_in_a_grouping_loses_one_tuple() -> None:
+    """A custom grouping that raises at one tuple of a column fails that one, and no other."""
+    log, seen = Log(), Log()
+
+    class NoSevens(CustomStreamGrouping):
+        def choose_tasks(self, values: tuple[Any, ...]) -> list[int]:
+            if values[0] == 7:
+                raise KeyError(values[0])
+            return [1]
+
+    class Once(Numbers):
+        def fail(self, message_id: Any) -> None:
+            self.log(("fail", message_id))
+
+    builder = TopologyBuilder()
+    builder.set_spout("s", Once(10, log))
+    builder.set_bolt("b", Do(lambda t: seen(t[0]))).custom_grouping("s", NoSevens())
+    with running(builder.create_topology(), {"topology.error.policy": "skip"}) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert sorted(seen.seen) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert [entry for entry in log.seen if entry[0] == "fail"] == [("fail", 7)]
+
+
+def test_error_while_opening() -> None:
+    """A spout that cannot be opened is an error of start(), whatever the policy."""
+
+    class Closed(Numbers):
+        def open(self, *_: object) -> None:
+            raise OSError("no such source")
+
+    worker = ExecutorWorker(chain(Closed(1, Log())), conf={"topology.error.policy": "skip"})
+    with pytest.raises(TaskError, match="task 1 of 's': OSError: no such source"):
+        worker.start()
+    worker.close()
+
+
+def test_always_serialize_finds_what_does_not_travel() -> None:
+    """With the test setting a value that has no form is an error also within a process."""
+
+    class Objects(Numbers):
+        def next_tuple(self) -> None:
+            number = self.todo.popleft()
+            self.collector.emit([object() if number == 1 else number], message_id=number)
+
+        def fail(self, message_id: Any) -> None:
+            self.log(("fail", message_id))
+
+    log, seen = Log(), Log()
+    conf = {"topology.testing.always.try.serialize": True, "topology.error.policy": "skip"}
+    with running(chain(Objects(3, log), Do(lambda t: seen(t[0]))), conf) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert seen.seen == [0, 2]
+    assert sorted(entry for entry in log.seen if entry[0] in {"ack", "fail"}) == [
+        ("ack", 0),
+        ("ack", 2),
+        ("fail", 1),
+    ]
+
+
+def test_idle_spout_uses_little_cpu() -> None:
+    """Executors that wait use next to none of the process's time."""
+    with running(chain(Numbers(1, Log()), Do(lambda _: None), parallelism=4, n_tasks=4)) as worker:
+        assert worker.wait_idle(SECONDS)
+        cpu, begin = time.process_time(), time.monotonic()
+        threading.Event().wait(0.5)  # the time that it is idle
+        assert time.process_time() - cpu < 0.2 * (time.monotonic() - begin)
+
+
+def test_executor_is_not_split() -> None:
+    """A worker that is given a part of an executor's tasks refuses."""
+    topology = chain(Numbers(1, Log()), Do(lambda _: None), parallelism=1, n_tasks=2)
+    with pytest.raises(TopologyError, match="tasks 1 to 2 share an executor"):
+        ExecutorWorker(topology, [1])

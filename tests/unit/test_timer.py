@@ -1,0 +1,72 @@
+"""What recurs: the schedule, and the two timers that go by it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire.topology.timer import SimulatedTimer, SystemTimer
+from tuplewire_service.testing import eventually
+
+
+def test_simulated_time_calls_in_order() -> None:
+    """Everything due in the time that passes is called, in the order of time, and nothing before."""
+    timer = SimulatedTimer()
+    called: list[str] = []
+    timer.every(2, lambda: called.append("two"))
+    timer.every(3, lambda: called.append("three"))
+    timer.advance(1.5)
+    assert called == []
+    timer.advance(4.5)
+    assert called == ["two", "three", "two", "two", "three"]
+    timer.close()
+    timer.advance(10)
+    assert len(called) == 5
+
+
+def test_what_is_added_later_begins_then() -> None:
+    """A period begins when it is asked for."""
+    timer = SimulatedTimer()
+    called: list[int] = []
+    timer.advance(5)
+    timer.every(2, lambda: called.append(1))
+    timer.advance(1)
+    assert not called
+    timer.advance(1)
+    assert called
+
+
+def test_period_is_checked() -> None:
+    """Every zero seconds would be without end."""
+    with pytest.raises(ConfigError, match="more than 0, not 0"):
+        SimulatedTimer().every(0, print)
+
+
+def test_system_timer_recurs_and_ends() -> None:
+    """Actions recur by the clock, in one thread, until the timer is closed."""
+    errors: list[Exception] = []
+    timer = SystemTimer(errors.append)
+    threads: list[threading.Thread] = []
+    timer.every(0.001, lambda: threads.append(threading.current_thread()))
+    eventually(lambda: len(threads) > 3)
+    timer.close()
+    timer.close()
+    assert len(set(threads)) == 1
+    assert not threads[0].is_alive()
+    assert not errors
+
+
+def _break() -> None:
+    raise KeyError("broken")
+
+
+def test_system_timer_tells_its_end() -> None:
+    """What an action raises is told, and ends the timer."""
+    errors: list[Exception] = []
+    timer = SystemTimer(errors.append)
+    timer.every(0.001, _break)
+    eventually(lambda: errors)
+    assert isinstance(errors[0], KeyError)
+    timer.close()
