@@ -39,6 +39,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pyspark_tuplewire": ("tuplewire", "tuplewire.spark"),
     "tuplewire_service.messaging": (CLIENT, "tuplewire_service.messaging"),
     "tuplewire_service.worker": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.worker"),
+    "tuplewire_service.topology": (
+        CLIENT,
+        "tuplewire.topology",
+        "tuplewire_service.messaging",
+        "tuplewire_service.topology",
+    ),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
     # The command may offer what both packages have; its part that runs pipelines is a module of its own.
     "tuplewire_service.server.cli": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
@@ -161,6 +167,8 @@ def test_arrows(module: str) -> None:
         ("tuplewire_service.worker.router", "from tuplewire_service.server.config import load"),
         ("tuplewire_service.worker.router", "import prometheus_client"),
         ("tuplewire_service.server.main", "from tuplewire.pipelines import flights"),
+        ("tuplewire_service.topology.context_link", "from tuplewire_service.worker.worker import Worker"),
+        ("tuplewire_service.worker.router", "from tuplewire.topology.executor import Executor"),
         ("tuplewire_service.testing.kit", "from tuplewire_service.messaging.grpc import GrpcContext"),
     ],
 )

@@ -1,0 +1,87 @@
+"""The link of executors that are clients of a worker: those of a PySpark task, or of any other program."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+
+from tuplewire.client import Client, Subscription
+from tuplewire.errors import TuplewireError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessageBatch
+from tuplewire.topology.link import Failed, Link, Receive
+
+
+class ClientLink(Link):
+    """Sends and receives through a client, which it closes at its end.
+
+    Each executor has a subscription and a thread of its own, so that a slow one holds up no other. A batch is
+    acknowledged once its tuples are processed and what they have led to is accepted: with
+    `ack_mode="processed"` nothing is lost when this process dies.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._moved = threading.Condition()
+        self._closed = False
+        self._subscriptions: list[Subscription] = []
+        self._threads: list[threading.Thread] = []
+
+    def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
+        """See Link."""
+        for each in tasks:
+            subscription = self._client.recv(each)
+            self._subscriptions.append(subscription)
+            thread = threading.Thread(
+                target=self._receive,
+                args=(subscription, receive, failed),
+                name=f"receive {each[0]}-{each[-1]}",
+                daemon=True,
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _receive(self, subscription: Subscription, receive: Receive, failed: Failed) -> None:
+        try:
+            for batch in subscription:  # which acknowledges the one before
+                if not self._process(batch, receive):
+                    return
+        except TuplewireError as error:
+            if not self._closed:
+                failed(error)
+
+    def _process(self, batch: TaskMessageBatch, receive: Receive) -> bool:
+        """Have a batch processed, and wait until it is; False when the link is closed first."""
+        left = len(batch.groups)
+
+        def done(_: TaskGroup) -> None:
+            nonlocal left
+            with self._moved:
+                left -= 1
+                if not left:
+                    self._moved.notify_all()
+
+        receive(batch.groups, done)
+        with self._moved:
+            self._moved.wait_for(lambda: not left or self._closed)
+            return not left
+
+    def send(self, groups: Sequence[TaskGroup]) -> None:
+        """See Link."""
+        self._client.send(TaskMessageBatch.from_groups(groups))
+
+    def close(self, timeout: float) -> None:
+        """See Link. Raises what Client.flush does, where not all was seen off; the client is closed then."""
+        deadline = time.monotonic() + timeout
+        with self._moved:
+            self._closed = True
+            self._moved.notify_all()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._client.close, 0.0)
+            for subscription in self._subscriptions:
+                subscription.close()
+            for thread in self._threads:
+                thread.join()
+            self._client.flush(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,1 @@
+"""Topologies in one process: executors over any transport, and the local cluster."""
