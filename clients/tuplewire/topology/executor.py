@@ -40,6 +40,7 @@ class Surroundings:
     dead_letter: gets the tuples that are given up, where the policy says so.
     acker: None where nobody follows tuples: a spout's tuple then counts as processed once it is emitted, as
     in Storm without ackers. idle: told of what is done with.
+    emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     """
 
     topology_id: str
@@ -50,6 +51,7 @@ class Surroundings:
     error: Callable[[TaskError], None]
     dead_letter: Callable[[DeadLetter], None]
     acker: Acker | None = None
+    emitted: Callable[[Sequence[Emitted]], None] | None = None
     idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
@@ -243,6 +245,8 @@ class Executor(ABC, Generic[TaskKind]):
         self.counts.emitted += sum(len(run.tuples) for run in runs)
         self.counts.transferred += sum(len(column.tuples) for column in columns)
         self._tell_acker(task, runs, columns, lost)
+        if runs and self._surroundings.emitted is not None:
+            self._surroundings.emitted(runs)
         if columns:
             self._surroundings.transfer(columns, partial(self._undeliverable, task))
         return runs

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tuplewire.errors import ClosedError, TopologyError, TuplewireError
 from tuplewire.topology.acker import Acker
 from tuplewire.topology.bolt_executor import BoltExecutor
+from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Kind, Topology
 from tuplewire.topology.executor import Executor, ExecutorStatistics, Surroundings
 from tuplewire.topology.failure import DeadLetter, TaskError
@@ -39,7 +40,7 @@ class ExecutorWorker:
     user's own. link: to other processes; not needed where all tasks are here. timer: by default one that goes
     with the clock. acker, idle: shared by the workers of one process; by default an acker where all tasks are
     here, and none otherwise. error, dead_letter: told of every error, and given every tuple that is given up;
-    called in executors' threads.
+    called in executors' threads. emitted: gets everything that components emit, to look at in a test.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ExecutorWorker:
         serializer: TupleSerializer | None = None,
         error: Callable[[TaskError], None] = log_only,
         dead_letter: Callable[[DeadLetter], None] = log_only,
+        emitted: Callable[[Sequence[Emitted]], None] | None = None,
     ) -> None:
         conf = dict(conf or {})
         self.settings = TopologySettings.of(conf)
@@ -65,7 +67,6 @@ class ExecutorWorker:
         self._link = link
         self._lock = threading.Lock()
         self._closed = False
-        self._timer = timer or SystemTimer(self._timer_failed)
         serializer = serializer or MessagePackTupleSerializer(topology)
         queues: dict[int, ReceiveQueue] = {}
         self._transfer = Transfer(
@@ -88,6 +89,7 @@ class ExecutorWorker:
             dead_letter=dead_letter,
             acker=acker,
             idle=self.idle,
+            emitted=emitted,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
         )
@@ -109,6 +111,8 @@ class ExecutorWorker:
             self.idle.executed if idle is not None else log_only,
             size_metrics=self.settings.size_metrics,
         )
+        self._owns_timer = timer is None
+        self._timer = timer or SystemTimer(self._timer_failed)
 
     def _runs(self, tasks: range) -> bool:
         here = self.tasks.intersection(tasks)
@@ -183,12 +187,14 @@ class ExecutorWorker:
         deadline = time.monotonic() + timeout
         self.deactivate()
         self.idle.wait(self.at_rest, lambda: self.failure is not None, timeout)
-        self._timer.close()
+        if self._owns_timer:
+            self._timer.close()
         for executor in self.executors:
             executor.stop()
         stuck = [each for each in self.executors if not each.join(max(1.0, deadline - time.monotonic()))]
         if self._link is not None:
             self._link.close(max(1.0, deadline - time.monotonic()))
+            stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
         if stuck:
             raise TimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
 
@@ -221,6 +227,8 @@ class ExecutorWorker:
         return {task: executor.queue.load for executor in self.executors for task in executor.tasks}
 
     def _refresh(self) -> None:
+        if self._closed:
+            return
         if self._link is not None:
             self._link.report(self._own_loads())
         for executor in self.executors:

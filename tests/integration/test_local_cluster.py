@@ -1,0 +1,255 @@
+"""LocalCluster: how a user runs and tests a topology, over every transport of this process."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import ConfigError, TopologyError
+from tuplewire.topology import BasicBolt, BasicOutputCollector, FailedError, Topology, TopologyBuilder, Tuple
+from tuplewire.topology.failure import TaskError
+from tuplewire_service.topology.capture import FeederSpout
+from tuplewire_service.topology.local_cluster import LocalCluster, complete_topology
+
+README = Path(__file__).parents[2] / "service" / "README.md"
+
+
+class Split(BasicBolt):
+    """Emits the words of a line; a line "broken" is an error, and "failed" fails."""
+
+    outputs = ("word",)
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["line"] == "broken":
+            raise ZeroDivisionError
+        if message["line"] == "failed":
+            raise FailedError
+        for word in message["line"].split():
+            collector.emit([word])
+
+
+class Count(BasicBolt):
+    """Counts words, and emits its counts at each tick."""
+
+    outputs = ("word", "count")
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message.is_tick:
+            for pair in self.counts.items():
+                collector.emit(pair)
+            self.counts.clear()
+        else:
+            self.counts[message["word"]] += 1
+
+
+def word_count(feeder: FeederSpout) -> Topology:
+    """Return lines that are fed, split and counted; counts come every ten seconds."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", feeder)
+    builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
+    counter = builder.set_bolt("count", Count(), 2).fields_grouping("split", "word")
+    counter.add_configuration("topology.tick.tuple.freq.secs", 10)
+    return builder.create_topology()
+
+
+@pytest.fixture
+def feeder() -> FeederSpout:
+    """Return a spout to feed."""
+    return FeederSpout(["line"])
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {},
+        {"topology.workers": 3},
+        {"topology.workers": 3, "storm.messaging.transport": "grpc"},
+    ],
+    ids=["one worker", "local", "grpc"],
+)
+def test_the_example_of_the_docs(conf: dict[str, Any]) -> None:
+    """The word count of the README is a program in under 40 lines of code, and counts as a Counter does."""
+    code = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    assert len([line for line in code[1].splitlines() if line.strip()]) < 40
+    setting = '{"topology.workers": 2}'
+    assert setting in code[1]
+    namespace: dict[str, Any] = {"__name__": "example"}
+    exec(compile(code[1].replace(setting, repr(conf)), str(README), "exec"), namespace)  # noqa: S102 - our own docs
+    assert namespace["counts"] == Counter(word for line in namespace["LINES"] for word in line.split())
+
+
+@pytest.mark.parametrize("transport", ["local", "grpc"])
+def test_fed_tuples_are_followed_across_workers(feeder: FeederSpout, transport: str) -> None:
+    """The spout hears what has become of each tuple, though its bolts are in other workers."""
+    conf = {"topology.workers": 5, "storm.messaging.transport": transport}
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", conf, word_count(feeder))
+        for number in range(100):
+            feeder.feed(["failed" if number % 10 == 0 else "a b"], message_id=number)
+        running.wait()
+        assert sorted(feeder.failed) == list(range(0, 100, 10))
+        assert sorted(feeder.failed + feeder.acked) == list(range(100))
+        assert sorted(running.captured.tuples("split")) == [("a",)] * 90 + [("b",)] * 90
+        feeder.feed(["c"], message_id="more")
+        cluster.wait("t")
+        assert feeder.acked[-1] == "more"
+
+
+def test_time_passes_when_told(feeder: FeederSpout) -> None:
+    """With simulated time, ticks come after what was fed, once for each period and at no other time."""
+    with LocalCluster(simulated_time=True) as cluster:
+        running = cluster.submit("t", {"topology.workers": 2}, word_count(feeder))
+        feeder.feed(["a b a"])
+        cluster.wait("t")
+        cluster.advance(9.5)
+        assert running.captured.tuples("count") == []
+        cluster.advance(0.5)
+        assert sorted(running.captured.tuples("count")) == [("a", 2), ("b", 1)]
+        running.captured.clear()
+        feeder.feed(["b"])
+        cluster.wait("t")
+        cluster.advance(30)
+        assert running.captured.tuples("count") == [("b", 1)]
+
+
+def test_complete_topology() -> None:
+    """A test of a topology is a line: given tuples in, everything that came out."""
+    captured = complete_topology(word_count(FeederSpout(["line"])), {"lines": [["a b"], ["c"]]})
+    assert sorted(captured.tuples("split")) == [("a",), ("b",), ("c",)]
+    assert captured.tuples("lines") == [("a b",), ("c",)]
+
+
+def test_complete_topology_wants_a_spout() -> None:
+    """Tuples are given to a spout, not to a bolt."""
+    with pytest.raises(TopologyError, match="'split' is a bolt; only a spout's tuples can be given"):
+        complete_topology(word_count(FeederSpout(["line"])), {"split": [["a"]]})
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_error_ends_the_topology(feeder: FeederSpout, workers: int) -> None:
+    """What a bolt raises ends the wait, in whichever worker it is, and the status shows it."""
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": workers}, word_count(feeder))
+        assert cluster.status()["t"].state == "ACTIVE"
+        feeder.feed(["broken"])
+        with pytest.raises(TaskError, match="of 'split': ZeroDivisionError"):
+            cluster.wait("t")
+        assert cluster.status()["t"].state == "FAILED"
+        assert [error.component for error in running.errors] == ["split"]
+
+
+def test_dead_letters_are_kept(feeder: FeederSpout) -> None:
+    """With the policy, what could not be processed is there to look at, and the rest goes on."""
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.error.policy": "dead_letter"}, word_count(feeder))
+        for line in ("a", "broken", "b"):
+            feeder.feed([line], message_id=line)
+        running.wait()
+        assert [letter.tuple["line"] for letter in running.dead_letters] == ["broken"]
+        assert (sorted(feeder.acked), feeder.failed) == (["a", "b"], ["broken"])
+
+
+def test_deactivate_and_activate(feeder: FeederSpout) -> None:
+    """An inactive topology emits nothing; an active one goes on where it was."""
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {}, word_count(feeder))
+        running.deactivate()
+        running.wait()
+        feeder.feed(["a"])
+        running.wait()
+        assert (cluster.status()["t"].state, running.captured.tuples("lines")) == ("INACTIVE", [])
+        running.activate()
+        running.wait()
+        assert running.captured.tuples("lines") == [("a",)]
+
+
+def test_kill_finishes_what_is_on_the_way(feeder: FeederSpout) -> None:
+    """A killed topology ends once what its spouts have emitted is processed, and leaves no thread."""
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": 3}, word_count(feeder))
+        for _ in range(500):
+            feeder.feed(["a b"])
+        cluster.kill("t")
+        emitted = len(running.captured.tuples("lines"))
+        assert len(running.captured.tuples("split")) == 2 * emitted
+        assert cluster.status() == {}
+        with pytest.raises(TopologyError, match="no topology 't' runs here; there are none"):
+            cluster.wait("t")
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("executor ")]
+
+
+def test_status_counts(feeder: FeederSpout) -> None:
+    """The status has every executor with its counts and its queue."""
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": 2}, word_count(feeder))
+        feeder.feed(["a b c"], message_id=1)
+        running.wait()
+        done: Counter[str] = Counter()
+        for executor in running.status().executors:
+            done[f"{executor.component} executed"] += executor.counts.executed
+            done[f"{executor.component} emitted"] += executor.counts.emitted
+            assert (executor.queue.population, executor.pending) == (0, 0)
+    assert +done == {"lines emitted": 1, "split executed": 1, "split emitted": 3, "count executed": 3}
+
+
+def test_two_topologies_and_their_names(feeder: FeederSpout) -> None:
+    """Two run beside each other under names of their own."""
+    other = FeederSpout(["line"])
+    with LocalCluster() as cluster:
+        one = cluster.submit("one", {"topology.workers": 2}, word_count(feeder))
+        two = cluster.submit("two", {"topology.workers": 2}, word_count(other))
+        with pytest.raises(ConfigError, match="'one' runs already"):
+            cluster.submit("one", {}, word_count(feeder))
+        feeder.feed(["a"])
+        other.feed(["b"])
+        one.wait()
+        two.wait()
+        assert (one.captured.tuples("split"), two.captured.tuples("split")) == ([("a",)], [("b",)])
+
+
+@pytest.mark.parametrize(
+    ("conf", "problem"),
+    [
+        ({"topology.workres": 2}, "unknown setting 'topology.workres'"),
+        ({"topology.workers": 0}, "topology.workers is a whole number from 1, not 0"),
+        ({"topology.error.policy": "ignore"}, "topology.error.policy is one of fail, skip, dead_letter"),
+        ({"topology.workers": 2, "storm.messaging.transport": "pigeon"}, "unknown transport 'pigeon'"),
+    ],
+)
+def test_wrong_settings(feeder: FeederSpout, conf: dict[str, Any], problem: str) -> None:
+    """A setting that is wrong is an error of submit, which names it; nothing runs then."""
+    with LocalCluster() as cluster:
+        with pytest.raises(ConfigError, match=problem):
+            cluster.submit("t", conf, word_count(feeder))
+        assert cluster.status() == {}
+
+
+def test_real_time_passes_by_itself(feeder: FeederSpout) -> None:
+    """Time cannot be advanced where it is real."""
+    with LocalCluster() as cluster:
+        cluster.submit("t", {}, word_count(feeder))
+        with pytest.raises(ConfigError, match="simulated_time=True"):
+            cluster.advance(1)
+
+
+def test_a_components_wrong_setting_leaves_nothing(feeder: FeederSpout) -> None:
+    """A setting that is wrong in one component is an error of submit, after which no thread is left."""
+    builder = TopologyBuilder()
+    builder.set_bolt("a", Split()).shuffle_grouping("z")
+    builder.set_spout("z", feeder).add_configuration("topology.max.spout.pending", "many")
+    before = set(threading.enumerate())
+    with LocalCluster() as cluster:
+        with pytest.raises(
+            ConfigError, match=r"topology.max.spout.pending is a whole number from 0, not 'many'"
+        ):
+            cluster.submit("t", {"topology.workers": 2}, builder.create_topology())
+        assert set(threading.enumerate()) <= before
