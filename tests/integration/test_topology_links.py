@@ -264,3 +264,15 @@ def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
     for worker in (spout, bolts):
         worker.close()
     context.term()
+
+
+def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A link that is closed before anybody has taken what it sent says how many messages that were."""
+    context = TransportFactory.make_context({TRANSPORT_KEY: "local"})
+    link = ContextLink(context, "t")
+    link.connect({1: ("127.0.0.1", 1)})  # where nobody is
+    link.send([TaskGroup.of(1, [b"a", b"b"])])
+    link.close(0.0)
+    (record,) = (each for each in caplog.records if each.message == "messages.dropped")
+    assert record.__dict__["reasons"] == {"closed": 2}
+    context.term()

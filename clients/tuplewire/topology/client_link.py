@@ -18,8 +18,9 @@ class ClientLink(Link):
     """Sends and receives through a client, which it closes at its end.
 
     Each executor has a subscription and a thread of its own, so that a slow one holds up no other. A batch is
-    acknowledged once its tuples are processed and what they have led to is accepted: with
-    `ack_mode="processed"` nothing is lost when this process dies.
+    acknowledged once its tuples are processed, so that what was not processed comes again when this process
+    dies. What they have led to is then with the client: it arrives as long as this process lives, and what
+    the client has not delivered dies with it.
     """
 
     def __init__(self, client: Client) -> None:

@@ -75,8 +75,12 @@ class ContextLink(Link):
         self._server.send_load_metrics(loads)
 
     def close(self, timeout: float) -> None:
-        """See Link."""
+        """See Link. What nobody has taken by then is dropped, and logged."""
         deadline = time.monotonic() + timeout
         for connection in self._connections.values():
             connection.close(max(0.0, deadline - time.monotonic()))
+            dropped = connection.statistics().ledger.dropped
+            if any(dropped.values()):
+                reasons = {reason: count for reason, count in dropped.items() if count}
+                logger.warning("messages.dropped", extra={"port": connection.port, "reasons": reasons})
         self._server.close(max(0.1, deadline - time.monotonic()))
