@@ -114,7 +114,7 @@ class Client:
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """Hand over a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Waits for room, at most `timeout` seconds (None: without end), and returns once everything is
+        Waits for room, at most `timeout` seconds (None: max_block_seconds), and returns once everything is
         accepted: all of it or nothing. With overflow="fail" it does not wait; with overflow="drop_oldest" it
         first gives up the oldest messages that were never sent, which the ledger counts, and waits only where
         that is not enough. Raises BufferFullError, MessageTooLargeError, ClosedError, or the RefusedError for

@@ -42,6 +42,7 @@ class SessionSettings:
 
     max_pending_messages, max_pending_bytes: the bound on what is accepted but not acknowledged.
     max_pending_task_messages: the same for one task, so that a stopped task leaves room for the others.
+    max_block_seconds: how long a send waits for room that is given no timeout of its own.
     max_message_bytes: the largest payload. max_frame_bytes: a frame is closed once it holds this much.
     keepalive_seconds, keepalive_timeout_seconds: a silent peer is given up after their sum.
     backoff_initial_seconds, backoff_max_seconds: full jitter between reconnects, doubling up to the cap.
@@ -53,6 +54,7 @@ class SessionSettings:
     max_pending_messages: int = 262_144
     max_pending_bytes: int = 64 * MIB
     max_pending_task_messages: int = 131_072
+    max_block_seconds: float = 60.0
     max_message_bytes: int = 1 * MIB
     max_frame_bytes: int = 1 * MIB
     keepalive_seconds: float = 2.0
@@ -78,9 +80,11 @@ class SessionSettings:
                 f"max_message_bytes ({self.max_message_bytes})"
             )
 
-    def patience(self, timeout: float | None) -> float | None:
-        """Return how long a send without room waits, given what its caller allows; None: without end."""
-        return 0.0 if self.overflow is Overflow.FAIL else timeout
+    def patience(self, timeout: float | None) -> float:
+        """Return how long a send without room waits, given what its caller allows; None: as configured."""
+        if self.overflow is Overflow.FAIL:
+            return 0.0
+        return self.max_block_seconds if timeout is None else timeout
 
     @property
     def max_request_bytes(self) -> int:

@@ -16,7 +16,11 @@ from tuplewire_service.testing import eventually
 
 ROOM = 64
 """Messages: of a task's queue, and of what each client may have pending."""
-TIGHT: dict[str, Any] = {"max_pending_messages": ROOM, "max_pending_task_messages": ROOM}
+TIGHT: dict[str, Any] = {
+    "max_pending_messages": ROOM,
+    "max_pending_task_messages": ROOM,
+    "max_block_seconds": 1,
+}
 SLOW_SECONDS = 0.002
 """What a task takes for a batch."""
 _MESSAGE = struct.Struct("<II")
@@ -66,7 +70,7 @@ class Task:
 
     def _pass_on(self, onward: list[tuple[int, int]]) -> None:
         try:
-            self._client.send(messages(self._other, onward), timeout=1)
+            self._client.send(messages(self._other, onward))
         except BufferFullError as error:
             self.errors.append(error)
             self.given_up += [number for number, _ in onward]

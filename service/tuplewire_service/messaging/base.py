@@ -249,7 +249,7 @@ class IClientConnection(IConnection):
         """Accept messages: a batch, an iterable of TaskMessages, or a task id and a payload.
 
         Waits for room, or fails, or makes room by giving up what no receiver has, as the setting `overflow`
-        says. Waits at most `timeout` seconds; None waits without end.
+        says. Waits at most `timeout` seconds; None: as configured.
         Returns once they are accepted: from then on they arrive, or are counted as dropped. Either all are
         accepted or none. Raises BufferFullError, MessageTooLargeError, ClosedError.
         """
