@@ -42,6 +42,14 @@ class Story:
         """Let a worker drain and exit."""
         self.history.worker_ended(worker, killed=False)
 
+    def moves_from(self, worker: str) -> None:
+        """Begin to move the task from one worker to the other."""
+        self.history.owns(TASK, NEAR if worker == FAR else FAR)
+
+    def has_left(self, worker: str) -> None:
+        """End the move."""
+        self.history.left(TASK, worker)
+
     @property
     def verdict(self) -> Verdict:
         """Judge."""
@@ -212,7 +220,7 @@ def test_redelivered_to_another_subscription() -> None:
 
 
 def test_duplicated_within_a_subscription() -> None:
-    """Within one subscription a mark is no excuse while every worker lives."""
+    """Within one subscription a mark is no excuse while every worker lives and no task moves."""
     story = Story()
     story.sends(100)
     story.comes(0, 60)
@@ -220,9 +228,9 @@ def test_duplicated_within_a_subscription() -> None:
     assert story.violates(Rule.DUPLICATED, (50, 60))
 
 
-@pytest.mark.parametrize("end", [Story.dies, Story.ends])
-def test_redelivered_after_the_end_of_a_worker(end: Callable[[Story, str], None]) -> None:
-    """What was sent before a worker has ended may come to one subscription again, marked; the rest not."""
+@pytest.mark.parametrize("end", [Story.dies, Story.ends, Story.moves_from, Story.has_left])
+def test_redelivered_after_the_end_of_a_worker_or_a_move(end: Callable[[Story, str], None]) -> None:
+    """What was sent before may come to one subscription again, marked; the rest not."""
     story = Story()
     story.sends(80)
     story.comes(0, 60)
@@ -235,9 +243,9 @@ def test_redelivered_after_the_end_of_a_worker(end: Callable[[Story, str], None]
     assert story.violates(Rule.DUPLICATED, (80, 81))
 
 
-@pytest.mark.parametrize("end", [Story.dies, Story.ends])
-def test_the_end_of_a_worker_excuses_no_missing_mark(end: Callable[[Story, str], None]) -> None:
-    """Without a mark a copy is a duplicate, whoever has ended."""
+@pytest.mark.parametrize("end", [Story.dies, Story.ends, Story.moves_from, Story.has_left])
+def test_neither_excuses_a_missing_mark(end: Callable[[Story, str], None]) -> None:
+    """Without a mark a copy is a duplicate, whatever has happened."""
     story = Story()
     story.sends(100)
     story.comes(0, 60)

@@ -9,7 +9,8 @@ was handed over and accepted, what consumers have received, and which workers ha
   before it, or any later one, was received. Of a source in the mode `processed` none may be missing. What the
   producer was told to be dropped is not expected.
 - At most one copy is not marked `redelivered`. A further copy within one subscription is only allowed when a
-  worker has ended after the message was handed over.
+  worker has ended, or the task was moving, after the message was handed over: what a consumer that is out of
+  reach has not acknowledged moves with the task, and may come back with it.
 - Messages are received for the first time in the order of their numbers. Only what was on its way to a task
   that was moving, when a worker on that way was killed, may come later than its turn.
 - What is received has been sent, and each producer's own balance adds up to what it has sent.
@@ -124,9 +125,13 @@ class _Flow:
         self.strayed = Ranges()
         """What was on its way to a moving task when a worker died."""
         self.since = 0
-        """The first number that was handed over after a worker has ended last."""
+        """The first number that was handed over after a worker has ended, or the task has moved, last."""
         self.subscriptions: defaultdict[str, Ranges] = defaultdict(Ranges)
         """What each subscription has received, from that number on."""
+
+    def excuse_copies(self) -> None:
+        self.subscriptions.clear()
+        self.since = self.handed_over
 
 
 class History:
@@ -153,10 +158,19 @@ class History:
     def owns(self, task: int, worker: str) -> None:
         """Tell that a worker may hold messages of a task from now on; before the worker itself is told."""
         self._owners[task].add(worker)
+        self._excuse_copies(task)
 
     def left(self, task: int, worker: str) -> None:
         """Tell that a task has moved away from a worker, and that nothing of it is left there."""
-        self._owners[task].discard(worker)
+        if worker in self._owners[task]:
+            self._owners[task].remove(worker)
+            self._excuse_copies(task)
+
+    def _excuse_copies(self, task: int) -> None:
+        """Allow marked copies of what was handed over until now."""
+        for (_, to), flow in self._flows.items():
+            if to == task:
+                flow.excuse_copies()
 
     def handed_over(self, source: int, task: int, count: int) -> None:
         """Tell that a producer is about to send: its first `count` messages to the task may be on the way."""
@@ -185,7 +199,7 @@ class History:
         repeated: list[Range] = []
         if stop > flow.since:
             repeated = flow.subscriptions[subscription].add(max(first, flow.since), stop)
-        detail = f"came twice to {subscription}, and no worker has ended since they were sent"
+        detail = f"came twice to {subscription}, and no worker has ended nor the task moved since"
         self._violated(Rule.DUPLICATED, source, task, repeated, detail)
         if not redelivered:
             twice = flow.unmarked.add(first, stop)
@@ -204,8 +218,7 @@ class History:
     def worker_ended(self, worker: str, *, killed: bool) -> None:
         """Tell that a worker's process has ended; killed: by force, with all that it held."""
         for (source, task), flow in self._flows.items():
-            flow.subscriptions.clear()
-            flow.since = flow.handed_over
+            flow.excuse_copies()
             if not killed or flow.received.stop >= flow.handed_over:
                 continue
             sender, owners = self._sources[source], self._owners[task]
