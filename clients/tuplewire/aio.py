@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Self, overload
 
-from tuplewire.channel import resolve_address, resolve_topology
+from tuplewire.channel import dial_grpc, resolve_address, resolve_topology
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
@@ -52,7 +52,9 @@ class Client:
             raise ClosedError("the client is closed")
         if self._sender is None:
             identity = Identity(self.topology, self._id, self._incarnation)
-            self._sender = Sender(self.address, identity, self._settings, asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            dial = dial_grpc(self.address, self._settings)
+            self._sender = Sender(self.address, identity, self._settings, loop, dial)
             self._sender.start()
         return self._sender
 
@@ -94,6 +96,7 @@ class Client:
             tasks,
             self._settings,
             asyncio.get_running_loop(),
+            dial_grpc(self.address, self._settings),
         )
         receiver.start()
         self._receivers.add(receiver)

@@ -1,9 +1,12 @@
-"""Addresses, and the gRPC channels to them."""
+"""Addresses, and the gRPC channels and streams to them."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,11 +16,11 @@ from tuplewire.config import SessionSettings
 from tuplewire.errors import (
     ConfigError,
     ProtocolError,
-    RefusedError,
     TuplewireError,
     UnreachableError,
     refused,
 )
+from tuplewire.stream import ClientStream, Dial, StreamBroken
 
 ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
 TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
@@ -25,8 +28,11 @@ DEFAULT_TOPOLOGY = "default"
 
 _CONNECT_MILLIS = 5000
 
+SERVICE = "tuplewire.v1.Messaging"
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
+BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
+"""What gRPC raises on a call that has ended."""
 
 
 def resolve_address(address: str | None) -> str:
@@ -102,6 +108,62 @@ def open_channel(address: str, settings: SessionSettings) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=channel_options(settings))
 
 
+def dial_grpc(address: str, settings: SessionSettings) -> Dial:
+    """Return what opens streams to the worker at an address, each on a connection of its own."""
+    return partial(_open_stream, address, settings)
+
+
+@asynccontextmanager
+async def _open_stream(address: str, settings: SessionSettings, method: str) -> AsyncIterator[ClientStream]:
+    async with open_channel(address, settings) as channel:
+        stream = _GrpcStream(channel.stream_stream(f"/{SERVICE}/{method}")(), address)
+        try:
+            yield stream
+        finally:
+            stream.cancel()
+
+
+class _GrpcStream(ClientStream):
+    """One call of a streaming method."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._cancelled = False
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._call.write(data)
+        except BROKEN as error:
+            raise StreamBroken from error
+
+    async def read(self) -> bytes | None:
+        try:
+            data = await self._call.read()
+        except BROKEN as error:
+            raise StreamBroken from error
+        return None if data is grpc.aio.EOF else data
+
+    async def done_writing(self) -> None:
+        try:
+            await self._call.done_writing()
+        except BROKEN as error:
+            raise StreamBroken from error
+
+    def cancel(self) -> None:
+        if self._call.cancel():
+            self._cancelled = True
+
+    async def end(self) -> TuplewireError:
+        self.cancel()
+        if self._cancelled:
+            return UnreachableError(f"{self._address}: the stream broke")
+        call = self._call
+        return error_of(
+            await call.code(), await call.details() or "", await call.trailing_metadata(), self._address
+        )
+
+
 def error_of(
     code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str
 ) -> TuplewireError:
@@ -112,11 +174,3 @@ def error_of(
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
     return UnreachableError(f"{address}: {code.name}: {details}")
-
-
-FATAL = ("WRONG_TOPOLOGY", "STALE_INCARNATION", "PROTOCOL_VERSION", "SUPERSEDED")
-
-
-def is_fatal(error: RefusedError) -> bool:
-    """Whether the same request would be refused again, however often it is made."""
-    return error.code in FATAL

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 from weakref import WeakSet
 
-from tuplewire.channel import resolve_address, resolve_topology
+from tuplewire.channel import dial_grpc, resolve_address, resolve_topology
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError
 from tuplewire.loop import EventLoopThread, messaging_loop
@@ -100,7 +100,8 @@ class Client:
             raise ClosedError("the client is closed")
         thread = messaging_loop()
         identity = Identity(self.topology, self._id, self._incarnation or time.time_ns())
-        self._sender = sender = Sender(self.address, identity, self._settings, thread.loop)
+        dial = dial_grpc(self.address, self._settings)
+        self._sender = sender = Sender(self.address, identity, self._settings, thread.loop, dial)
         thread.suspendables.add(sender)
         thread.call(sender.start)
         return sender
@@ -158,6 +159,7 @@ class Client:
             tasks,
             self._settings,
             thread.loop,
+            dial_grpc(self.address, self._settings),
         )
         thread.suspendables.add(receiver)
         thread.call(receiver.start)

@@ -1,4 +1,4 @@
-"""The driver of a consuming session over gRPC: keeps a Recv stream up and the cursor moving.
+"""The driver of a consuming session: keeps a Recv stream up and the cursor moving.
 
 The loop reads frames into a buffer that the prefetch bounds; any one thread (or coroutine) takes batches out
 and acknowledges them.
@@ -9,31 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-import grpc
-from google.protobuf.message import DecodeError
-
-from tuplewire.channel import error_of, is_fatal, open_channel
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
-from tuplewire.errors import (
-    ClosedError,
-    MessageError,
-    ProtocolError,
-    RefusedError,
-    TuplewireError,
-    UnreachableError,
-    refused,
-)
-from tuplewire.loop import watched
-from tuplewire.session.backoff import Backoff
+from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
+from tuplewire.resumable import FATAL, Resumable
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.delivery import Delivery
+from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -41,12 +28,12 @@ from tuplewire.wire.translate import code_name
 
 logger = logging.getLogger(__name__)
 
-RECV_METHOD = "/tuplewire.v1.Messaging/Recv"
-_BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
 
-
-class Receiver:
+class Receiver(Resumable):
     """One subscription to tasks of one worker. Thread-safe unless a method belongs to the loop."""
+
+    method = "Recv"
+    fatal = FATAL | {"UNKNOWN_TASK", "NOT_LOCAL"}
 
     def __init__(
         self,
@@ -57,23 +44,18 @@ class Receiver:
         tasks: Iterable[int],
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
+        dial: Dial,
     ) -> None:
-        self.address = address
-        self.connected = False
+        super().__init__(address, settings, loop, dial)
         self._hello = (topology, consumer_id, incarnation)
-        self._settings = settings
-        self._loop = loop
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._buffer: deque[Arrived] = deque()
         self._arrival = asyncio.Event()
         self._progress = asyncio.Event()
-        self._error: TuplewireError | None = None
-        self._last_problem = "not connected yet"
         self._broken_since = time.monotonic()
         self._closed = False
-        self._task: asyncio.Task[None] | None = None
 
     # --- for whoever consumes ----------------------------------------------------------------
 
@@ -120,10 +102,6 @@ class Receiver:
 
     # --- life, on the loop ---------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin to connect; on the loop."""
-        self._task = watched(self._loop.create_task(self._run(), name=f"receive from {self.address}"))
-
     @property
     def closed(self) -> bool:
         """Whether close() was called."""
@@ -140,48 +118,18 @@ class Receiver:
         self._progress.set()
         if self.connected and self._task is not None:
             await asyncio.wait([self._task], timeout=1.0)
-        await self._stop_task()
-
-    async def _stop_task(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])  # what it raised, if anything, was reported
-
-    async def suspend(self) -> None:
-        """Give the stream up for a fork; see tuplewire.loop."""
-        await self._stop_task()
+        await self._stop()
 
     def resume(self) -> None:
         """Go on after a fork."""
         if not self._closed and self._error is None:
             self.start()
 
-    async def _run(self) -> None:
-        settings = self._settings
-        backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
-        while not self._closed:
-            try:
-                await self._stream(backoff)
-            except RefusedError as error:
-                self._disconnected(error)
-                if is_fatal(error) or error.code in {"UNKNOWN_TASK", "NOT_LOCAL"}:
-                    self._fail(error)
-                    return
-            except MessageError as error:
-                self._fail(error)
-                return
-            except UnreachableError as error:
-                self._disconnected(error)
-            except Exception as error:
-                self._fail(TuplewireError(f"the subscription at {self.address} has a defect: {error!r}"))
-                raise
-            finally:
-                self.connected = False
-            if not self._closed:
-                await asyncio.sleep(backoff.next())
+    @property
+    def _over(self) -> bool:
+        return self._closed
 
-    def _disconnected(self, error: TuplewireError) -> None:
+    def _lost(self, error: TuplewireError) -> None:
         if self._closed:
             return
         if self.connected or str(error) != self._last_problem:
@@ -190,7 +138,7 @@ class Receiver:
             self._broken_since = time.monotonic()
         self._last_problem = str(error)
 
-    def _fail(self, error: TuplewireError) -> None:
+    def _failed(self, error: TuplewireError) -> None:
         with self._lock:
             self._error = error
             # It cannot be acknowledged any more, and comes to whoever has the task now.
@@ -198,37 +146,10 @@ class Receiver:
             self._moved.notify_all()
         self._arrival.set()
 
-    async def _stream(self, backoff: Backoff) -> None:
-        """Keep one stream up until it ends; raises what ended it, and returns once closed."""
-        async with open_channel(self.address, self._settings) as channel:
-            call: Any = channel.stream_stream(RECV_METHOD)()
-            try:
-                await self._open(call)
-                backoff.succeeded()
-                writer = self._loop.create_task(self._write(call), name=f"progress to {self.address}")
-                try:
-                    await self._read(call)
-                finally:
-                    writer.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, *_BROKEN):
-                        await writer
-            except _BROKEN:
-                pass  # the status, below, says why
-            except DecodeError as error:
-                raise ProtocolError(
-                    f"{self.address} does not answer as a Tuplewire worker: {error}"
-                ) from error
-            finally:
-                cancelled = call.cancel()
-            if self._closed:
-                return
-            if cancelled:
-                raise UnreachableError(f"{self.address}: the stream broke")
-            raise error_of(
-                await call.code(), await call.details() or "", await call.trailing_metadata(), self.address
-            )
+    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+        return (self._write(stream),)
 
-    async def _open(self, call: Any) -> None:
+    async def _open(self, stream: ClientStream) -> None:
         topology, consumer_id, incarnation = self._hello
         with self._lock:
             cursors = self._window.all()
@@ -240,10 +161,10 @@ class Receiver:
             tasks=[_cursor_to_wire(cursor) for cursor in cursors],
             worker_incarnation=self._window.worker_incarnation,
         )
-        await call.write(pb.RecvRequest(subscribe=subscribe).SerializeToString())
-        data = await call.read()
-        if data is grpc.aio.EOF:
-            raise asyncio.InvalidStateError
+        await stream.write(pb.RecvRequest(subscribe=subscribe).SerializeToString())
+        data = await stream.read()
+        if data is None:
+            raise StreamBroken
         subscribed = pb.RecvResponse.FromString(data).subscribed
         with self._lock:
             self._window.opened(
@@ -253,8 +174,8 @@ class Receiver:
         self.connected = True
         logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
 
-    async def _read(self, call: Any) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
+    async def _read(self, stream: ClientStream) -> None:
+        while (data := await stream.read()) is not None:
             response = decode_recv_response(data)
             if not isinstance(response, OpaqueFrame):
                 if response.HasField("probe"):
@@ -274,7 +195,7 @@ class Receiver:
                     self._moved.notify_all()
             self._arrival.set()
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, stream: ClientStream) -> None:
         while True:
             await self._progress.wait()
             self._progress.clear()
@@ -283,10 +204,10 @@ class Receiver:
                 cursors = self._window.moved()
             if cursors:
                 progress = pb.Progress(tasks=[_cursor_to_wire(cursor) for cursor in cursors])
-                await call.write(pb.RecvRequest(progress=progress).SerializeToString())
+                await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
             if closed:
-                await call.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
-                await call.done_writing()
+                await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
+                await stream.done_writing()
                 return
 
 

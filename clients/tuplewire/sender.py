@@ -1,4 +1,4 @@
-"""The driver of a sending session over gRPC: keeps a Send stream up and the window moving.
+"""The driver of a sending session: keeps a Send stream up and the window moving.
 
 The window is pure state behind a lock: any thread may hand messages over; the loop writes frames and reads
 acknowledgements. Whatever has queued up while a frame was being written goes into the next one.
@@ -9,47 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-from google.protobuf.message import DecodeError
-
-from tuplewire.channel import error_of, is_fatal, open_channel
 from tuplewire.config import PROTOCOL_VERSION, AckMode, SessionSettings
 from tuplewire.errors import (
     BufferFullError,
     ClosedError,
     DrainingError,
     FlushTimeoutError,
-    ProtocolError,
     ProtocolVersionError,
-    RefusedError,
     RefusedMessagesError,
     TuplewireError,
-    UnreachableError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.loop import watched
-from tuplewire.session.backoff import Backoff
+from tuplewire.resumable import Resumable
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.session.probe import ProbeTimer
 from tuplewire.session.receive import Refusal
 from tuplewire.session.send import SendWindow, Settled
+from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire.wire.translate import hello_to_wire, opened_from_wire, update_from_wire
 
 logger = logging.getLogger(__name__)
 
-SEND_METHOD = "/tuplewire.v1.Messaging/Send"
 _REMEMBERED_REFUSALS = 1000
 _GOODBYE_SECONDS = 1.0
-_BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
-"""What gRPC raises on a call that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +64,10 @@ class SendCounts:
     connections: int = 0
 
 
-class Sender:
+class Sender(Resumable):
     """One session to one worker. Thread-safe unless a method says that it belongs to the loop."""
+
+    method = "Send"
 
     def __init__(
         self,
@@ -84,22 +75,21 @@ class Sender:
         identity: Identity,
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
+        dial: Dial,
         on_settled: Callable[[list[Settled], list[Settled]], None] | None = None,
     ) -> None:
         """Describe a session.
 
-        on_settled: told, on the loop, what has settled, and what the receiver is done with (released).
+        dial: opens streams to the address. on_settled: told, on the loop, what has settled, and what the
+        receiver is done with (released).
         """
-        self.address = address
+        super().__init__(address, settings, loop, dial)
         self.identity = identity
         self.counts = SendCounts()
         self.loads: dict[int, float] = {}
         self.congested: frozenset[int] = frozenset()
-        self.connected = False
         self.assignment_version: Callable[[], int] = lambda: 0
         self.draining: Callable[[], bool] = lambda: False
-        self._settings = settings
-        self._loop = loop
         self._on_settled = on_settled
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
@@ -115,10 +105,7 @@ class Sender:
         self._leaving = False
         self._ended = False
         self._dismissed = False
-        self._error: TuplewireError | None = None
-        self._last_problem = "not connected yet"
         self._refusals: list[str] = []
-        self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
     # --- for whoever sends ---------------------------------------------------------------------
@@ -263,10 +250,6 @@ class Sender:
 
     # --- life, on the loop -----------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin to connect; on the loop."""
-        self._task = watched(self._loop.create_task(self._run(), name=f"send to {self.address}"))
-
     async def close(self, timeout: float) -> list[Settled]:
         """Wait for acknowledgements as long as the timeout, say goodbye, give up the rest and return it."""
         await self._finish(timeout)
@@ -276,7 +259,7 @@ class Sender:
         """Close, and return what is not acknowledged by then, with its tokens, as if never accepted."""
         await self._finish(timeout)
         self._ended = True
-        await self._stop_task()
+        await self._stop()
         with self._lock:
             left = self._window.take_back()
             self._moved.notify_all()
@@ -305,58 +288,30 @@ class Sender:
 
     async def _end(self) -> list[Settled]:
         self._ended = True
-        await self._stop_task()
+        await self._stop()
         with self._lock:
             left = self._window.abandon(DropReason.CLOSED)
             self._moved.notify_all()
         self._settle(left)
         return left
 
-    async def _stop_task(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])  # what it raised, if anything, was reported
-
-    async def suspend(self) -> None:
-        """Give the stream up for a fork; see tuplewire.loop."""
-        await self._stop_task()
-
     def resume(self) -> None:
         """Go on after a fork."""
         if not self._ended and self._error is None:  # a close() may be waiting for acknowledgements
             self.start()
 
-    async def _run(self) -> None:
-        settings = self._settings
-        backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
-        while True:
-            try:
-                await self._stream(backoff)
-            except RefusedError as error:
-                self._disconnected(error)
-                if is_fatal(error):
-                    self._fail(error)
-                    return
-            except UnreachableError as error:
-                self._disconnected(error)
-            except Exception as error:
-                self._fail(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
-                raise
-            finally:
-                self.connected = False
-            if self._leaving:
-                return
-            await asyncio.sleep(backoff.next())
+    @property
+    def _over(self) -> bool:
+        return self._leaving
 
-    def _disconnected(self, error: TuplewireError) -> None:
+    def _lost(self, error: TuplewireError) -> None:
         if self.connected or str(error) != self._last_problem:
             logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
         self._last_problem = str(error)
         self.connected = False
         self._notify()
 
-    def _fail(self, error: TuplewireError) -> None:
+    def _failed(self, error: TuplewireError) -> None:
         with self._lock:
             self._error = error
             left = self._window.abandon(DropReason.REFUSED)
@@ -368,40 +323,16 @@ class Sender:
     def _notify(self) -> None:
         self._changed.set()
 
-    async def _stream(self, backoff: Backoff) -> None:
-        """Keep one stream up until it ends; always raises what ended it."""
-        self._dismissed = False
-        async with open_channel(self.address, self._settings) as channel:
-            call: Any = channel.stream_stream(SEND_METHOD)()
-            try:
-                await self._open(call)
-                backoff.succeeded()
-                writer = self._loop.create_task(self._write(call), name=f"write to {self.address}")
-                prober = self._loop.create_task(self._probe(), name=f"probe {self.address}")
-                try:
-                    await self._read(call)
-                finally:
-                    for task in (writer, prober):
-                        task.cancel()
-                        with contextlib.suppress(asyncio.CancelledError, *_BROKEN):
-                            await task
-            except _BROKEN:
-                pass  # the status, below, says why
-            except DecodeError as error:
-                raise ProtocolError(
-                    f"{self.address} does not answer as a Tuplewire worker: {error}"
-                ) from error
-            finally:
-                cancelled = call.cancel()
-            if self._dismissed:
-                raise DrainingError(f"{self.address} is draining; it takes nothing new")
-            if cancelled:
-                raise UnreachableError(f"{self.address}: the stream broke")
-            raise error_of(
-                await call.code(), await call.details() or "", await call.trailing_metadata(), self.address
-            )
+    def _dismissed_because(self) -> TuplewireError | None:
+        if self._dismissed:
+            return DrainingError(f"{self.address} is draining; it takes nothing new")
+        return None
 
-    async def _open(self, call: Any) -> None:
+    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+        return self._write(stream), self._probe()
+
+    async def _open(self, stream: ClientStream) -> None:
+        self._dismissed = False
         window = self._window
         hello = hello_to_wire(
             topology=self.identity.topology,
@@ -414,10 +345,10 @@ class Sender:
             receiver_incarnation=window.receiver_incarnation,
             draining=self.draining(),
         )
-        await call.write(pb.SendRequest(hello=hello).SerializeToString())
-        data = await call.read()
-        if data is grpc.aio.EOF:
-            raise asyncio.InvalidStateError
+        await stream.write(pb.SendRequest(hello=hello).SerializeToString())
+        data = await stream.read()
+        if data is None:
+            raise StreamBroken
         welcome = pb.SendResponse.FromString(data).welcome
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
@@ -451,43 +382,43 @@ class Sender:
             if self._probing:
                 self._wake.set()
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, stream: ClientStream) -> None:
         counts = self.counts
         while True:
             self._wake.clear()
             if self._dismissed:
-                await call.done_writing()  # the peer acknowledges what it has, and ends the stream
+                await stream.done_writing()  # the peer acknowledges what it has, and ends the stream
                 return
             if self._probing:
                 self._probing = False
                 probe = pb.Probe(acknowledged=self._window.acknowledged)
-                await call.write(pb.SendRequest(probe=probe).SerializeToString())
+                await stream.write(pb.SendRequest(probe=probe).SerializeToString())
             with self._lock:
                 self._waking = False
                 follow = () if self._follow_told else tuple(self._followed)
                 self._follow_told = True
                 frame = self._window.next_frame()
             if follow:
-                await call.write(pb.SendRequest(follow=pb.Follow(tasks=follow)).SerializeToString())
+                await stream.write(pb.SendRequest(follow=pb.Follow(tasks=follow)).SerializeToString())
             if frame is None:
                 if self._asking:
                     self._asking = False
-                    await call.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
+                    await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
                 if self._leaving:
-                    await call.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
-                    await call.done_writing()
+                    await stream.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
+                    await stream.done_writing()
                     return
                 await self._wake.wait()
                 continue
             version = self.assignment_version()
-            await call.write(encode_frame(frame.sequence, frame.runs, assignment_version=version))
+            await stream.write(encode_frame(frame.sequence, frame.runs, assignment_version=version))
             counts.messages += frame.messages
             counts.frames += 1
             counts.bytes += frame.size_bytes
 
-    async def _read(self, call: Any) -> None:
-        while (data := await call.read()) is not grpc.aio.EOF:
+    async def _read(self, stream: ClientStream) -> None:
+        while (data := await stream.read()) is not None:
             response = pb.SendResponse.FromString(data)
             kind = response.WhichOneof("kind")
             if kind == "ack":

@@ -141,12 +141,12 @@ def _transport_conf(
     host, _ = split_host_port(config.listen)
     return {
         TRANSPORT_KEY: config.transport,
-        "tuplewire.grpc.worker_id": settings.worker_id,
-        "tuplewire.grpc.incarnation": incarnation,
-        "tuplewire.grpc.host": f"[{host}]" if ":" in host else host,
+        "tuplewire.transport.worker_id": settings.worker_id,
+        "tuplewire.transport.incarnation": incarnation,
+        "tuplewire.transport.host": f"[{host}]" if ":" in host else host,
         "tuplewire.grpc.listen": [f"unix://{config.listen_unix}"] if config.listen_unix else [],
         "tuplewire.grpc.services": services.handlers,
-        "tuplewire.grpc.receive_messages": settings.receive_queue_messages,
-        "tuplewire.grpc.receive_bytes": settings.receive_queue_bytes,
-        "tuplewire.grpc.session": peer_session(settings.session),
+        "tuplewire.transport.receive_messages": settings.receive_queue_messages,
+        "tuplewire.transport.receive_bytes": settings.receive_queue_bytes,
+        "tuplewire.transport.session": peer_session(settings.session),
     }

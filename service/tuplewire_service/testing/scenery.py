@@ -121,8 +121,8 @@ class Scenery(ABC):
         """
         return {
             "tuplewire.local.session": settings,
-            "tuplewire.grpc.session": settings,
-            "tuplewire.grpc.receive_messages": RECEIVE_MESSAGES,
+            "tuplewire.transport.session": settings,
+            "tuplewire.transport.receive_messages": RECEIVE_MESSAGES,
         }
 
     @contextmanager

@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from tuplewire.channel import dial_grpc
 from tuplewire.loop import messaging_loop
 from tuplewire.sender import Identity, Sender
 from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
-from tuplewire_service.messaging.grpc.client import GrpcClientConnection
 from tuplewire_service.messaging.grpc.server import GrpcServerConnection
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
+from tuplewire_service.messaging.sessions.client import SessionClient
 
 
 class GrpcContext(IContext):
@@ -39,7 +40,7 @@ class GrpcContext(IContext):
         self._made.append(server)
         return server
 
-    def connect(self, topology_id: str, host: str, port: int) -> GrpcClientConnection:
+    def connect(self, topology_id: str, host: str, port: int) -> SessionClient:
         """See IContext. Each connection is a session of its own."""
         settings = self._settings
         thread = messaging_loop()
@@ -50,8 +51,10 @@ class GrpcContext(IContext):
             settings.incarnation,
             worker=bool(settings.worker_id),
         )
-        make_sender = functools.partial(Sender, f"{host}:{port}", identity, settings.session, thread.loop)
-        connection = GrpcClientConnection(thread, make_sender)
+        address = f"{host}:{port}"
+        dial = dial_grpc(address, settings.session)
+        make_sender = functools.partial(Sender, address, identity, settings.session, thread.loop, dial)
+        connection = SessionClient(thread, make_sender)
         self._made.append(connection)
         return connection
 

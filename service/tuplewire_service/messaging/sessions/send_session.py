@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
 from tuplewire.config import AckMode
 from tuplewire.errors import TuplewireError
 from tuplewire.group import lane_of
@@ -16,13 +14,13 @@ from tuplewire.session.credit import CreditBook, Window
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import Intake, via_of
+from tuplewire_service.messaging.sessions.stream import ServerStream
 
 CLIENT_SOURCE = "client"
 _ACK_FRAMES = 4
 """So many frames are acknowledged together: half of what a sender may have on the way."""
 _ACK_SECONDS = 0.005
 """Fewer are after so long, or when the sender asks."""
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Origin:
@@ -66,7 +64,7 @@ class Session:
                 eager=self.ack_mode is AckMode.PROCESSED,
             ),
         )
-        self.stream: Stream | None = None
+        self.stream: SendStream | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -85,11 +83,11 @@ class Session:
             self.stream.wake.set()
 
 
-class Stream:
-    """One gRPC stream of a session."""
+class SendStream:
+    """One stream of a session."""
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, wire: ServerStream) -> None:
+        self.wire = wire
         self.wake = asyncio.Event()
         self.notices: dict[str, pb.SendResponse] = {}
         """What to write besides acknowledgements, the latest of each kind: a peer may never read."""

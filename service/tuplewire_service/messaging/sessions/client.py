@@ -1,4 +1,4 @@
-"""The connecting side of the gRPC transport: one session to one worker."""
+"""The connecting side of a transport whose streams carry sessions: one session to one worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus,
 _Told = Callable[[Sequence[Settled]], None]
 
 
-class GrpcClientConnection(IRelayConnection):
+class SessionClient(IRelayConnection):
     """A Sender in the form of the plug-in contract."""
 
     def __init__(self, thread: EventLoopThread, make_sender: Callable[..., Sender]) -> None:

@@ -9,8 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import grpc
-
 from tuplewire.config import PROTOCOL_VERSION, AckMode
 from tuplewire.errors import (
     DrainingError,
@@ -37,9 +35,9 @@ from tuplewire_service.messaging.base import (
     ReceivedBatch,
     by_via,
 )
-from tuplewire_service.messaging.grpc.refuse import check_id, code_of, finish_writing, refuse
-from tuplewire_service.messaging.grpc.send_session import Context, Origin, Session, Stream
-from tuplewire_service.messaging.grpc.settings import GrpcSettings
+from tuplewire_service.messaging.sessions.send_session import Origin, SendStream, Session
+from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.messaging.sessions.stream import ServerStream, check_id, code_of, finish_writing
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ _FAREWELL_SECONDS = 1.0
 class SendService:
     """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
 
-    def __init__(self, topology: str, settings: GrpcSettings, callback: IConnectionCallback) -> None:
+    def __init__(self, topology: str, settings: TransportSettings, callback: IConnectionCallback) -> None:
         self.topology = topology
         self.settings = settings
         self.callback = callback
@@ -62,7 +60,7 @@ class SendService:
         self.refused: Counter[str] = Counter()
         self._sessions: dict[str, Session] = {}
         self._epoch = 0
-        self._streams: set[Stream] = set()
+        self._streams: set[SendStream] = set()
         self._received: dict[str, list[int]] = {}
         self._loads: pb.LoadReport = pb.LoadReport()
         self._window = settings.window(1)
@@ -126,12 +124,12 @@ class SendService:
 
     # --- one stream ------------------------------------------------------------------------------
 
-    async def serve(self, _: object, context: Context) -> None:
+    async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from hello to end."""
-        stream = Stream(context)
+        stream = SendStream(wire)
         session: Session | None = None
         try:
-            hello = await self._hello(context)
+            hello = await self._hello(wire)
             if hello is None:
                 return
             session = self._open(hello)
@@ -140,10 +138,12 @@ class SendService:
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))
             session.stream = stream
             self._streams.add(stream)
-            await context.write(self._welcome(session, hello).SerializeToString())
+            await wire.write(self._welcome(session, hello).SerializeToString())
             await self._carry(session, stream)
         except TuplewireError as error:
-            await self._refused(context, error)
+            self.refused[code_of(error)] += 1
+            logger.warning("stream.refused", extra={"peer": wire.peer, "reason": str(error)})
+            await wire.refuse(error)
         finally:
             stream.finished.set()
             self._streams.discard(stream)
@@ -153,19 +153,14 @@ class SendService:
                 if self._sessions.get(sender_id) is session:
                     self._sessions[sender_id] = self._sessions.pop(sender_id)  # idle for the least time
 
-    async def _refused(self, context: Context, error: TuplewireError) -> None:
-        self.refused[code_of(error)] += 1
-        logger.warning("stream.refused", extra={"peer": context.peer(), "reason": str(error)})
-        await refuse(context, error)
-
     @staticmethod
-    async def _hello(context: Context) -> pb.Hello | None:
+    async def _hello(wire: ServerStream) -> pb.Hello | None:
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
-                data = await context.read()
+                data = await wire.read()
         except TimeoutError:
             raise MalformedError(f"no hello within {_HELLO_SECONDS:.0f} s") from None
-        if data is grpc.aio.EOF:
+        if data is None:
             return None
         request = decode_send_request(data)
         if isinstance(request, OpaqueFrame) or not request.HasField("hello"):
@@ -250,7 +245,7 @@ class SendService:
             )
         )
 
-    async def _carry(self, session: Session, stream: Stream) -> None:
+    async def _carry(self, session: Session, stream: SendStream) -> None:
         """Read to the end, and write what there is to say until nothing is left."""
         if stream.ending is not None:
             raise stream.ending
@@ -274,9 +269,8 @@ class SendService:
             stream.wake.set()
             await finish_writing(writer)
 
-    async def _read(self, session: Session, stream: Stream) -> None:
-        context = stream.context
-        while (data := await context.read()) is not grpc.aio.EOF:
+    async def _read(self, session: Session, stream: SendStream) -> None:
+        while (data := await stream.wire.read()) is not None:
             request = decode_send_request(data)
             if isinstance(request, OpaqueFrame):
                 self._frame(session, request)
@@ -346,7 +340,7 @@ class SendService:
             counts = self._received.setdefault(source, [0, 0, 0])
         return counts
 
-    async def _write(self, session: Session, stream: Stream) -> None:
+    async def _write(self, session: Session, stream: SendStream) -> None:
         finished = False
         while not finished:
             await stream.wake.wait()
@@ -355,13 +349,13 @@ class SendService:
             finished = stream.finished.is_set() and not self._lingers(session, stream)
             notices, stream.notices = stream.notices, {}
             for notice in notices.values():
-                await stream.context.write(notice.SerializeToString())
+                await stream.wire.write(notice.SerializeToString())
             # What is new since another stream has taken the session over is for that one to say.
             update = session.state.update() if session.stream is stream else None
             if update is not None:
-                await stream.context.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
+                await stream.wire.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
 
-    def _lingers(self, session: Session, stream: Stream) -> bool:
+    def _lingers(self, session: Session, stream: SendStream) -> bool:
         """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
         if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False

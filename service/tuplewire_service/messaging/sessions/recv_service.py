@@ -6,9 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from typing import Any
-
-import grpc
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.errors import (
@@ -23,63 +20,61 @@ from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.probe import ProbeTimer
+from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.grpc.refuse import (
+from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.messaging.sessions.stream import (
     MAX_DETAIL_LENGTH,
+    ServerStream,
     check_id,
     code_of,
     finish_writing,
-    refuse,
 )
-from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 
 logger = logging.getLogger(__name__)
 
 _SUBSCRIBE_SECONDS = 10.0
 
-_BROKEN = (asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError)
-_Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class RecvService:
     """Everything behind Messaging.Recv of one bound server. Belongs to the event loop."""
 
-    def __init__(self, topology: str, settings: GrpcSettings, source: ISubscriptionSource) -> None:
+    def __init__(self, topology: str, settings: TransportSettings, source: ISubscriptionSource) -> None:
         self.topology = topology
         self.settings = settings
         self.source = source
         self.draining = False
         self.refused: Counter[str] = Counter()
 
-    async def serve(self, _: object, context: _Context) -> None:
+    async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from subscribe to end."""
         subscription: ISubscription | None = None
         try:
-            subscribe = await self._subscribe(context)
+            subscribe = await self._subscribe(wire)
             if subscribe is None:
                 return
             wake = asyncio.Event()
             subscription = self._open(subscribe, wake)
-            await context.write(_subscribed(subscription).SerializeToString())
-            await self._carry(subscription, wake, context)
+            await wire.write(_subscribed(subscription).SerializeToString())
+            await self._carry(subscription, wake, wire)
         except TuplewireError as error:
             self.refused[code_of(error)] += 1
-            logger.warning("stream.refused", extra={"peer": context.peer(), "reason": str(error)})
-            await refuse(context, error)
+            logger.warning("stream.refused", extra={"peer": wire.peer, "reason": str(error)})
+            await wire.refuse(error)
         finally:
             if subscription is not None:
                 subscription.close()
 
     @staticmethod
-    async def _subscribe(context: _Context) -> pb.Subscribe | None:
+    async def _subscribe(wire: ServerStream) -> pb.Subscribe | None:
         try:
             async with asyncio.timeout(_SUBSCRIBE_SECONDS):
-                data = await context.read()
+                data = await wire.read()
         except TimeoutError:
             raise MalformedError(f"no subscribe within {_SUBSCRIBE_SECONDS:.0f} s") from None
-        if data is grpc.aio.EOF:
+        if data is None:
             return None
         request = _request(data)
         if not request.HasField("subscribe"):
@@ -111,12 +106,12 @@ class RecvService:
         )
         return self.source.subscribe(request, wake.set)
 
-    async def _carry(self, subscription: ISubscription, wake: asyncio.Event, context: _Context) -> None:
+    async def _carry(self, subscription: ISubscription, wake: asyncio.Event, wire: ServerStream) -> None:
         probe = _Probe(wake)
         closing = asyncio.Event()
-        writer = asyncio.create_task(self._write(subscription, probe, closing, context), name="deliver")
+        writer = asyncio.create_task(self._write(subscription, probe, closing, wire), name="deliver")
         others = [
-            asyncio.create_task(self._read(subscription, probe, context), name="progress"),
+            asyncio.create_task(self._read(subscription, probe, wire), name="progress"),
             asyncio.create_task(probe.run(subscription), name="probe"),
         ]
         try:
@@ -130,12 +125,12 @@ class RecvService:
                 await finish_writing(writer)
             finally:
                 for task in others:
-                    with contextlib.suppress(*_BROKEN):
+                    with contextlib.suppress(asyncio.CancelledError, StreamBroken):
                         await task
 
     @staticmethod
-    async def _read(subscription: ISubscription, probe: _Probe, context: _Context) -> None:
-        while (data := await context.read()) is not grpc.aio.EOF:
+    async def _read(subscription: ISubscription, probe: _Probe, wire: ServerStream) -> None:
+        while (data := await wire.read()) is not None:
             request = _request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
@@ -147,7 +142,7 @@ class RecvService:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
     async def _write(
-        self, subscription: ISubscription, probe: _Probe, closing: asyncio.Event, context: _Context
+        self, subscription: ISubscription, probe: _Probe, closing: asyncio.Event, wire: ServerStream
     ) -> None:
         sequence = 0
         max_bytes = self.settings.session.max_frame_bytes
@@ -156,14 +151,14 @@ class RecvService:
             wake.clear()
             if probe.due:
                 probe.due = False
-                await context.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
+                await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             deliveries = subscription.take(max_bytes)
             if deliveries:
                 sequence += 1
-                await context.write(_frame(sequence, deliveries))
+                await wire.write(_frame(sequence, deliveries))
                 continue
             if (error := subscription.ended) is not None:
-                await context.write(_ended(error).SerializeToString())
+                await wire.write(_ended(error).SerializeToString())
                 raise error
             await wake.wait()
 

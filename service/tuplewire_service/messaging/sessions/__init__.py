@@ -1,0 +1,1 @@
+"""What transports whose connections carry sessions have in common: everything but the streams themselves."""
