@@ -31,11 +31,12 @@ from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import NotLocalError, UnknownTaskError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
-from tuplewire.session.credit import CreditBook, Grant, Window
+from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.delivery import Delivery, DeliveryLog
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.receive import AckUpdate, ReceiveSession
 from tuplewire.session.send import Opened, SendWindow, Settled
+from tuplewire.session.shares import QueueShares, Window
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -65,7 +66,7 @@ FLOW = ("write", "arrive", "answer", "hear", "fetch", "see", "acknowledge", "hea
 ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss", "probe")
 FAULTS = (
     *("cut", "cut", "cut", "cut_consumer", "cut_consumer"),
-    *("kill_worker", "kill_consumer", "change_consumers", "open_or_close", "resize"),
+    *("kill_worker", "kill_consumer", "change_consumers", "open_or_close", "resize", "crowd"),
 )
 
 _HEAD = struct.Struct(">bBI")
@@ -120,10 +121,9 @@ class Worker:
 
     def __init__(self, incarnation: int, window: Window, *, processed: bool) -> None:
         self.incarnation = incarnation
-        self.window = window
-        credit = CreditBook(
-            lambda: self.window, max_message_bytes=SETTINGS.max_message_bytes, eager=processed
-        )
+        self.shares = QueueShares(window, Window(1, 1))
+        self.left: dict[int, Window] = {}
+        credit = CreditBook(self.shares, max_message_bytes=SETTINGS.max_message_bytes, eager=processed)
         self.session = ReceiveSession("sender", 1, credit)
         self.logs = {task: DeliveryLog() for task in TASKS}
         self.consumer_id = 0
@@ -405,14 +405,28 @@ class Session(RuleBasedStateMachine):
 
     def resize(self, number: int) -> None:
         """The session's share of the queues changes."""
-        self.worker.window = WINDOWS[number]
+        self.worker.shares.total = WINDOWS[number]
+        self.worker.shares.shared_by(1)
+
+    def crowd(self, number: int) -> None:
+        """Senders that are gone have left a task's queue nearly full, or what they left is done with."""
+        self._crowd(TASKS[number % len(TASKS)], number)
+
+    def _crowd(self, task: int, messages: int) -> None:
+        worker = self.worker
+        left = worker.left.pop(task, None)
+        if left is None:
+            left = worker.left[task] = Window(messages, 1)
+            worker.shares.leave(task, left.messages, left.size_bytes)
+        elif worker.shares.released(task, left.messages, left.size_bytes):
+            worker.session.credit.freed(task)
 
     def kill_worker(self, limit: int) -> None:
         """The receiver dies with everything in it, and starts again."""
         self.cut(limit)
         self.cut_consumer(limit)
         old = self.worker
-        self.worker = Worker(old.incarnation + 1, old.window, processed=self.processed_mode)
+        self.worker = Worker(old.incarnation + 1, old.shares.total, processed=self.processed_mode)
         self.heard = []
 
     # --- the consumer -------------------------------------------------------------------------------
@@ -590,6 +604,8 @@ class Session(RuleBasedStateMachine):
         """After healing, everything settles: nothing is stuck, nothing is lost."""
         if not hasattr(self, "window"):
             return  # the machine never started
+        for task in list(self.worker.left):
+            self._crowd(task, 0)
         self.probe(1)
         self.connect(1)
         self.subscribe(1)

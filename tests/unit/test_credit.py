@@ -7,14 +7,15 @@ import pytest
 from tuplewire.errors import CreditExceededError, ResourceLimitError
 from tuplewire.group import TaskGroup
 from tuplewire.session import credit
-from tuplewire.session.credit import CreditBook, Grant, Window
+from tuplewire.session.credit import CreditBook, Grant
+from tuplewire.session.shares import QueueShares, Window
 
 WINDOW = Window(8, 80)
 
 
 def book(window: Window = WINDOW, *, eager: bool = True) -> CreditBook:
     """Return a book with messages of at most 10 bytes."""
-    return CreditBook(lambda: window, max_message_bytes=10, eager=eager)
+    return CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, eager=eager)
 
 
 def group(task: int, count: int, size: int = 10) -> TaskGroup:
@@ -83,10 +84,10 @@ def test_changes_are_told_once() -> None:
 
 def test_grants_never_fall() -> None:
     """A window that shrinks takes no permission back."""
-    windows = [Window(8, 80)]
-    granted = CreditBook(lambda: windows[-1], max_message_bytes=10, eager=True)
+    shares = QueueShares(WINDOW, Window(1, 1))
+    granted = CreditBook(shares, max_message_bytes=10, eager=True)
     granted.received([group(1, 8)])
-    windows.append(Window(2, 20))
+    shares.shared_by(4)
     granted.released(1, 3, 30)
     assert granted.changes() == [Grant(1, 8, 80, 3)]
     granted.released(1, 5, 50)
@@ -105,7 +106,7 @@ def test_small_releases_are_saved_up() -> None:
 
 def test_freed_bytes_are_told_as_freed_messages_are() -> None:
     """A quarter of the bytes is as good a reason for a grant as a quarter of the messages."""
-    granted = CreditBook(lambda: Window(1000, 80), max_message_bytes=100, eager=False)
+    granted = CreditBook(QueueShares(Window(1000, 80), Window(1, 1)), max_message_bytes=100, eager=False)
     granted.received([group(1, 2)])
     assert not granted.released(1, 1, 10)
     assert granted.released(1, 1, 10)
@@ -114,7 +115,7 @@ def test_freed_bytes_are_told_as_freed_messages_are() -> None:
 @pytest.mark.parametrize("window", [Window(1, 1), Window(3, 10), Window(8, 80), Window(1000, 10)])
 def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Window) -> None:
     """However small the window, no sender waits for a grant that is withheld."""
-    granted = CreditBook(lambda: window, max_message_bytes=10, eager=False)
+    granted = CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, eager=False)
     sent = 0
     while sent < window.messages and sent * 10 < window.size_bytes:
         granted.received([group(1, 1)])
@@ -138,7 +139,7 @@ def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_end_of_a_backlog_is_told() -> None:
     """However small, a release that leaves nothing unreleased is told: the sender may wait for just that."""
-    book = CreditBook(lambda: Window(1000, 1000), max_message_bytes=10, eager=False)
+    book = CreditBook(QueueShares(Window(1000, 1000), Window(1, 1)), max_message_bytes=10, eager=False)
     book.received([TaskGroup.of(1, [b"a", b"b"])])
     assert not book.released(1, 1, 1)
     assert book.released(1, 1, 1)

@@ -6,14 +6,17 @@ import pytest
 
 from tuplewire.errors import CreditExceededError, NotLocalError, SequenceGapError, UnknownTaskError
 from tuplewire.group import TaskGroup
-from tuplewire.session.credit import CreditBook, Grant, Window
+from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.receive import AckUpdate, ReceiveSession, Refusal
+from tuplewire.session.shares import QueueShares, Window
 
 
 def session(*, messages: int = 8, eager: bool = True) -> ReceiveSession:
     """Return a session that grants so many messages per task."""
     window = Window(messages, 1000)
-    return ReceiveSession("a", 1, CreditBook(lambda: window, max_message_bytes=10, eager=eager))
+    return ReceiveSession(
+        "a", 1, CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, eager=eager)
+    )
 
 
 def group(task: int = 1, count: int = 1) -> TaskGroup:

@@ -7,22 +7,15 @@ nothing: the next one says everything again. Source: TCP's receive window; Flink
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tuplewire.errors import CreditExceededError, RefusedError, ResourceLimitError
 from tuplewire.group import TaskGroup
+from tuplewire.session.shares import QueueShares, Window
 
 MAX_TASKS = 65_536
 """Tasks that one session may send to; bounds what a hostile sender makes us remember."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How much a sender may have outstanding to one task."""
-
-    messages: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +52,23 @@ class _Account:
 class CreditBook:
     """One session's credit at the receiver."""
 
-    __slots__ = ("_accounts", "_changed", "_eager", "_followed", "_max_message_bytes", "_window", "initial")
+    __slots__ = ("_accounts", "_changed", "_eager", "_followed", "_max_message_bytes", "_shares", "initial")
 
-    def __init__(self, window: Callable[[], Window], *, max_message_bytes: int, eager: bool) -> None:
+    def __init__(self, shares: QueueShares, *, max_message_bytes: int, eager: bool) -> None:
         """Start with a window for every task.
 
-        window: asked for at every grant, so that it may change while the session runs.
+        shares: asked at every grant, so that the window may change while the session runs.
         eager: tell every release, since the sender waits for it (ack mode `processed`); otherwise a grant
         is worth a message only once a quarter of the window is free again, or everything is released: a
         sender that passes on what others sent may have a smaller window of its own to give back.
         """
-        self.initial = window()
+        self.initial = shares.initial
         """The grant for every task without one of its own."""
-        self._window = window
+        self._shares = shares
         self._max_message_bytes = max_message_bytes
         self._eager = eager
         self._followed: set[int] = set()
-        self._accounts: dict[int, _Account] = {}
+        self._accounts = {task: _Account(shares.window(task)) for task in shares.crowded}
         self._changed: dict[int, None] = {}
 
     def received(self, groups: Iterable[TaskGroup]) -> None:
@@ -118,7 +111,7 @@ class CreditBook:
         account = self._accounts[lane]
         account.released_messages += messages
         account.released_bytes += size_bytes
-        window = self._window()
+        window = self._shares.window(lane)
         if (
             not self._eager
             and lane >= 0
@@ -143,6 +136,20 @@ class CreditBook:
         """Whether everything that was received is done with."""
         return all(each.released_messages >= each.received_messages for each in self._accounts.values())
 
+    def freed(self, task: int) -> bool:
+        """Note that there is more room in a task's queue; return whether the sender should hear of it."""
+        if task in self._accounts:
+            self._changed[task] = None
+        return task in self._changed
+
+    def outstanding(self) -> list[tuple[int, int, int]]:
+        """Return (task, messages, bytes) of what was granted, has come and is not done with."""
+        return [
+            (lane, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
+            for lane, each in self._accounts.items()
+            if lane >= 0 and each.received_messages > each.released_messages
+        ]
+
     def changes(self) -> list[Grant]:
         """Return the grants that have changed since the last call."""
         changed, self._changed = self._changed, {}
@@ -154,7 +161,7 @@ class CreditBook:
 
     def _grant(self, lane: int) -> Grant:
         account = self._accounts[lane]
-        window = self._window()
+        window = self._shares.window(lane)
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
         return Grant(lane, account.granted_messages, account.granted_bytes, account.released_messages)

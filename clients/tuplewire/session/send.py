@@ -163,6 +163,7 @@ class SendWindow:
         self._resend: deque[_InFlight] = deque()
         self._next_sequence = 1
         self._initial = Grant(0, 0, 0, 0)
+        self._exceptions: dict[int, Grant] = {}
         self._ledger = Ledger()
         self._released: list[Settled] = []
         self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
@@ -286,7 +287,8 @@ class SendWindow:
         if number < 0:
             lane.limit_messages = lane.limit_bytes = sys.maxsize
         else:
-            lane.limit_messages, lane.limit_bytes = self._initial.messages, self._initial.size_bytes
+            grant = self._exceptions.get(number, self._initial)
+            lane.limit_messages, lane.limit_bytes = grant.messages, grant.size_bytes
 
     # --- streams ----------------------------------------------------------------------------
 
@@ -314,9 +316,8 @@ class SendWindow:
             self._resend = deque(self._in_flight)
         else:
             settled = []
+            self._exceptions = {grant.lane: grant for grant in opened.update.grants}
             self._start_over()
-            for grant in opened.update.grants:
-                self._grant(grant, settled)
         settled += self._fit(opened)
         self._ready = {number: None for number, lane in self._lanes.items() if lane.pending}
         return settled
@@ -460,6 +461,8 @@ class SendWindow:
     def _grant(self, grant: Grant, settled: list[Settled]) -> None:
         lane = self._lanes.get(grant.lane)
         if lane is None:
+            if grant.lane in self._exceptions:
+                self._exceptions[grant.lane] = grant
             return
         lane.limit_messages = max(lane.limit_messages, grant.messages)
         lane.limit_bytes = max(lane.limit_bytes, grant.size_bytes)

@@ -23,7 +23,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.credit import Grant, Window
+from tuplewire.session.credit import Grant
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -63,11 +63,7 @@ class SendService:
         self._streams: set[SendStream] = set()
         self._received: dict[str, list[int]] = {}
         self._loads: pb.LoadReport = pb.LoadReport()
-        self._window = settings.window(1)
-
-    def window(self) -> Window:
-        """Return the share of one session in a task's queue, as of now."""
-        return self._window
+        self._shares = settings.shares()
 
     @property
     def sessions(self) -> int:
@@ -201,13 +197,24 @@ class SendService:
             # New, or what the sender remembers is not what we do: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
+            self._forget(hello.sender_id)
             self._make_room()
             self._epoch = max(self._epoch + 1, time.time_ns())
             session = self._sessions[hello.sender_id] = Session(
-                hello, self._epoch, self.window, self.settings.session.max_message_bytes
+                hello, self._epoch, self._shares, self.settings.session.max_message_bytes, self._freed
             )
-            self._window = self.settings.window(len(self._sessions))
+            self._shares.shared_by(len(self._sessions))
         return session
+
+    def _forget(self, sender_id: str) -> None:
+        """End a sender's session, if there is one."""
+        if (session := self._sessions.pop(sender_id, None)) is not None:
+            session.end()
+            self._shares.shared_by(len(self._sessions))
+
+    def _freed(self, task: int) -> None:
+        for session in self._sessions.values():
+            session.freed(task)
 
     def _make_room(self) -> None:
         """Forget the session that has been without a stream for longest, when there are too many."""
@@ -219,7 +226,7 @@ class SendService:
             raise ResourceLimitError(
                 f"{self.settings.max_sessions} senders are connected already; raise max_sessions"
             )
-        del self._sessions[idle]
+        self._forget(idle)
 
     def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
@@ -279,8 +286,7 @@ class SendService:
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
                 if self._sessions.get(session.state.sender_id) is session:
-                    del self._sessions[session.state.sender_id]
-                    self._window = self.settings.window(len(self._sessions))
+                    self._forget(session.state.sender_id)
                 return
             if kind == "follow":
                 session.state.credit.follow(request.follow.tasks)

@@ -10,8 +10,9 @@ from typing import Any
 from tuplewire.config import AckMode
 from tuplewire.errors import TuplewireError
 from tuplewire.group import lane_of
-from tuplewire.session.credit import CreditBook, Window
+from tuplewire.session.credit import CreditBook
 from tuplewire.session.receive import ReceiveSession
+from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import Intake, via_of
 from tuplewire_service.messaging.sessions.stream import ServerStream
@@ -43,8 +44,14 @@ class Session:
     """A sender's session and the stream that carries it now."""
 
     def __init__(
-        self, hello: pb.Hello, epoch: int, window: Callable[[], Window], max_message_bytes: int
+        self,
+        hello: pb.Hello,
+        epoch: int,
+        shares: QueueShares,
+        max_message_bytes: int,
+        freed: Callable[[int], None],
     ) -> None:
+        """Begin one. freed: told a task in whose queue there is more room for others, after end()."""
         self.epoch = epoch
         """Tells this session's memory from any other of the same sender, here or elsewhere."""
         # A worker's id, then the number of the connection among its own.
@@ -59,12 +66,15 @@ class Session:
             hello.sender_id,
             hello.incarnation,
             CreditBook(
-                window,
+                shares,
                 max_message_bytes=max_message_bytes,
                 eager=self.ack_mode is AckMode.PROCESSED,
             ),
         )
         self.stream: SendStream | None = None
+        self._shares = shares
+        self._freed = freed
+        self._ended = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -79,7 +89,21 @@ class Session:
         """Take account of messages that are done with; from any thread."""
         if threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.release, lane, messages, size_bytes)
-        elif self.state.credit.released(lane, messages, size_bytes) and self.stream is not None:
+            return
+        if self.state.credit.released(lane, messages, size_bytes) and self.stream is not None:
+            self.stream.wake.set()
+        if self._ended and lane >= 0 and self._shares.released(lane, messages, size_bytes):
+            self._freed(lane)
+
+    def end(self) -> None:
+        """Leave what is not done with to its tasks' queues: the sender is gone, or will start over."""
+        self._ended = True
+        for task, messages, size_bytes in self.state.credit.outstanding():
+            self._shares.leave(task, messages, size_bytes)
+
+    def freed(self, task: int) -> None:
+        """Tell the sender that there is more room in a task's queue."""
+        if self.state.credit.freed(task) and self.stream is not None:
             self.stream.wake.set()
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tuplewire.config import MIB, SessionSettings
 from tuplewire.errors import ConfigError
-from tuplewire.session.credit import Window
+from tuplewire.session.shares import QueueShares, Window
 
 MIN_WINDOW_MESSAGES = 64
 
@@ -52,10 +52,9 @@ class TransportSettings:
         settings["incarnation"] = settings.get("incarnation") or time.time_ns()
         return cls(**settings)
 
-    def window(self, sessions: int) -> Window:
-        """Return the share of each of so many sessions in one task's receive queue."""
-        sessions = max(1, sessions)
-        return Window(
-            max(MIN_WINDOW_MESSAGES, self.receive_messages // sessions),
-            max(self.session.max_message_bytes, self.receive_bytes // sessions),
+    def shares(self) -> QueueShares:
+        """Return how a task's queue is shared out between sessions."""
+        return QueueShares(
+            Window(self.receive_messages, self.receive_bytes),
+            Window(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
         )

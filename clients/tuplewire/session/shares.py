@@ -1,0 +1,93 @@
+"""How the queue of a task is shared out between the sessions that send to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much a sender may have outstanding to one task."""
+
+    messages: int
+    size_bytes: int
+
+
+class QueueShares:
+    """The share of each session in any task's queue, and what those that are gone have left in it.
+
+    A sender may fill its share and go, again and again, while the task's consumer stands still. What it has
+    left is taken off the others' shares once it is a quarter of the queue: it is told to new sessions task by
+    task, and few tasks are so full.
+    """
+
+    __slots__ = ("_left", "_sessions", "_share", "_told", "least", "total")
+
+    def __init__(self, total: Window, least: Window) -> None:
+        """Share out so much of each task's queue; no share is under the least, where there is room at all."""
+        self.total = total
+        self.least = least
+        self._sessions = 1
+        self._share = self._share_of(total)
+        self._left: dict[int, Window] = {}
+        self._told: dict[int, Window] = {}
+
+    def _share_of(self, room: Window) -> Window:
+        return Window(
+            max(self.least.messages, room.messages // self._sessions),
+            max(self.least.size_bytes, room.size_bytes // self._sessions),
+        )
+
+    def shared_by(self, sessions: int) -> None:
+        """Share out between so many sessions from now on."""
+        self._sessions = max(1, sessions)
+        self._share = self._share_of(self.total)
+
+    @property
+    def initial(self) -> Window:
+        """The share in a queue in which nobody has left much."""
+        return self._share
+
+    def window(self, task: int) -> Window:
+        """Return the share of each session in a task's queue, as of now."""
+        if task not in self._told:
+            return self._share
+        left = self._left[task]
+        room = Window(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
+        if room.messages <= 0 or room.size_bytes <= 0:
+            return Window(0, 0)
+        return self._share_of(room)
+
+    @property
+    def crowded(self) -> list[int]:
+        """The tasks whose shares are smaller for what was left."""
+        return list(self._told)
+
+    def leave(self, task: int, messages: int, size_bytes: int) -> None:
+        """Note what a session that is gone has left in a task's queue."""
+        left = self._left.get(task, Window(0, 0))
+        left = self._left[task] = Window(left.messages + messages, left.size_bytes + size_bytes)
+        if self._is_much(left):
+            self._told[task] = left
+
+    def released(self, task: int, messages: int, size_bytes: int) -> bool:
+        """Note that so much of what was left is done with; return whether others should hear of the room."""
+        left = self._left[task]
+        left = Window(left.messages - messages, left.size_bytes - size_bytes)
+        if left.messages:
+            self._left[task] = left
+        else:
+            del self._left[task]
+        told = self._told.get(task)
+        if told is None:
+            return False
+        if not self._is_much(left):
+            del self._told[task]
+            return True
+        if self._is_much(Window(told.messages - left.messages, told.size_bytes - left.size_bytes)):
+            self._told[task] = left
+            return True
+        return False
+
+    def _is_much(self, part: Window) -> bool:
+        return part.messages * 4 >= self.total.messages or part.size_bytes * 4 >= self.total.size_bytes

@@ -1,0 +1,83 @@
+"""How a task's queue is shared out between sessions, and what those that are gone have left in it."""
+
+from __future__ import annotations
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.credit import CreditBook, Grant
+from tuplewire.session.shares import QueueShares, Window
+
+TOTAL = Window(100, 1000)
+
+
+def shares(sessions: int = 1) -> QueueShares:
+    """Return the shares of so many sessions."""
+    made = QueueShares(TOTAL, Window(4, 40))
+    made.shared_by(sessions)
+    return made
+
+
+def test_each_session_gets_its_part() -> None:
+    """A queue is divided, down to the least share."""
+    assert shares().initial == TOTAL
+    assert shares(5).window(1) == Window(20, 200)
+    assert shares(1000).window(1) == Window(4, 40)
+
+
+def test_what_was_left_is_taken_off_the_shares() -> None:
+    """Others share what room there is in the queue that it is left in, and in no other."""
+    made = shares(2)
+    made.leave(7, 60, 100)
+    assert made.window(7) == Window(20, 450)
+    assert made.window(8) == Window(50, 500)
+    assert made.crowded == [7]
+
+
+def test_a_full_queue_has_no_room() -> None:
+    """What is left may fill the queue, in messages or in bytes: then nobody gets anything."""
+    made = shares()
+    made.leave(7, 60, 100)
+    made.leave(7, 50, 100)
+    made.leave(8, 1, 1000)
+    assert made.window(7) == made.window(8) == Window(0, 0)
+
+
+def test_little_is_let_be() -> None:
+    """Less than a quarter of the queue is not worth a word."""
+    made = shares()
+    made.leave(7, 24, 249)
+    assert made.window(7) == TOTAL
+    assert not made.crowded
+    assert not made.released(7, 24, 249)
+
+
+def test_room_is_told_by_quarters() -> None:
+    """Others hear of it once a quarter of the queue is free again, and when the rest is little."""
+    made = shares()
+    made.leave(7, 100, 10)
+    assert not made.released(7, 20, 2)
+    assert made.released(7, 5, 1)
+    assert made.window(7) == Window(25, 993)
+    assert not made.released(7, 24, 2)
+    assert made.released(7, 27, 2)
+    assert made.window(7) == TOTAL
+
+
+def test_a_new_session_starts_with_what_room_there_is() -> None:
+    """It is told of the full queues, and gets the room of each once there is some."""
+    made = shares()
+    made.leave(7, 100, 10)
+    book = CreditBook(made, max_message_bytes=10, eager=False)
+    assert book.initial == TOTAL
+    assert book.all() == [Grant(7, 0, 0, 0)]
+    assert made.released(7, 100, 10)
+    assert book.freed(7)
+    assert book.changes() == [Grant(7, 100, 1000, 0)]
+
+
+def test_what_a_session_leaves() -> None:
+    """That is what has come and is not done with, but for what others have passed on."""
+    book = CreditBook(shares(), max_message_bytes=10, eager=False)
+    book.received([TaskGroup.of(1, [b"a"] * 5), TaskGroup.of(2, [b"b"] * 3)])
+    book.released(1, 2, 2)
+    book.released(2, 3, 3)
+    assert book.outstanding() == [(1, 3, 3)]
