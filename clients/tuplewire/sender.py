@@ -26,10 +26,10 @@ from tuplewire.errors import (
 )
 from tuplewire.group import TaskGroup
 from tuplewire.resumable import Resumable
-from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
 from tuplewire.session.probe import ProbeTimer
 from tuplewire.session.receive import Refusal
-from tuplewire.session.send import SendWindow, Settled
+from tuplewire.session.send import SendWindow
 from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame

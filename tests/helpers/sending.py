@@ -10,8 +10,10 @@ from tuplewire.config import AckMode, SessionSettings
 from tuplewire.group import TaskGroup
 from tuplewire.session import send
 from tuplewire.session.credit import Grant
+from tuplewire.session.frame import OutFrame
+from tuplewire.session.ledger import Settled
 from tuplewire.session.receive import AckUpdate, Refusal
-from tuplewire.session.send import Opened, OutFrame, SendWindow, Settled
+from tuplewire.session.send import Opened, SendWindow
 
 PLENTY = 1_000_000
 

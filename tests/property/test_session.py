@@ -33,9 +33,9 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.delivery import Delivery, DeliveryLog
-from tuplewire.session.ledger import DropReason
+from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import AckUpdate, ReceiveSession
-from tuplewire.session.send import Opened, SendWindow, Settled
+from tuplewire.session.send import Opened, SendWindow
 from tuplewire.session.shares import QueueShares, Window
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 from tuplewire.config import SessionSettings
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
-from tuplewire.session.ledger import DropReason
+from tuplewire.session.frame import OutFrame
+from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import AckUpdate, Refusal
-from tuplewire.session.send import Opened, OutFrame, SendWindow, Settled
+from tuplewire.session.send import Opened, SendWindow
 
 PLENTY = 1_000_000
 

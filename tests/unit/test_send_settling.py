@@ -7,9 +7,8 @@ from helpers.sending import PLENTY, Sending
 
 from tuplewire.errors import ProtocolError
 from tuplewire.session.credit import Grant
-from tuplewire.session.ledger import DropReason
+from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import Refusal
-from tuplewire.session.send import Settled
 
 
 def test_acknowledgements_are_cumulative() -> None:

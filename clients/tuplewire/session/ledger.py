@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class DropReason(enum.StrEnum):
@@ -21,6 +22,17 @@ class DropReason(enum.StrEnum):
     """The sender was closed or aborted before it was acknowledged."""
     SHUTDOWN = "shutdown"
     """The drain's deadline passed before anybody took it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Messages that are done with: acknowledged, or dropped for a reason; and the token they came with."""
+
+    token: Any
+    task: int
+    messages: int
+    size_bytes: int
+    dropped: DropReason | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,46 +8,25 @@ a receiver that has lost its memory gets everything again, under new numbers and
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes, first_worker, task_and_via
 from tuplewire.session.credit import Grant
-from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
+from tuplewire.session.frame import InFlight, OutFrame
+from tuplewire.session.lane import Entry, Lane
+from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.overflow import OldestTask, excess
-from tuplewire.session.pieces import by_size, cut, cut_off, frame_pieces, starting_within, wire_bytes
+from tuplewire.session.pieces import by_size, cut_off, frame_pieces
 from tuplewire.session.receive import AckUpdate, Refusal
 
 MAX_FRAMES_IN_FLIGHT = 8
 """Frames that may be on the way at once. A stream takes any number of frames without complaint and lets them
 queue up inside; held back here instead, what they would carry goes into few large ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Messages that are done with: acknowledged, or dropped for a reason; and the token they came with."""
-
-    token: Any
-    task: int
-    messages: int
-    size_bytes: int
-    dropped: DropReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class OutFrame:
-    """A frame to write: runs of groups, each run one (task, source) on the wire."""
-
-    sequence: int
-    runs: Sequence[Sequence[TaskGroup]]
-    messages: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,87 +43,6 @@ class Opened:
     """The largest request that it takes."""
 
 
-class _Entry:
-    __slots__ = ("age", "group", "retain", "token")
-
-    def __init__(self, group: TaskGroup, token: Any, age: int, retain: bool) -> None:  # noqa: FBT001
-        self.group = group
-        self.token = token
-        self.age = age
-        """Grows from batch to batch, from 1; 0 once it has been written, and may have arrived."""
-        self.retain = retain
-
-    @property
-    def messages(self) -> int:
-        return len(self.group)
-
-    def having(self, group: TaskGroup) -> _Entry:
-        return _Entry(group, self.token, self.age, self.retain)
-
-
-class _Lane:
-    """What has credit and an order of its own, see TaskGroup.lane: a task, or what is passed on to it."""
-
-    __slots__ = (
-        "held",
-        "highest",
-        "limit_bytes",
-        "limit_messages",
-        "pending",
-        "processed",
-        "released",
-        "sent_bytes",
-        "sent_messages",
-        "unprocessed",
-        "worker",
-        "written",
-    )
-
-    def __init__(self, worker: int) -> None:
-        self.worker = worker
-        self.pending: deque[_Entry] = deque()
-        self.unprocessed: deque[_Entry | Settled] = deque()
-        """What the receiver has and is not done with, in order: kept until then, or settled already."""
-        self.highest = 0
-        """The highest position that was handed over since the lane was last quiet."""
-        self.held = 0
-        self.written = 0
-        """Of those that are held, how many may have arrived."""
-        self.processed = 0
-        self.released = 0
-        self.sent_messages = self.sent_bytes = 0
-        self.limit_messages = self.limit_bytes = 0
-
-    @property
-    def quiet(self) -> bool:
-        """Whether the receiver is done with everything that was handed over."""
-        return not self.held and self.released >= self.sent_messages
-
-    @property
-    def has_credit(self) -> bool:
-        return self.sent_messages < self.limit_messages and self.sent_bytes < self.limit_bytes
-
-    @property
-    def first_unwritten(self) -> int:
-        """Where in `pending` the messages begin that have never been written."""
-        pending = self.pending
-        return 0 if pending and pending[0].age else bisect_left(pending, 1, key=attrgetter("age"))
-
-    @property
-    def oldest(self) -> int:
-        """The age of the oldest message that has never been written; 0 when there is none."""
-        first = self.first_unwritten
-        return self.pending[first].age if first < len(self.pending) else 0
-
-
-class _InFlight:
-    __slots__ = ("entries", "sequence")
-
-    def __init__(self, sequence: int, entries: list[_Entry]) -> None:
-        self.sequence = sequence
-        self.entries = entries
-
-
 class SendWindow:
     """State of one session at its sender; outlives the streams that carry it.
 
@@ -156,11 +54,11 @@ class SendWindow:
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._retain = settings.ack_mode is AckMode.PROCESSED
-        self._lanes: dict[int, _Lane] = {}
-        self._lanes_to: dict[int, list[_Lane]] = {}
+        self._lanes: dict[int, Lane] = {}
+        self._lanes_to: dict[int, list[Lane]] = {}
         self._ready: dict[int, None] = {}
-        self._in_flight: deque[_InFlight] = deque()
-        self._resend: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
+        self._resend: deque[InFlight] = deque()
         self._next_sequence = 1
         self._initial = Grant(0, 0, 0, 0)
         self._exceptions: dict[int, Grant] = {}
@@ -204,7 +102,7 @@ class SendWindow:
             if lane is None:
                 lane = self._lanes[group.lane] = self._new_lane(group.lane)
             for piece in frame_pieces(group, self._max_frame_bytes):
-                lane.pending.append(_Entry(piece, token, age, retain or self._retain))
+                lane.pending.append(Entry(piece, token, age, retain or self._retain))
             if lane.quiet:
                 lane.highest = 0
             lane.held += len(group)
@@ -275,14 +173,14 @@ class SendWindow:
         overflowed, self._overflowed = self._overflowed, []
         return overflowed
 
-    def _new_lane(self, number: int) -> _Lane:
+    def _new_lane(self, number: int) -> Lane:
         task, via = task_and_via(number)
-        lane = _Lane(first_worker(via))
+        lane = Lane(first_worker(via))
         self._limit(number, lane)
         self._lanes_to.setdefault(task, []).append(lane)
         return lane
 
-    def _limit(self, number: int, lane: _Lane) -> None:
+    def _limit(self, number: int, lane: Lane) -> None:
         """Set the credit that a lane starts with; what is passed on has that of a worker before."""
         if number < 0:
             lane.limit_messages = lane.limit_bytes = sys.maxsize
@@ -348,10 +246,12 @@ class SendWindow:
         """Put everything back to the head of its task's queue: the receiver knows nothing of it."""
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
-                self._lanes[entry.group.lane].pending.appendleft(_redelivered(entry))
+                self._lanes[entry.group.lane].pending.appendleft(entry.redelivered())
         for number, lane in self._lanes.items():
-            for entry in reversed(self._unsettled(lane)):
-                lane.pending.appendleft(_redelivered(entry))
+            kept, released = lane.unsettled()
+            self._released += released
+            for entry in reversed(kept):
+                lane.pending.appendleft(entry.redelivered())
             lane.sent_messages = lane.sent_bytes = lane.processed = lane.released = 0
             self._limit(number, lane)
         self._in_flight.clear()
@@ -363,57 +263,27 @@ class SendWindow:
         """Return what to write next: everything that has credit, up to the frame's size; None if nothing."""
         if self._resend:
             frame = self._resend.popleft()
-            return _out(frame)
+            return frame.out()
         if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT:
             return None
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         room = self._max_frame_bytes
         while self._ready and room > 0:
             number = next(iter(self._ready))
             del self._ready[number]
             lane = self._lanes[number]
-            room = self._take(lane, entries, room)
+            written, written_bytes = lane.written, lane.written_bytes
+            room = lane.take(entries, room)
+            self._written += lane.written - written
+            self._written_bytes += lane.written_bytes - written_bytes
             if lane.pending and lane.has_credit:
                 self._ready[number] = None
         if not entries:
             return None
-        frame = _InFlight(self._next_sequence, entries)
+        frame = InFlight(self._next_sequence, entries)
         self._next_sequence += 1
         self._in_flight.append(frame)
-        return _out(frame)
-
-    def _take(self, lane: _Lane, entries: list[_Entry], room: int) -> int:
-        """Move what has credit from a task to a frame; return the room that is left, 0 when it is full."""
-        pending = lane.pending
-        while pending:
-            entry = pending[0]
-            group = entry.group
-            count, size = len(group), len(group.data)
-            if entries and wire_bytes(group) > room:
-                return 0
-            allowed = lane.limit_messages - lane.sent_messages
-            allowed_bytes = lane.limit_bytes - lane.sent_bytes
-            if allowed <= 0 or allowed_bytes <= 0:
-                return room
-            if count > allowed or size > allowed_bytes:
-                allowed = min(allowed, starting_within(group, allowed_bytes))
-                if allowed < count:
-                    pieces = [entry.having(piece) for piece in cut(group, allowed)]
-                    pending.popleft()
-                    pending.extendleft(reversed(pieces))
-                    entry = pieces[0]
-                    count, size = allowed, len(entry.group.data)
-            pending.popleft()
-            entries.append(entry)
-            lane.sent_messages += count
-            lane.sent_bytes += size
-            if entry.age:
-                entry.age = 0
-                lane.written += count
-                self._written += count
-                self._written_bytes += size
-            room -= wire_bytes(entry.group)
-        return room
+        return frame.out()
 
     # --- what the receiver says ---------------------------------------------------------------
 
@@ -472,7 +342,7 @@ class SendWindow:
         while lane.unprocessed and lane.processed + lane.unprocessed[0].messages <= grant.processed:
             done = lane.unprocessed.popleft()
             lane.processed += done.messages
-            if isinstance(done, _Entry):
+            if isinstance(done, Entry):
                 self._settle(done, None, settled)
             else:
                 self._released.append(done)
@@ -494,7 +364,7 @@ class SendWindow:
                 kept.append(entry)
         frame.entries = kept
 
-    def _settle(self, entry: _Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
+    def _settle(self, entry: Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
         group = entry.group
         count, size = len(group), len(group.data)
         self._let_go(entry, count, size)
@@ -506,7 +376,7 @@ class SendWindow:
         if entry.token is not None and (dropped is not None or entry.retain):
             self._released.append(settled[-1])
 
-    def _let_go(self, entry: _Entry, messages: int, size_bytes: int) -> None:
+    def _let_go(self, entry: Entry, messages: int, size_bytes: int) -> None:
         """Hold an entry of so many messages no longer."""
         lane = self._lanes[entry.group.lane]
         self.messages -= messages
@@ -514,6 +384,7 @@ class SendWindow:
         lane.held -= messages
         if not entry.age:
             lane.written -= messages
+            lane.written_bytes -= size_bytes
             self._written -= messages
             self._written_bytes -= size_bytes
 
@@ -524,12 +395,6 @@ class SendWindow:
         """
         released, self._released = self._released, []
         return released
-
-    def _unsettled(self, lane: _Lane) -> list[_Entry]:
-        """Take out what the receiver will never be done with; return what is kept of it, release the rest."""
-        unprocessed, lane.unprocessed = lane.unprocessed, deque()
-        self._released += [each for each in unprocessed if isinstance(each, Settled)]
-        return [each for each in unprocessed if isinstance(each, _Entry)]
 
     def quiet(self, task: int) -> bool:
         """Whether nothing of a task is held here, and the receiver is done with all that it was sent."""
@@ -567,8 +432,12 @@ class SendWindow:
             left.append((group if entry.age else group.as_redelivered(), entry.token))
         return left
 
-    def _remove_all(self) -> list[_Entry]:
-        entries = [entry for lane in self._lanes.values() for entry in self._unsettled(lane)]
+    def _remove_all(self) -> list[Entry]:
+        entries: list[Entry] = []
+        for lane in self._lanes.values():
+            kept, released = lane.unsettled()
+            entries += kept
+            self._released += released
         entries += [entry for frame in self._in_flight for entry in frame.entries]
         entries += [entry for lane in self._lanes.values() for entry in lane.pending]
         for lane in self._lanes.values():
@@ -583,29 +452,5 @@ class SendWindow:
         pending = sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
         for lane in self._lanes.values():
             pending += sum(len(entry.group) for entry in lane.pending)
-            pending += sum(len(each.group) for each in lane.unprocessed if isinstance(each, _Entry))
+            pending += sum(len(each.group) for each in lane.unprocessed if isinstance(each, Entry))
         return self._ledger.snapshot(pending)
-
-
-def _redelivered(entry: _Entry) -> _Entry:
-    return entry.having(entry.group.as_redelivered())
-
-
-def _out(frame: _InFlight) -> OutFrame:
-    runs: list[list[TaskGroup]] = []
-    messages = size = 0
-    last: TaskGroup | None = None
-    for entry in frame.entries:
-        group = entry.group
-        messages += len(group)
-        size += len(group.data)
-        if (
-            last is not None
-            and group.joins(last)
-            and group.position == (last.position and last.position + len(last))
-        ):
-            runs[-1].append(group)
-        else:
-            runs.append([group])
-        last = group
-    return OutFrame(frame.sequence, runs, messages, size)

@@ -16,8 +16,7 @@ from typing import Any, Protocol, overload
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
-from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.session.send import Settled
+from tuplewire.session.ledger import LedgerSnapshot, Settled
 
 BLOCK = 0
 """The flag of `recv` that waits for a message."""

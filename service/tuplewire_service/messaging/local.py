@@ -16,10 +16,9 @@ from tuplewire.config import Overflow, SessionSettings
 from tuplewire.errors import BindError, BufferFullError, ClosedError, ConfigError, TuplewireError
 from tuplewire.group import TaskGroup, check_sizes, first_worker, lane_of, task_and_via
 from tuplewire.message import TaskMessage, as_groups
-from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.session.ledger import DropReason, Ledger, Settled
 from tuplewire.session.overflow import excess
 from tuplewire.session.pieces import cut_off
-from tuplewire.session.send import Settled
 from tuplewire_service.messaging.base import (
     BLOCK,
     ClientStatistics,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tuplewire.errors import BufferFullError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
-from tuplewire.session.send import Settled
+from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import IClientConnection, IRelayConnection
 from tuplewire_service.testing.scenery import (
     HOST,

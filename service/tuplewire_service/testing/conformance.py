@@ -18,7 +18,7 @@ from tuplewire.config import SessionSettings
 from tuplewire.errors import BindError, ClosedError, InvalidTaskError, MessageTooLargeError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
-from tuplewire.session.send import Settled
+from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import (
     NO_BLOCK,
     ConnectionStatus,

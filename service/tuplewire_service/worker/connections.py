@@ -13,7 +13,7 @@ from typing import Any
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
 from tuplewire.loop import watched
-from tuplewire.session.send import Settled
+from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.status import PeerSnapshot

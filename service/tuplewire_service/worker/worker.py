@@ -30,8 +30,7 @@ from tuplewire.errors import (
 from tuplewire.group import TaskGroup
 from tuplewire.loop import watched
 from tuplewire.session.delivery import Done
-from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot
-from tuplewire.session.send import Settled
+from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,

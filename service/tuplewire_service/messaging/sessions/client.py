@@ -9,7 +9,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.loop import EventLoopThread
 from tuplewire.message import as_groups
 from tuplewire.sender import Sender
-from tuplewire.session.send import Settled
+from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
 
 _Told = Callable[[Sequence[Settled]], None]

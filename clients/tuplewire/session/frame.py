@@ -1,0 +1,49 @@
+"""A frame at its sender: as it is kept until it is acknowledged, and as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.lane import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class OutFrame:
+    """A frame to write: runs of groups, each run one (task, source) on the wire."""
+
+    sequence: int
+    runs: Sequence[Sequence[TaskGroup]]
+    messages: int
+    size_bytes: int
+
+
+class InFlight:
+    """A frame that is not acknowledged."""
+
+    __slots__ = ("entries", "sequence")
+
+    def __init__(self, sequence: int, entries: list[Entry]) -> None:
+        self.sequence = sequence
+        self.entries = entries
+
+    def out(self) -> OutFrame:
+        """Return it as it is written; groups that follow each other within (task, source) are one run."""
+        runs: list[list[TaskGroup]] = []
+        messages = size = 0
+        last: TaskGroup | None = None
+        for entry in self.entries:
+            group = entry.group
+            messages += len(group)
+            size += len(group.data)
+            if (
+                last is not None
+                and group.joins(last)
+                and group.position == (last.position and last.position + len(last))
+            ):
+                runs[-1].append(group)
+            else:
+                runs.append([group])
+            last = group
+        return OutFrame(self.sequence, runs, messages, size)

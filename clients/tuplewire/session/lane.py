@@ -1,0 +1,135 @@
+"""What a sender holds for one task: messages that wait for credit, and those that the receiver works on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from operator import attrgetter
+from typing import Any
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.ledger import Settled
+from tuplewire.session.pieces import cut, starting_within, wire_bytes
+
+
+class Entry:
+    """Messages that are held for a lane: a batch's, or a piece of them."""
+
+    __slots__ = ("age", "group", "retain", "token")
+
+    def __init__(self, group: TaskGroup, token: Any, age: int, retain: bool) -> None:  # noqa: FBT001
+        self.group = group
+        self.token = token
+        self.age = age
+        """Grows from batch to batch, from 1; 0 once it has been written, and may have arrived."""
+        self.retain = retain
+
+    @property
+    def messages(self) -> int:
+        """How many messages it has."""
+        return len(self.group)
+
+    def having(self, group: TaskGroup) -> Entry:
+        """Return the same with other messages."""
+        return Entry(group, self.token, self.age, self.retain)
+
+    def redelivered(self) -> Entry:
+        """Return the same as something that may have arrived before."""
+        return self.having(self.group.as_redelivered())
+
+
+class Lane:
+    """What has credit and an order of its own, see TaskGroup.lane: a task, or what is passed on to it."""
+
+    __slots__ = (
+        "held",
+        "highest",
+        "limit_bytes",
+        "limit_messages",
+        "pending",
+        "processed",
+        "released",
+        "sent_bytes",
+        "sent_messages",
+        "unprocessed",
+        "worker",
+        "written",
+        "written_bytes",
+    )
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self.pending: deque[Entry] = deque()
+        self.unprocessed: deque[Entry | Settled] = deque()
+        """What the receiver has and is not done with, in order: kept until then, or settled already."""
+        self.highest = 0
+        """The highest position that was handed over since the lane was last quiet."""
+        self.held = 0
+        self.written = self.written_bytes = 0
+        """Of what is held, how much may have arrived."""
+        self.processed = 0
+        self.released = 0
+        self.sent_messages = self.sent_bytes = 0
+        self.limit_messages = self.limit_bytes = 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the receiver is done with everything that was handed over."""
+        return not self.held and self.released >= self.sent_messages
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether another message may start."""
+        return self.sent_messages < self.limit_messages and self.sent_bytes < self.limit_bytes
+
+    @property
+    def first_unwritten(self) -> int:
+        """Where in `pending` the messages begin that have never been written."""
+        pending = self.pending
+        return 0 if pending and pending[0].age else bisect_left(pending, 1, key=attrgetter("age"))
+
+    @property
+    def oldest(self) -> int:
+        """The age of the oldest message that has never been written; 0 when there is none."""
+        first = self.first_unwritten
+        return self.pending[first].age if first < len(self.pending) else 0
+
+    def take(self, entries: list[Entry], room: int) -> int:
+        """Move what has credit to a frame; return the room that is left, 0 when it is full."""
+        pending = self.pending
+        while pending:
+            entry = pending[0]
+            group = entry.group
+            count, size = len(group), len(group.data)
+            if entries and wire_bytes(group) > room:
+                return 0
+            allowed = self.limit_messages - self.sent_messages
+            allowed_bytes = self.limit_bytes - self.sent_bytes
+            if allowed <= 0 or allowed_bytes <= 0:
+                return room
+            if count > allowed or size > allowed_bytes:
+                allowed = min(allowed, starting_within(group, allowed_bytes))
+                if allowed < count:
+                    pieces = [entry.having(piece) for piece in cut(group, allowed)]
+                    pending.popleft()
+                    pending.extendleft(reversed(pieces))
+                    entry = pieces[0]
+                    count, size = allowed, len(entry.group.data)
+            pending.popleft()
+            entries.append(entry)
+            self.sent_messages += count
+            self.sent_bytes += size
+            if entry.age:
+                entry.age = 0
+                self.written += count
+                self.written_bytes += size
+            room -= wire_bytes(entry.group)
+        return room
+
+    def unsettled(self) -> tuple[list[Entry], list[Settled]]:
+        """Take out what the receiver will never be done with: what is kept of it, and what has settled."""
+        unprocessed, self.unprocessed = self.unprocessed, deque()
+        return (
+            [each for each in unprocessed if isinstance(each, Entry)],
+            [each for each in unprocessed if isinstance(each, Settled)],
+        )
