@@ -17,6 +17,7 @@ from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
+from tuplewire.gathering import Gathering
 from tuplewire.resumable import FATAL, Resumable
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.delivery import Delivery
@@ -54,6 +55,7 @@ class Receiver(Resumable):
         self._buffer: deque[Arrived] = deque()
         self._arrival = asyncio.Event()
         self._progress = asyncio.Event()
+        self._acknowledgements = Gathering(self._progress, loop)
         self._broken_since = time.monotonic()
         self._closed = False
 
@@ -98,7 +100,7 @@ class Receiver(Resumable):
         with self._lock:
             if not self._window.acknowledge(arrived) or self._closed:
                 return
-        self._loop.call_soon_threadsafe(self._progress.set)
+        self._loop.call_soon_threadsafe(self._acknowledgements.add)
 
     # --- life, on the loop ---------------------------------------------------------------------
 
@@ -199,6 +201,7 @@ class Receiver(Resumable):
         while True:
             await self._progress.wait()
             self._progress.clear()
+            self._acknowledgements.told()
             with self._lock:
                 closed = self._closed  # before the cursors: what is acknowledged by then still goes out
                 cursors = self._window.moved()

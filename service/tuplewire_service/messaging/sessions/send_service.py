@@ -281,7 +281,7 @@ class SendService:
             request = decode_send_request(data)
             if isinstance(request, OpaqueFrame):
                 self._frame(session, request)
-                stream.frame_taken()
+                stream.frames.add()
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
@@ -351,7 +351,7 @@ class SendService:
         while not finished:
             await stream.wake.wait()
             stream.wake.clear()
-            stream.untold = 0
+            stream.frames.told()
             finished = stream.finished.is_set() and not self._lingers(session, stream)
             notices, stream.notices = stream.notices, {}
             for notice in notices.values():

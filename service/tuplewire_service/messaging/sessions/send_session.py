@@ -9,6 +9,7 @@ from typing import Any
 
 from tuplewire.config import AckMode
 from tuplewire.errors import TuplewireError
+from tuplewire.gathering import Gathering
 from tuplewire.group import lane_of
 from tuplewire.session.credit import CreditBook
 from tuplewire.session.receive import ReceiveSession
@@ -18,10 +19,6 @@ from tuplewire_service.messaging.base import Intake, via_of
 from tuplewire_service.messaging.sessions.stream import ServerStream
 
 CLIENT_SOURCE = "client"
-_ACK_FRAMES = 4
-"""So many frames are acknowledged together: half of what a sender may have on the way."""
-_ACK_SECONDS = 0.005
-"""Fewer are after so long, or when the sender asks."""
 
 
 class Origin:
@@ -115,10 +112,8 @@ class SendStream:
         self.wake = asyncio.Event()
         self.notices: dict[str, pb.SendResponse] = {}
         """What to write besides acknowledgements, the latest of each kind: a peer may never read."""
-        self.untold = 0
-        """Frames that were taken since the last acknowledgement."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        self.frames = Gathering(self.wake, asyncio.get_running_loop())
+        """Those that were taken and are not acknowledged, unless the sender asks before."""
         self.task = asyncio.current_task()
         self.waiting: asyncio.Task[Any] | None = None
         """The task while it may be interrupted: a write must not be, see finish_writing."""
@@ -127,19 +122,6 @@ class SendStream:
         """The least intake that this stream belongs to."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
-
-    def frame_taken(self) -> None:
-        """Acknowledge a frame soon: with others, since an acknowledgement costs as much as a frame."""
-        self.untold += 1
-        if self.untold >= _ACK_FRAMES:
-            self.wake.set()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(_ACK_SECONDS, self._time_passed)
-
-    def _time_passed(self) -> None:
-        self._timer = None
-        if self.untold:
-            self.wake.set()
 
     def notify(self, notice: pb.SendResponse) -> None:
         """Write this soon, in place of an earlier one of its kind."""
