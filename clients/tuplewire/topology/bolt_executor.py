@@ -28,7 +28,9 @@ class BoltExecutor(Executor[BoltTask]):
 
     def _open(self, task: int) -> BoltTask:
         outbox = Outbox(self._surroundings.topology, task)
-        opened = BoltTask(task, outbox, self._outgoing(task), bolt=deepcopy(self.component.template))
+        follower = self._surroundings.follow(task)
+        bolt = deepcopy(self.component.template)
+        opened = BoltTask(task, outbox, self._outgoing(task), follower, bolt=bolt)
         collector = OutputCollector(
             outbox,
             lambda message: self._acked(opened, message),

@@ -7,7 +7,14 @@ from typing import Any, Self
 
 from tuplewire.errors import TopologyError
 from tuplewire.topology.component import BasicBolt, BasicBoltExecutor, Bolt, Spout, streams_of
-from tuplewire.topology.description import Component, GroupingType, Input, Kind, Topology
+from tuplewire.topology.description import (
+    Component,
+    GroupingType,
+    Input,
+    Kind,
+    Topology,
+    check_reserved,
+)
 from tuplewire.topology.grouping import CustomStreamGrouping
 from tuplewire.topology.streams import DEFAULT_STREAM
 
@@ -50,7 +57,10 @@ class TopologyBuilder:
 
     def create_topology(self) -> Topology:
         """Return the topology; TopologyError for what does not hold together, naming it."""
-        return Topology(declarer.component() for declarer in self._declarers.values())
+        components = [declarer.component() for declarer in self._declarers.values()]
+        for component in components:
+            check_reserved(component)
+        return Topology(components)
 
     def _add(self, declarer: ComponentDeclarer) -> None:
         if declarer.id in self._declarers:

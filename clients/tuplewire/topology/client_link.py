@@ -73,6 +73,10 @@ class ClientLink(Link):
         """See Link."""
         self._client.send(TaskMessageBatch.from_groups(groups))
 
+    def lost(self) -> int:
+        """See Link."""
+        return sum(self._client.ledger().dropped.values())
+
     def close(self, timeout: float) -> None:
         """See Link. Raises what Client.flush does, where not all was seen off; the client is closed then."""
         deadline = time.monotonic() + timeout

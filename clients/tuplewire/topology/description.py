@@ -7,7 +7,7 @@ bolts are code, and do not: a process that runs them builds the same topology fr
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -15,11 +15,13 @@ from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
 from tuplewire.topology.streams import DEFAULT_STREAM, Stream, check_name
-from tuplewire.topology.tuples import Origin
+from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, Origin
 
 FIRST_TASK = 1
 SYSTEM_PREFIX = "__"
 """Names that begin so are Storm's and ours; no component or stream of a user's may."""
+ACKER_COMPONENT = "__acker"
+_SYSTEM_NAMES = frozenset({ACKER_COMPONENT, INIT_STREAM, ACK_STREAM, FAIL_STREAM})
 
 
 class Kind(StrEnum):
@@ -94,14 +96,15 @@ class Component:
 class Topology:
     """A validated graph of components, with task ids: a contiguous range for each component.
 
-    Ids start at 1, and are given in the order of the components' ids, so that they depend on the topology
-    alone and not on the order in which a program builds it. Raises TopologyError for a component, stream or
-    field that is named and not there, and for what does not fit together. Cycles are allowed.
+    Ids start at 1, and are given in the order of the components' ids, the acker's last, so that they depend
+    on the topology alone and not on the order in which a program builds it. Raises TopologyError for a
+    component, stream or field that is named and not there, and for what does not fit together. Cycles are
+    allowed.
     """
 
     def __init__(self, components: Iterable[Component]) -> None:
         self.components: dict[str, Component] = {}
-        for component in sorted(components, key=lambda component: component.id):
+        for component in sorted(components, key=lambda each: (each.id == ACKER_COMPONENT, each.id)):
             if component.id in self.components:
                 raise TopologyError(f"two components have the id {component.id!r}")
             self.components[component.id] = component
@@ -184,16 +187,22 @@ class Topology:
         return Origin(component.id, task, component.stream(stream))
 
 
+def check_reserved(component: Component, but: Collection[str] = ()) -> None:
+    """Raise TopologyError for a component, or a stream of one, that has a name of the system's."""
+    for name in (component.id, *(stream.name for stream in component.streams)):
+        if name.startswith(SYSTEM_PREFIX) and name not in but:
+            raise TopologyError(
+                f"{component.kind} {component.id!r}: the name {name!r} is reserved, "
+                f"as all that begin with {SYSTEM_PREFIX!r}"
+            )
+
+
 def _check_component(component: Component) -> None:
     """Raise TopologyError for what is wrong with a component, whatever the others are."""
     check_name(component.id, "a component's id")
     what = f"{component.kind} {component.id!r}"
     names = [stream.name for stream in component.streams]
-    for name in (component.id, *names):
-        if name.startswith(SYSTEM_PREFIX):
-            raise TopologyError(
-                f"{what}: the name {name!r} is reserved, as all that begin with {SYSTEM_PREFIX!r}"
-            )
+    check_reserved(component, _SYSTEM_NAMES)
     if len(set(names)) < len(names):
         raise TopologyError(f"{what} declares the stream {max(names, key=names.count)!r} twice")
     for name, number in (("parallelism", component.parallelism), ("number of tasks", component.n_tasks)):
@@ -204,8 +213,10 @@ def _check_component(component: Component) -> None:
             f"{what} has {component.parallelism} executors for {component.n_tasks} task(s); "
             "every executor runs at least one"
         )
-    if component.kind is Kind.SPOUT and component.inputs:
-        raise TopologyError(f"{what} subscribes to {component.inputs[0]}; only bolts do")
+    if component.kind is Kind.SPOUT:
+        for subscription in component.inputs:
+            if subscription.component != ACKER_COMPONENT:
+                raise TopologyError(f"{what} subscribes to {subscription}; only bolts do")
     sources = [(subscription.component, subscription.stream) for subscription in component.inputs]
     for subscription, source in zip(component.inputs, sources, strict=True):
         if sources.count(source) > 1:

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
-from tuplewire.topology.acker import Acker, Root
 from tuplewire.topology.collector import Emitted, Outbox
 from tuplewire.topology.context import TopologyContext
 from tuplewire.topology.description import Topology
 from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.follower import Follower
 from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
 from tuplewire.topology.idle import IdleWatch
 from tuplewire.topology.receive_queue import AddressedTuples, QueueStatistics, ReceiveQueue
@@ -31,6 +31,10 @@ BATCH = 1024
 Undeliverable = Callable[[Tuple, Exception], None]
 
 
+def _nobody(_: int) -> Follower | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What an executor has of the process that it runs in; it calls everything in its own thread.
@@ -38,8 +42,8 @@ class Surroundings:
     transfer: sends columns on their way, waiting for room; calls back for each tuple that has no form.
     failed: told of the error that ends an executor. error: told of every error that is raised or reported.
     dead_letter: gets the tuples that are given up, where the policy says so.
-    acker: None where nobody follows tuples: a spout's tuple then counts as processed once it is emitted, as
-    in Storm without ackers. idle: told of what is done with.
+    follow: returns what follows a task's tuples; None where nobody does: a spout's tuple then counts as
+    processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     """
 
@@ -50,7 +54,7 @@ class Surroundings:
     failed: Callable[[TaskError], None]
     error: Callable[[TaskError], None]
     dead_letter: Callable[[DeadLetter], None]
-    acker: Acker | None = None
+    follow: Callable[[int], Follower | None] = _nobody
     emitted: Callable[[Sequence[Emitted]], None] | None = None
     idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = nothing
@@ -91,6 +95,7 @@ class Task:
     id: int
     outbox: Outbox
     outgoing: Outgoing
+    follower: Follower | None
     acked: list[MessageId] = field(default_factory=list)
     failed: list[MessageId] = field(default_factory=list)
 
@@ -240,15 +245,19 @@ class Executor(ABC, Generic[TaskKind]):
             for each in self._tasks.values():
                 each.outgoing.refresh()
         runs = task.outbox.take()
+        began = self._began(task, runs)
         lost: list[Tuple] = []
         columns = [column for run in runs for column in self._columns(task, run, lost)]
         self.counts.emitted += sum(len(run.tuples) for run in runs)
         self.counts.transferred += sum(len(column.tuples) for column in columns)
-        self._tell_acker(task, runs, columns, lost)
+        columns += self._tell_acker(task, began, columns, lost)
         if runs and self._surroundings.emitted is not None:
             self._surroundings.emitted(runs)
         if columns:
             self._surroundings.transfer(columns, partial(self._undeliverable, task))
+        if task.failed:  # copies that could not be sent
+            told = self._tell_acker(task)
+            self._surroundings.transfer(told, partial(self._undeliverable, task))
         return runs
 
     def _columns(self, task: Task, run: Emitted, lost: list[Tuple]) -> list[AddressedTuples]:
@@ -268,28 +277,26 @@ class Executor(ABC, Generic[TaskKind]):
         return [AddressedTuples(target, list(map(take, positions))) for target, positions in routes.items()]
 
     def _tell_acker(
-        self, task: Task, runs: Sequence[Emitted], columns: Sequence[AddressedTuples], lost: Sequence[Tuple]
-    ) -> None:
+        self,
+        task: Task,
+        began: Sequence[Any] = (),
+        columns: Sequence[AddressedTuples] = (),
+        lost: Sequence[Tuple] = (),
+    ) -> list[AddressedTuples]:
         acked, task.acked = task.acked, []
         failed, task.failed = task.failed, []
-        acker = self._surroundings.acker
-        if acker is None:
-            return
-        copies: dict[Root, int] = {}
-        for tuples in (lost, *(column.tuples for column in columns)):
-            for message in tuples:
-                for root in message.message_id:
-                    copies[root] = copies.get(root, 0) + 1
-        began = self._began(runs)
-        if began or copies or acked or failed:
-            acker.update(began, copies, acked, [*failed, *(message.message_id for message in lost)])
+        if task.follower is None:
+            return []
+        return task.follower.tell(began, columns, lost, acked, failed)
 
-    def _began(self, runs: Sequence[Emitted]) -> list[Root]:  # noqa: ARG002 - a bolt begins nothing
-        """Return the roots of what spouts have emitted."""
+    def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
+        """Have what was emitted followed; return the keys of what spouts have emitted."""
+        if task.follower is not None:
+            task.follower.derive(runs)
         return []
 
     def _undeliverable(self, task: Task, message: Tuple, error: Exception) -> None:
         """Fail a copy that could not be sent."""
-        if self._surroundings.acker is not None and message.message_id:
-            self._surroundings.acker.update(failed=[message.message_id])
+        if message.message_id:
+            task.failed.append(message.message_id)
         self._raised(task.id, error, message)

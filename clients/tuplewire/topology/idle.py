@@ -1,4 +1,4 @@
-"""Whether a topology has come to rest: for tests that wait until there is nothing left to do."""
+"""Whether a topology, or one process of it, has come to rest, and what it has exchanged with others."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class IdleWatch:
         self._changed = threading.Condition()
         self._on_the_way = 0
         self._epoch = 0
+        self._handed = 0
+        self._taken = 0
 
     @property
     def epoch(self) -> int:
@@ -33,6 +35,26 @@ class IdleWatch:
             self._on_the_way -= tuples
             if not self._on_the_way:
                 self._changed.notify_all()
+
+    def handed(self, tuples: int) -> None:
+        """Count what goes to other processes, before it does."""
+        with self._changed:
+            self._handed += tuples
+
+    def taken(self, tuples: int, *, lost: bool = False) -> None:
+        """Count what comes from other processes; lost: there is nothing of it to execute."""
+        with self._changed:
+            self._taken += tuples
+            if not lost:
+                self._on_the_way += tuples
+
+    def traffic(self, at_rest: Callable[[], bool]) -> tuple[bool, int, int]:
+        """Return whether nothing is left to do here, what went to other processes, and what came from them.
+
+        All three are of one moment. at_rest: whether the spouts have nothing, as finished() of each says.
+        """
+        with self._changed:
+            return self._on_the_way == 0 and at_rest(), self._handed, self._taken
 
     def changed(self) -> None:
         """Have those who wait look again, as a spout has come to rest, or something has failed."""

@@ -37,6 +37,10 @@ class Link(ABC):
     def report(self, loads: Mapping[int, float]) -> None:  # noqa: B027 - a worker beside it may know better
         """Tell other processes the loads of ours; by default nothing happens."""
 
+    def lost(self) -> int:
+        """Return how many messages that were accepted will never arrive, so far; by default none."""
+        return 0
+
     @abstractmethod
     def close(self, timeout: float) -> None:
         """Deliver nothing more, see off what was sent, for at most so many seconds, and end."""

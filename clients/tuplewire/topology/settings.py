@@ -36,6 +36,9 @@ class TopologySettings:
     number. tick_seconds: how often a bolt gets a tick tuple; 0: never. spout_wait_seconds: how long a spout
     that has emitted nothing is left alone. always_serialize: also within a worker, so that a test finds
     values that do not travel. size_metrics: count bytes for each pair of components.
+    message_timeout_seconds: how long a spout's tuple may take, where acker tasks follow it, before it has
+    failed; 0: any time. acker_executors: those tasks, where a topology runs in several processes; None: one
+    for each worker; 0: nobody follows tuples between processes.
     error_policy: what an exception of a spout or bolt does; it has no key in Storm, where the worker fails.
     """
 
@@ -46,7 +49,14 @@ class TopologySettings:
     spout_wait_seconds: float = _setting("topology.sleep.spout.wait.strategy.time.ms", 0.001)
     always_serialize: bool = _setting("topology.testing.always.try.serialize", False)
     size_metrics: bool = _setting("topology.serialized.message.size.metrics", False)
+    message_timeout_seconds: float = _setting("topology.message.timeout.secs", 30.0)
+    acker_executors: int | None = _setting("topology.acker.executors", None)
     error_policy: ErrorPolicy = field(default=ErrorPolicy.FAIL, metadata={"key": "topology.error.policy"})
+
+    @property
+    def ackers(self) -> int:
+        """How many acker tasks follow tuples between processes."""
+        return self.workers if self.acker_executors is None else self.acker_executors
 
     @classmethod
     def of(cls, conf: Mapping[str, Any]) -> Self:

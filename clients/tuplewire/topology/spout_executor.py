@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tuplewire.topology.acker import Root
+from tuplewire.errors import MalformedTupleError
 from tuplewire.topology.collector import Emitted, Outbox, SpoutOutputCollector
 from tuplewire.topology.component import Spout
 from tuplewire.topology.executor import BATCH, Executor, Surroundings, Task
+from tuplewire.topology.follower import keys_of
 from tuplewire.topology.receive_queue import AddressedTuples
+from tuplewire.topology.rotating_map import RotatingMap
 from tuplewire.topology.tuples import ACK_STREAM
 
 _ROUND_SECONDS = 0.001
@@ -26,10 +28,10 @@ _FOR_GOOD = sys.maxsize
 
 @dataclass(slots=True, eq=False)
 class SpoutTask(Task):
-    """A task of a spout. pending: the message ids of what it has on the way."""
+    """A task of a spout. pending: the message ids of what it has on the way, by the follower's keys."""
 
     spout: Spout = field(kw_only=True)
-    pending: set[Any] = field(default_factory=set)
+    pending: RotatingMap[Any, Any] = field(default_factory=RotatingMap)
 
 
 class SpoutExecutor(Executor[SpoutTask]):
@@ -46,6 +48,8 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._active = False
         self._emitted = False
         self._rested = _BUSY
+        self._finished = False
+        self._rotation_due = False
 
     @property
     def pending(self) -> int:
@@ -62,6 +66,19 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._wanted = False
         self.queue.wake()
 
+    def rotate(self) -> None:
+        """Have half of the time pass that a tuple may take; what is older has failed. From any thread."""
+        self._rotation_due = True
+        self.queue.wake()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it will emit nothing more by itself: it is inactive, or every task is exhausted.
+
+        An exhausted task that waits for the fate of tuples may emit again, where they fail after some time.
+        """
+        return (not self._wanted and not self._active) or (self._finished and self._active)
+
     def at_rest(self, epoch: int) -> bool:
         """Whether it is inactive, or has found nothing to emit in a round that began in this epoch or later.
 
@@ -73,7 +90,9 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     def _open(self, task: int) -> SpoutTask:
         outbox = Outbox(self._surroundings.topology, task)
-        opened = SpoutTask(task, outbox, self._outgoing(task), spout=deepcopy(self.component.template))
+        follower = self._surroundings.follow(task)
+        spout = deepcopy(self.component.template)
+        opened = SpoutTask(task, outbox, self._outgoing(task), follower, spout=spout)
         collector = SpoutOutputCollector(outbox, lambda error: self._reported(task, error))
         opened.spout.open(self.conf, self._context(task), collector)
         return opened
@@ -84,6 +103,9 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _turn(self) -> None:
         for column in self.queue.consume(BATCH, self._patience()):
             self._tell(column)
+        if self._rotation_due:
+            self._rotation_due = False
+            self._expire()
         if self._active != self._wanted:
             self._switch()
         if self._active and not self._stopping:
@@ -109,22 +131,44 @@ class SpoutExecutor(Executor[SpoutTask]):
         """Tell a spout what has become of its tuples."""
         task = self._tasks[column.task]
         for fate in column.tuples:
-            (message_id,) = fate.values
-            if message_id not in task.pending:
-                continue
-            task.pending.remove(message_id)
             try:
-                if fate.source_stream == ACK_STREAM:
-                    self.counts.acked += 1
-                    task.spout.ack(message_id)
-                else:
-                    self.counts.failed += 1
-                    task.spout.fail(message_id)
-            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                self._raised(task.id, error)
+                keys = keys_of(fate)
+            except MalformedTupleError as error:
+                self._told(task.id, error)
+                continue
+            processed = fate.source_stream == ACK_STREAM
+            for key in keys:
+                message_id = task.pending.pop(key)
+                if message_id is not None:
+                    self._tell_one(task, message_id, processed=processed)
         self._rested = _BUSY  # it may have something again
+        self._finished = False
         self._send(task)
+        if column.done is not None:
+            column.done()
         self._surroundings.idle.executed(len(column.tuples))
+
+    def _tell_one(self, task: SpoutTask, message_id: Any, *, processed: bool) -> None:
+        try:
+            if processed:
+                self.counts.acked += 1
+                task.spout.ack(message_id)
+            else:
+                self.counts.failed += 1
+                task.spout.fail(message_id)
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            self._raised(task.id, error)
+
+    def _expire(self) -> None:
+        """Tell spouts that what took too long has failed."""
+        for task in self._tasks.values():
+            expired = task.pending.rotate()
+            for message_id in expired.values():
+                self._tell_one(task, message_id, processed=False)
+            if expired:
+                self._rested = _BUSY
+                self._finished = False
+                self._send(task)
 
     def _round(self) -> None:
         """Ask each task that may be asked, for a moment."""
@@ -138,9 +182,15 @@ class SpoutExecutor(Executor[SpoutTask]):
                 self._rested = _BUSY  # before what it has emitted can be done with
                 self._send(task)
         rested = _BUSY if self._emitted else epoch if askable else _FOR_GOOD
+        self._finished = rested == _FOR_GOOD and all(map(self._done, self._tasks.values()))
         if rested != self._rested:
             self._rested = rested
             self._surroundings.idle.changed()
+
+    def _done(self, task: SpoutTask) -> bool:
+        """Whether a task will not emit by itself: it is exhausted, and no tuple of its can fail by time."""
+        waits = len(task.pending) and self.settings.message_timeout_seconds
+        return task.spout.exhausted and not waits
 
     def _ask(self, task: SpoutTask) -> bool:
         """Have a task emit until it has nothing more, its bound or a moment is over; False if it may not."""
@@ -162,18 +212,20 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _send(self, task: SpoutTask) -> None:
         """Send on what a task has emitted; where nobody follows it, it counts as processed with that."""
         runs = self._flush(task)
-        if self._surroundings.acker is None:
+        if task.follower is None:
             for run in runs:
                 for message in run.tuples:
                     for _, message_id in message.message_id:
                         self.counts.acked += 1
                         self._always(task.id, partial(task.spout.ack, message_id))
 
-    def _began(self, runs: Sequence[Emitted]) -> list[Root]:
-        roots = [root for run in runs for message in run.tuples for root in message.message_id]
-        for task, message_id in roots:
-            self._tasks[task].pending.add(message_id)
-        return roots
+    def _began(self, task: SpoutTask, runs: Sequence[Emitted]) -> list[Any]:
+        if task.follower is None:
+            return []
+        began = task.follower.begin(runs)
+        for key, message_id in began:
+            task.pending.put(key, message_id)
+        return [key for key, _ in began]
 
     def _reported(self, task: int, error: Exception) -> None:
         self._told(task, error)

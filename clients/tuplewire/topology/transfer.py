@@ -14,6 +14,8 @@ from functools import partial
 
 from tuplewire.errors import MalformedTupleError, MessageError
 from tuplewire.group import TaskGroup
+from tuplewire.topology.acker_tasks import check_id
+from tuplewire.topology.description import ACKER_COMPONENT
 from tuplewire.topology.executor import Undeliverable
 from tuplewire.topology.idle import IdleWatch
 from tuplewire.topology.link import Done, Link
@@ -29,7 +31,7 @@ class Transfer:
 
     queues: by task; those of this process. link: None where there are no others. always_serialize: also
     within the process. counts_remote: whether `idle` follows tuples through the link, as its other ends are
-    counted by the same watch.
+    counted by the same watch; otherwise it counts what goes out and comes in.
     """
 
     def __init__(
@@ -53,7 +55,8 @@ class Transfer:
         """Send columns on their way, in order for each task, waiting for room; for an executor's thread.
 
         A column holds tuples of one source. An executor does not wait for room in its own queue, as nobody
-        else could make it. Raises ClosedError when a task's executor has ended.
+        else could make it, nor the acker in a spout's, which may be waiting for the acker. Raises ClosedError
+        when a task's executor has ended.
         """
         known: dict[Tuple, bytes] = {}
         remote: list[TaskGroup] = []
@@ -66,13 +69,16 @@ class Transfer:
                 payloads = self._payloads(column, known, undeliverable)
                 column = AddressedTuples(column.task, list(map(self._serializer.deserialize, payloads)))  # noqa: PLW2901
             self._idle.sent(len(column.tuples))
-            if column.tuples and queue is self._queues.get(column.tuples[0].source_task):
+            if column.tuples and (
+                queue is self._queues.get(column.tuples[0].source_task)
+                or column.tuples[0].source_component == ACKER_COMPONENT
+            ):
                 queue.publish_to_overflow(column)
             else:
                 queue.publish(column)
         if remote:
-            if self._counts_remote:
-                self._idle.sent(sum(map(len, remote)))
+            count = self._idle.sent if self._counts_remote else self._idle.handed
+            count(sum(map(len, remote)))
             if self._link is None:
                 raise MessageError(
                     f"task {remote[0].task} is not in this process, which has no link to others"
@@ -103,7 +109,7 @@ class Transfer:
     def deliver(self, column: AddressedTuples) -> None:
         """Queue what comes from outside without waiting; the sender's credit bounds it."""
         if not self._counts_remote:
-            self._idle.sent(len(column.tuples))
+            self._idle.taken(len(column.tuples))
         self._queues[column.task].publish_to_overflow(column)
 
     def tell(self, column: AddressedTuples) -> None:
@@ -116,7 +122,8 @@ class Deserializing:
     """Groups of messages in, addressed tuples out. Source: Storm's `DeserializingConnectionCallback`.
 
     local: gets each column. lost: told how many messages were no tuples; they are counted and logged, and
-    what comes with them is not held up. size_metrics: whether to count bytes for each pair of tasks.
+    what comes with them is not held up. ackers: the acker tasks whose message ids tuples carry; None where
+    there are none. size_metrics: whether to count bytes for each pair of tasks.
     """
 
     def __init__(
@@ -125,9 +132,11 @@ class Deserializing:
         local: Callable[[AddressedTuples], None],
         lost: Callable[[int], None],
         *,
+        ackers: range | None,
         size_metrics: bool,
     ) -> None:
         self.malformed = 0
+        self._ackers = ackers
         self._serializer = serializer
         self._local = local
         self._lost = lost
@@ -144,7 +153,10 @@ class Deserializing:
             tuples = []
             for payload in group.payloads():
                 try:
-                    tuples.append(self._serializer.deserialize(payload))
+                    message = self._serializer.deserialize(payload)
+                    if message.message_id and self._ackers is not None:
+                        check_id(message.message_id, self._ackers)
+                    tuples.append(message)
                 except MalformedTupleError as error:
                     self._malformed(group, error)
             if tuples:

@@ -11,7 +11,9 @@ from tuplewire.topology.streams import Stream
 MessageId: TypeAlias = tuple[tuple[int, Any], ...]
 """What a tuple descends from: (task of the spout, the message id that it gave) for each of its roots.
 
-Empty for a tuple that nobody waits for. A bolt hands it on by anchoring what it emits.
+Empty for a tuple that nobody waits for. A bolt hands it on by anchoring what it emits. Where acker tasks
+follow tuples it is (task of the acker, 16 bytes: the root's id and the tuple's own) for each root; the
+executor gives it before the tuple is on its way.
 """
 
 UNANCHORED: MessageId = ()
@@ -19,6 +21,7 @@ UNANCHORED: MessageId = ()
 SYSTEM_COMPONENT = "__system"
 SYSTEM_TASK = -1
 TICK_STREAM = "__tick"
+INIT_STREAM = "__ack_init"
 ACK_STREAM = "__ack_ack"
 FAIL_STREAM = "__ack_fail"
 

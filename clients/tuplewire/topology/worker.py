@@ -5,22 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tuplewire.errors import ClosedError, TopologyError, TuplewireError
 from tuplewire.topology.acker import Acker
+from tuplewire.topology.acker_executor import AckerExecutor
 from tuplewire.topology.bolt_executor import BoltExecutor
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.description import Kind, Topology
+from tuplewire.topology.description import ACKER_COMPONENT, Kind, Topology
 from tuplewire.topology.executor import Executor, ExecutorStatistics, Surroundings
 from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.follower import AckerFollower, Follower, LocalFollower
 from tuplewire.topology.grouping import Locality
 from tuplewire.topology.idle import IdleWatch
 from tuplewire.topology.link import Link
 from tuplewire.topology.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.rotating_map import PARTS
 from tuplewire.topology.serializer import MessagePackTupleSerializer, TupleSerializer
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.spout_executor import SpoutExecutor
+from tuplewire.topology.termination import Failure, ProcessReport
 from tuplewire.topology.timer import SystemTimer, Timer
 from tuplewire.topology.transfer import Deserializing, Transfer
 from tuplewire.topology.tuples import tick
@@ -38,9 +43,10 @@ class ExecutorWorker:
 
     tasks: those that run here, whole executors; by default all. conf: settings by Storm's keys, and the
     user's own. link: to other processes; not needed where all tasks are here. timer: by default one that goes
-    with the clock. acker, idle: shared by the workers of one process; by default an acker where all tasks are
-    here, and none otherwise. error, dead_letter: told of every error, and given every tuple that is given up;
-    called in executors' threads. emitted: gets everything that components emit, to look at in a test.
+    with the clock. acker, idle: shared by the workers of one process; without them tuples are followed by an
+    acker of this process where there is no link, and else by the acker tasks of the topology (with_ackers),
+    or by nobody. error, dead_letter: told of every error, and given every tuple that is given up; called in
+    executors' threads. emitted: gets everything that components emit, to look at in a test.
     """
 
     def __init__(
@@ -77,7 +83,8 @@ class ExecutorWorker:
             always_serialize=self.settings.always_serialize,
             counts_remote=idle is not None,
         )
-        if acker is None and link is None:
+        self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
+        if acker is None and link is None and not has_ackers:
             acker = Acker(self.tell)
         surroundings = Surroundings(
             topology_id=topology_id,
@@ -87,7 +94,7 @@ class ExecutorWorker:
             failed=self._failed,
             error=error,
             dead_letter=dead_letter,
-            acker=acker,
+            follow=partial(_follower, topology, acker),
             idle=self.idle,
             emitted=emitted,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
@@ -95,20 +102,24 @@ class ExecutorWorker:
         )
         self.spouts: list[SpoutExecutor] = []
         self.bolts: list[BoltExecutor] = []
+        self.ackers: list[AckerExecutor] = []
         for component in topology.components.values():
             for executor_tasks in topology.executors_of(component.id):
                 if not self._runs(executor_tasks):
                     continue
-                if component.kind is Kind.SPOUT:
+                if component.id == ACKER_COMPONENT:
+                    self.ackers.append(AckerExecutor(executor_tasks, surroundings))
+                elif component.kind is Kind.SPOUT:
                     self.spouts.append(SpoutExecutor(executor_tasks, surroundings))
                 else:
                     self.bolts.append(BoltExecutor(executor_tasks, surroundings))
-        self.executors: list[Executor[Any]] = [*self.bolts, *self.spouts]
+        self.executors: list[Executor[Any]] = [*self.ackers, *self.bolts, *self.spouts]
         queues.update({task: executor.queue for executor in self.executors for task in executor.tasks})
         self.deserializing = Deserializing(
             serializer,
             self._transfer.deliver,
-            self.idle.executed if idle is not None else log_only,
+            self.idle.executed if idle is not None else partial(self.idle.taken, lost=True),
+            ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
             size_metrics=self.settings.size_metrics,
         )
         self._owns_timer = timer is None
@@ -144,6 +155,10 @@ class ExecutorWorker:
                 for task in bolt.tasks:
                     self._timer.every(bolt.settings.tick_seconds, _Ticks(task, bolt, self.tell))
         self._timer.every(_REFRESH_SECONDS, self._refresh)
+        if self._has_ackers and self.settings.message_timeout_seconds:
+            rotates: list[AckerExecutor | SpoutExecutor] = [*self.ackers, *self.spouts]
+            for each in rotates:
+                self._timer.every(self.settings.message_timeout_seconds / PARTS, each.rotate)
 
     def activate(self) -> None:
         """Have the spouts asked for tuples."""
@@ -168,6 +183,16 @@ class ExecutorWorker:
     def at_rest(self, epoch: int) -> bool:
         """Whether every spout has had nothing in a round that began in this epoch or later."""
         return all(spout.at_rest(epoch) for spout in self.spouts)
+
+    def report(self) -> ProcessReport:
+        """Return what this process has to say to who asks whether the topology is over."""
+        at_rest, sent, taken = self.idle.traffic(self._finished)
+        lost = 0 if self._link is None else self._link.lost()
+        failure = None if self.failure is None else Failure.of(self.failure)
+        return ProcessReport(at_rest, sent, taken + lost, failure)
+
+    def _finished(self) -> bool:
+        return all(spout.finished for spout in self.spouts)
 
     def check(self) -> None:
         """Raise the error by which the worker has failed, if it has."""
@@ -237,6 +262,12 @@ class ExecutorWorker:
     def statistics(self) -> list[ExecutorStatistics]:
         """Return a snapshot of every executor."""
         return [executor.statistics() for executor in self.executors]
+
+
+def _follower(topology: Topology, acker: Acker | None, task: int) -> Follower | None:
+    if acker is not None:
+        return LocalFollower(acker, task)
+    return AckerFollower(topology, task) if ACKER_COMPONENT in topology.components else None
 
 
 class _Ticks:

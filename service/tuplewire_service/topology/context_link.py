@@ -74,6 +74,12 @@ class ContextLink(Link):
         """See Link."""
         self._server.send_load_metrics(loads)
 
+    def lost(self) -> int:
+        """See Link."""
+        connections = self._connections.values()
+        dropped = sum(sum(each.statistics().ledger.dropped.values()) for each in connections)
+        return self.refused + dropped
+
     def close(self, timeout: float) -> None:
         """See Link. What nobody has taken by then is dropped, and logged."""
         deadline = time.monotonic() + timeout
