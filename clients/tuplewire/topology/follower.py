@@ -91,16 +91,17 @@ class LocalFollower(Follower):
 class AckerFollower(Follower):
     """Tells acker tasks, by tuples that go with the others. Keys are random, a new one for each emit.
 
+    seed: of the random numbers; for tests, as two tasks must never have the same.
     Source: what Storm's `SpoutOutputCollectorImpl` and `BoltOutputCollectorImpl` send to the acker.
     """
 
-    def __init__(self, topology: Topology, task: int) -> None:
+    def __init__(self, topology: Topology, task: int, seed: int | None = None) -> None:
         kind = topology.component_of(task).kind
         self._ackers = topology.tasks_of(ACKER_COMPONENT)
         self._edges_origin = topology.origin(task, INIT_STREAM if kind is Kind.SPOUT else ACK_STREAM)
         self._fail_origin = topology.origin(task, FAIL_STREAM)
         self._own_factor = factor_of(task)
-        self._bits = random.Random().getrandbits  # noqa: S311 - ids, no secrets
+        self._bits = random.Random(seed).getrandbits  # noqa: S311 - ids, no secrets
 
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
         """See Follower."""

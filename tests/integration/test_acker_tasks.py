@@ -1,0 +1,307 @@
+"""A topology in several workers that knows what has become of its tuples, and when it is over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from tuplewire import Client, TaskGroup
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Bolt,
+    FailedError,
+    Spout,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
+from tuplewire.topology.acker_tasks import with_ackers
+from tuplewire.topology.client_link import ClientLink
+from tuplewire.topology.link import Link
+from tuplewire.topology.serializer import MessagePackTupleSerializer
+from tuplewire.topology.termination import ProcessFailedError, Termination
+from tuplewire.topology.timer import SimulatedTimer
+from tuplewire.topology.worker import ExecutorWorker
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_service.testing import eventually
+from tuplewire_service.topology.context_link import ContextLink
+
+SECONDS = 60.0
+COUNT = 3000
+HERE, THERE = (1, 3, 5), (2, 4, 6)
+"""The shares of two workers: half tasks 1 and 2, numbers 3, sum 4, and an acker for each, 5 and 6."""
+
+LINKS = ("local", "grpc", "clients")
+
+
+class Fates:
+    """What a spout was told, and what a bolt has seen: copies of it are this."""
+
+    def __init__(self) -> None:
+        self.acked: list[int] = []
+        self.failed: list[int] = []
+        self.seen: Counter[int] = Counter()
+
+    def __deepcopy__(self, memo: object) -> Fates:
+        return self
+
+
+class Numbers(Spout):
+    """Emits numbers, and one that has failed once more."""
+
+    outputs = ("number",)
+
+    def __init__(self, fates: Fates, count: int = COUNT) -> None:
+        self.fates = fates
+        self.todo = deque(range(count))
+
+    def next_tuple(self) -> None:
+        number = self.todo.popleft()
+        self.collector.emit([number], message_id=number)
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.todo
+
+    def ack(self, message_id: Any) -> None:
+        self.fates.acked.append(message_id)
+
+    def fail(self, message_id: Any) -> None:
+        self.fates.failed.append(message_id)
+        self.todo.append(message_id)
+
+
+class Twice(BasicBolt):
+    """Emits a number two times."""
+
+    outputs = ("number",)
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        for _ in range(2):
+            collector.emit([message["number"]])
+
+
+class Look(BasicBolt):
+    """Takes note of every number; a function says what happens by it."""
+
+    def __init__(self, fates: Fates, then: Callable[[int], None] | None = None) -> None:
+        self.fates = fates
+        self.then = then
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        number = message["number"]
+        self.fates.seen[number] += 1
+        if self.then is not None:
+            self.then(number)
+
+
+def topology_of(fates: Fates, look: BasicBolt | Bolt, count: int = COUNT) -> Topology:
+    """Return numbers, two tasks that emit each twice, and one that sees them all; with an acker for each."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(fates, count))
+    builder.set_bolt("half", Twice(), 2).shuffle_grouping("numbers")
+    builder.set_bolt("sum", look).shuffle_grouping("half")
+    return with_ackers(builder.create_topology(), 2)
+
+
+@contextmanager
+def context_links(transport: str, shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
+    """Return a link for each of two workers, over a transport of this process."""
+    context = TransportFactory.make_context({TRANSPORT_KEY: transport})
+    links = [ContextLink(context, "t") for _ in shares]
+    for link, other, share in zip(links, reversed(links), reversed(shares), strict=True):
+        link.connect(dict.fromkeys(share, ("127.0.0.1", other.port)))
+    yield [*links]
+    context.term()
+
+
+@contextmanager
+def client_links(shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
+    """Return links that are clients of worker processes, a process for each."""
+    with LocalWorkers(len(shares), "t") as processes:
+        processes.assign(dict(enumerate(shares)))
+        yield [ClientLink(Client(each.unix_address, topology="t")) for each in processes.endpoints]
+
+
+@contextmanager
+def several(
+    topology: Topology, link: str, conf: Mapping[str, Any] | None = None, **more: Any
+) -> Iterator[list[ExecutorWorker]]:
+    """Run a topology in two workers that know of each other by their links alone."""
+    shares = (HERE, THERE)
+    with ExitStack() as stack:
+        links = stack.enter_context(
+            client_links(shares) if link == "clients" else context_links(link, shares)
+        )
+        workers = [
+            ExecutorWorker(topology, share, topology_id="t", conf=conf, link=each, **more)
+            for share, each in zip(shares, links, strict=True)
+        ]
+        for worker in workers:
+            stack.callback(worker.close)
+            worker.start()
+        for worker in workers:
+            worker.activate()
+        yield workers
+
+
+def ask_until_over(workers: Sequence[ExecutorWorker]) -> None:
+    """Ask each worker again and again until they are over; TimeoutError, and what one has failed by."""
+    processes = {f"process-{number}": worker for number, worker in enumerate(workers)}
+    termination = Termination(processes)
+    deadline = time.monotonic() + SECONDS
+    while not termination.over:
+        for name, worker in processes.items():
+            termination.take(name, termination.wave, worker.report())
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not over: {[worker.report() for worker in workers]}")
+        threading.Event().wait(0.005)
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_spout_hears_what_becomes_of_its_tuples(link: str) -> None:
+    """Every number is processed in both workers, its spout is told once, and then it is over, not before."""
+    fates = Fates()
+    with several(topology_of(fates, Look(fates)), link) as workers:
+        ask_until_over(workers)
+        assert fates.seen == Counter(dict.fromkeys(range(COUNT), 2))
+        assert sorted(fates.acked) == list(range(COUNT))
+        assert not fates.failed
+        assert workers[0].spouts[0].pending == 0
+        assert [each.counts.errors for worker in workers for each in worker.statistics()] == [0] * 6
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_what_fails_in_another_process_comes_again(link: str) -> None:
+    """A number that a bolt of the other worker fails comes again; it is over when all are processed."""
+    fates = Fates()
+
+    def first_time(number: int) -> None:
+        if fates.seen[number] <= 1 and number % 100 == 0:
+            raise FailedError("not yet")
+
+    with several(topology_of(fates, Look(fates, first_time)), link) as workers:
+        ask_until_over(workers)
+    assert sorted(fates.failed) == list(range(0, COUNT, 100))
+    assert sorted(fates.acked) == list(range(COUNT))
+
+
+def test_max_spout_pending_between_processes() -> None:
+    """A spout has no more on the way than it may, though what it waits for is in another process."""
+    fates, held = Fates(), threading.Event()
+
+    def hold(_: int) -> None:
+        held.wait(SECONDS)
+
+    conf = {"topology.max.spout.pending": 10}
+    with several(topology_of(fates, Look(fates, hold)), "grpc", conf) as workers:
+        (spout,) = workers[0].spouts
+        eventually(lambda: fates.seen, SECONDS)
+        eventually(lambda: spout.pending == 10, SECONDS)
+        assert spout.statistics().counts.emitted == 10
+        held.set()
+        ask_until_over(workers)
+    assert sorted(fates.acked) == list(range(COUNT))
+
+
+def test_what_takes_too_long_has_failed() -> None:
+    """A tuple that a bolt forgets fails once its time is over, and late acks of it count for nothing."""
+    fates, timer = Fates(), SimulatedTimer()
+    forgotten: list[tuple[Bolt, Tuple]] = []
+
+    class Forget(Bolt):
+        def execute(self, message: Tuple) -> None:
+            if fates.failed:
+                self.collector.ack(message)
+            else:
+                forgotten.append((self, message))
+
+    conf = {"topology.message.timeout.secs": 30}
+    with several(topology_of(fates, Forget(), 10), "grpc", conf, timer=timer) as workers:
+        eventually(lambda: len(forgotten) == 20, SECONDS)
+        eventually(lambda: workers[0].spouts[0].pending == 10, SECONDS)
+        timer.advance(29)
+        assert not any(worker.report().at_rest for worker in workers[:1])
+        timer.advance(16)
+        eventually(lambda: len(fates.failed) == 10, SECONDS)
+        ask_until_over(workers)
+    assert sorted(fates.acked) == list(range(10))
+
+
+def test_nobody_follows_without_ackers() -> None:
+    """Without acker tasks a tuple counts as processed once it is emitted, and the end is found."""
+    fates = Fates()
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(fates))
+    builder.set_bolt("half", Twice(), 2).shuffle_grouping("numbers")
+    builder.set_bolt("sum", Look(fates)).shuffle_grouping("half")
+    with several(with_ackers(builder.create_topology(), 0), "grpc") as workers:
+        ask_until_over(workers)
+        assert fates.seen == Counter(dict.fromkeys(range(COUNT), 2))
+        assert len(fates.acked) == COUNT
+
+
+def test_it_is_over_when_spouts_are_inactive() -> None:
+    """Spouts that have more are over once they are asked no longer and nothing is on the way."""
+    fates = Fates()
+    with several(topology_of(fates, Look(fates), 10**7), "grpc") as workers:
+        eventually(lambda: fates.acked, SECONDS)
+        for worker in workers:
+            worker.deactivate()
+        ask_until_over(workers)
+        assert sorted(fates.acked) == sorted(fates.seen)
+        assert set(fates.seen.values()) == {2}
+
+
+def test_an_error_reaches_whoever_asks() -> None:
+    """A bolt's error ends its worker, and the report has the place in the user's code."""
+
+    def broken(number: int) -> None:
+        if number == 700:
+            raise ZeroDivisionError("seven hundred")
+
+    fates = Fates()
+    with (
+        several(topology_of(fates, Look(fates, broken)), "grpc") as workers,
+        pytest.raises(
+            ProcessFailedError, match=r"process-1 has failed: task 4 of 'sum': .*seven hundred"
+        ) as raised,
+    ):
+        ask_until_over(workers)
+    assert "in broken" in raised.value.__notes__[0]
+
+
+def test_messages_without_destination_do_not_hold_up_the_end() -> None:
+    """What the link gives up counts as taken: the topology is over although it never arrives."""
+    fates = Fates()
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(fates))
+    builder.set_bolt("half", Twice(), 2).shuffle_grouping("numbers")
+    with context_links("local", ((), ())) as (link, other):
+        worker = ExecutorWorker(builder.create_topology(), [3], topology_id="t", link=link)
+        worker.start()
+        worker.activate()
+        ask_until_over([worker])
+        assert worker.report().taken == COUNT
+        worker.close()
+        other.close(0.0)
+
+
+def test_foreign_message_ids_are_refused() -> None:
+    """A tuple whose message id no executor has given is counted as malformed, and ends nothing."""
+    fates = Fates()
+    topology = topology_of(fates, Look(fates))
+    foreign = Tuple([1], topology.origin(1, "default"), ((1, "mine"),))
+    with several(topology, "grpc") as workers:
+        payload = MessagePackTupleSerializer(topology).serialize(foreign)
+        workers[1].deserializing.receive([TaskGroup.of(4, [payload], 1)], lambda _: None)
+        assert workers[1].deserializing.malformed == 1
+        eventually(lambda: len(fates.acked) == COUNT, SECONDS)

@@ -1,0 +1,126 @@
+"""Trees over several processes: told as processed when all is done with, in any order, and not before."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuplewire.topology.acker_tasks import Fate, Trees, with_ackers
+from tuplewire.topology.collector import Emitted
+from tuplewire.topology.description import Component, GroupingType, Input, Kind, Topology
+from tuplewire.topology.follower import AckerFollower, keys_of
+from tuplewire.topology.receive_queue import AddressedTuples
+from tuplewire.topology.streams import Stream
+from tuplewire.topology.tuples import MessageId, Tuple
+
+OUT = (Stream("value"),)
+TOPOLOGY = with_ackers(
+    Topology(
+        [
+            Component("a", Kind.SPOUT, OUT),
+            Component("b", Kind.BOLT, OUT, (Input("a"), Input("b", grouping=GroupingType.ALL)), 3, 3),
+        ]
+    ),
+    2,
+)
+SPOUT, BOLTS, ACKERS = 1, (2, 3, 4), (5, 6)
+
+
+class World:
+    """A spout, bolts that emit at random, and acker tasks; what is told comes late, in turn by sender."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+        self.followers = {task: AckerFollower(TOPOLOGY, task, seed=task) for task in (SPOUT, *BOLTS)}
+        self.trees = {task: Trees() for task in ACKERS}
+        self.queues: dict[int, list[Tuple]] = {task: [] for task in BOLTS}
+        self.told: dict[tuple[int, int], deque[Tuple]] = {}
+        self.left: dict[int, int] = {}
+        self.failed: set[int] = set()
+        self.fates: list[Fate] = []
+
+    def targets(self) -> list[int]:
+        return list(self.draw(st.lists(st.sampled_from(BOLTS), unique=True, max_size=3)))
+
+    def send(
+        self,
+        task: int,
+        began: list[int],
+        tuples: list[Tuple],
+        acked: list[MessageId],
+        failed: list[MessageId],
+    ) -> None:
+        """Send tuples each to some tasks, and tell of them."""
+        columns = [AddressedTuples(target, [message]) for message in tuples for target in self.targets()]
+        for column in columns:
+            self.queues[column.task] += column.tuples
+            self.count(column.tuples[0].message_id, 1)
+        for column in self.followers[task].tell(began, columns, [], acked, failed):
+            self.told.setdefault((task, column.task), deque()).extend(column.tuples)
+
+    def count(self, message_id: MessageId, change: int) -> None:
+        for _, pair in message_id:
+            root = int.from_bytes(pair[:8], "little")
+            self.left[root] = self.left.get(root, 0) + change
+
+    def emit(self) -> None:
+        message = Tuple([1], TOPOLOGY.origin(SPOUT, "default"), ((SPOUT, "id"),))
+        ((root, _),) = self.followers[SPOUT].begin([Emitted(message.origin, None, [message])])
+        self.left[root] = 0
+        self.send(SPOUT, [root], [message], [], [])
+
+    def execute(self) -> None:
+        """Have a bolt join what it has, emit, and ack or fail."""
+        task = self.draw(st.sampled_from(BOLTS))
+        queue = self.queues[task]
+        taken = [queue.pop() for _ in range(self.draw(st.integers(0, min(2, len(queue)))))]
+        anchors = tuple(dict.fromkeys(root for message in taken for root in message.message_id))
+        origin = TOPOLOGY.origin(task, "default")
+        tuples = [Tuple([1], origin, anchors) for _ in range(self.draw(st.integers(0, 2)) if anchors else 0)]
+        self.followers[task].derive([Emitted(origin, None, tuples)])
+        ids = [message.message_id for message in taken]
+        fails = bool(ids) and self.draw(st.integers(0, 9)) == 0
+        self.send(task, [], tuples, [] if fails else ids, ids if fails else [])
+        for message_id in ids:
+            self.count(message_id, -1)
+            if fails:
+                self.failed |= {int.from_bytes(pair[:8], "little") for _, pair in message_id}
+
+    def hear(self) -> None:
+        """Have an acker task hear the next thing of some sender."""
+        waiting = [key for key, messages in self.told.items() if messages]
+        if not waiting:
+            return
+        key = self.draw(st.sampled_from(waiting))
+        for fate in self.trees[key[1]].take(self.told[key].popleft()):
+            _, root, processed = fate
+            self.fates.append(fate)
+            assert not processed or (not self.left[root] and root not in self.failed)
+            assert processed or root in self.failed
+
+
+@given(st.data())
+def test_every_tree_is_told_once_and_not_too_early(data: st.DataObject) -> None:
+    """Whatever bolts join, emit and fail, and however late it is heard, each root has its one true fate."""
+    world = World(data.draw)
+    for _ in range(data.draw(st.integers(1, 40))):
+        data.draw(st.sampled_from([world.emit, world.execute, world.execute, world.hear]))()
+    for task, queue in world.queues.items():
+        while queue:
+            message_id = queue.pop().message_id
+            world.count(message_id, -1)
+            world.send(task, [], [], [message_id], [])
+    while any(world.told.values()):
+        world.hear()
+    assert sorted(root for _, root, _ in world.fates) == sorted(world.left)
+    assert {root for _, root, processed in world.fates if not processed} == world.failed
+    assert not any(map(len, world.trees.values()))
+
+
+def test_keys_of_a_fate() -> None:
+    """A fate has the keys of many tuples where an acker task tells it."""
+    message = Tuple([(7).to_bytes(8, "little") * 2], TOPOLOGY.origin(5, "__ack_ack"))
+    assert list(keys_of(message)) == [7, 7]

@@ -1,0 +1,163 @@
+"""Whether a topology of several processes is over: never said too early, and said in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuplewire.errors import ConfigError
+from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport, Termination
+
+
+@dataclass
+class Process:
+    """A process of the model: what it has still to emit by itself, and what it has to do."""
+
+    spouts: int
+    todo: list[int] = field(default_factory=list)
+    sent: int = 0
+    taken: int = 0
+
+    @property
+    def at_rest(self) -> bool:
+        return not self.spouts and not self.todo
+
+    def report(self) -> ProcessReport:
+        return ProcessReport(self.at_rest, self.sent, self.taken)
+
+
+class World:
+    """Processes, messages between them that take any time, and a coordinator whose questions do, too.
+
+    Each message says how many it leads to.
+    """
+
+    def __init__(self, data: st.DataObject, count: int) -> None:
+        self.draw = data.draw
+        self.processes = [Process(self.draw(st.integers(0, 3))) for _ in range(count)]
+        self.on_the_way: list[tuple[int, int]] = []
+        self.termination = Termination(map(str, range(count)))
+        self.asked: set[int] = set()
+        self.answers: list[tuple[int, int, ProcessReport]] = []
+        self.wave = 0
+
+    @property
+    def over(self) -> bool:
+        return not self.on_the_way and all(process.at_rest for process in self.processes)
+
+    def emit(self, process: Process) -> None:
+        process.spouts -= 1
+        self.send(process, self.draw(st.integers(0, 3)))
+
+    def execute(self, process: Process) -> None:
+        for _ in range(process.todo.pop()):
+            self.send(process, self.draw(st.integers(0, 1)))
+
+    def send(self, process: Process, leads_to: int) -> None:
+        process.sent += 1
+        self.on_the_way.append((self.draw(st.integers(0, len(self.processes) - 1)), leads_to))
+
+    def arrive(self, number: int) -> None:
+        to, leads_to = self.on_the_way.pop(number)
+        self.processes[to].taken += 1
+        self.processes[to].todo.append(leads_to)
+
+    def coordinate(self) -> None:
+        """Ask somebody, or have an answer arrive."""
+        if self.wave != self.termination.wave:
+            self.wave = self.termination.wave
+            self.asked = set()
+        waiting = [number for number in range(len(self.processes)) if number not in self.asked]
+        if self.answers and (not waiting or self.draw(st.booleans())):
+            number, wave, report = self.answers.pop(self.draw(st.integers(0, len(self.answers) - 1)))
+            said = self.termination.take(str(number), wave, report)
+            assert not said or self.over, "over is said too early"
+        else:
+            number = self.draw(st.sampled_from(waiting))
+            self.asked.add(number)
+            self.answers.append((number, self.wave, self.processes[number].report()))
+            if self.draw(st.integers(0, 4)) == 0:
+                self.answers.append(self.answers[-1])  # twice
+
+    def step(self) -> None:
+        able = [process for process in self.processes if process.spouts]
+        busy = [process for process in self.processes if process.todo]
+        choices = [self.coordinate]
+        if able:
+            choices.append(lambda: self.emit(self.draw(st.sampled_from(able))))
+        if busy:
+            choices.append(lambda: self.execute(self.draw(st.sampled_from(busy))))
+        if self.on_the_way:
+            choices.append(lambda: self.arrive(self.draw(st.integers(0, len(self.on_the_way) - 1))))
+        choices[self.draw(st.integers(0, len(choices) - 1))]()
+
+
+@given(st.data(), st.integers(1, 4))
+def test_over_is_said_when_it_is_and_not_before(data: st.DataObject, count: int) -> None:
+    """In any order of work, arrivals, questions and answers, no wave says over while something is left."""
+    world = World(data, count)
+    for _ in range(data.draw(st.integers(0, 60))):
+        if not world.termination.over:
+            world.step()
+    while world.on_the_way or not all(process.at_rest for process in world.processes):
+        assert not world.termination.over
+        for process in world.processes:
+            if process.spouts:
+                world.emit(process)
+            while process.todo:
+                world.execute(process)
+        while world.on_the_way:
+            world.arrive(0)
+    for _ in range(3):  # the wave that was begun before, and two
+        wave = world.termination.wave
+        for number, process in enumerate(world.processes):
+            world.termination.take(str(number), wave, process.report())
+    assert world.termination.over
+
+
+def test_a_message_behind_the_wave() -> None:
+    """Equal sums of one wave are not enough: one message passed behind it, and another ahead of it."""
+    termination = Termination("ab")
+    # b sent one that a has not taken when a is asked; then a takes it, sends one, and b takes that.
+    assert not termination.take("a", 1, ProcessReport(at_rest=True, sent=0, taken=0))
+    assert not termination.take("b", 1, ProcessReport(at_rest=True, sent=1, taken=1))
+    assert not termination.take("a", 2, ProcessReport(at_rest=False, sent=1, taken=1))
+    assert not termination.take("b", 2, ProcessReport(at_rest=True, sent=1, taken=1))
+
+
+def test_an_answer_to_an_older_question_does_not_count() -> None:
+    """A report that was made before the wave began says nothing about it."""
+    termination = Termination("ab")
+    quiet = ProcessReport(at_rest=True, sent=0, taken=0)
+    for process in "ab":
+        termination.take(process, 1, quiet)
+    assert not termination.take("a", 1, quiet)
+    assert termination.missing() == ["a", "b"]
+    assert not termination.take("a", 2, quiet)
+    assert termination.take("b", 2, quiet)
+
+
+def test_a_failure_is_raised_with_its_traceback() -> None:
+    """Who coordinates gets the error of a process, with the place in the user's code."""
+
+    def broken() -> None:
+        raise KeyError("no such word")
+
+    try:
+        broken()
+    except KeyError as error:
+        failure = Failure.of(error)
+    with pytest.raises(ProcessFailedError, match="a has failed: 'no such word'") as raised:
+        Termination("a").take("a", 1, ProcessReport(at_rest=False, sent=0, taken=0, failure=failure))
+    assert "in broken" in raised.value.__notes__[0]
+
+
+def test_unknown_process() -> None:
+    """A report of a process that nobody has named is refused; so is a topology of none."""
+    with pytest.raises(ConfigError, match="'c' is no process of this topology; they are 'a', 'b'"):
+        Termination("ab").take("c", 1, ProcessReport(at_rest=True, sent=0, taken=0))
+    with pytest.raises(ConfigError, match="at least one process"):
+        Termination("")

@@ -1,0 +1,163 @@
+"""The acker as tasks of a topology: its component, its trees, and what executors tell it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
+from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire.topology.acker_tasks import ID, Trees, check_id, factor_of, to_block, with_ackers
+from tuplewire.topology.description import Component, Kind
+from tuplewire.topology.rotating_map import RotatingMap
+from tuplewire.topology.settings import TopologySettings
+from tuplewire.topology.shipping import from_json, to_json
+from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
+
+
+class Words(Spout):
+    outputs = ("word",)
+
+    def next_tuple(self) -> None:
+        """There are none."""
+
+
+class Sink(BasicBolt):
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Do nothing."""
+
+
+def words() -> Topology:
+    """Return a bolt "sink" with the tasks 1 and 2, and a spout "words" with task 3."""
+    builder = TopologyBuilder()
+    builder.set_spout("words", Words())
+    builder.set_bolt("sink", Sink(), 2).shuffle_grouping("words")
+    return builder.create_topology()
+
+
+SYSTEM = with_ackers(words(), 2)
+SPOUT, BOLT = 3, 1
+
+
+def told(stream: str, roots: list[int], edges: list[int] | None = None) -> Tuple:
+    """Return what an executor tells of roots."""
+    task = SPOUT if stream == INIT_STREAM else BOLT
+    values = [to_block(roots)] if edges is None else [to_block(roots), to_block(edges)]
+    return Tuple(values, SYSTEM.origin(task, stream))
+
+
+def test_tasks_keep_their_ids() -> None:
+    """Acker tasks come last, so that those of the topology's own components stay what they were."""
+    assert SYSTEM.tasks_of("sink") == words().tasks_of("sink")
+    assert SYSTEM.tasks_of("words") == words().tasks_of("words")
+    assert SYSTEM.tasks_of("__acker") == range(4, 6)
+    assert with_ackers(words(), 0).tasks == words().tasks
+
+
+def test_it_travels() -> None:
+    """A topology with ackers has a description like any other, and is read again."""
+    assert from_json(to_json(SYSTEM)).components == SYSTEM.components
+
+
+def test_ackers_twice() -> None:
+    """A topology gets its ackers once."""
+    with pytest.raises(TopologyError, match="has acker tasks already"):
+        with_ackers(SYSTEM, 1)
+
+
+def test_other_names_stay_reserved() -> None:
+    """What a description may name of the system's is the acker's, and nothing else."""
+    with pytest.raises(TopologyError, match="the name '__metrics' is reserved"):
+        Topology([Component("__metrics", Kind.BOLT)])
+
+
+@pytest.mark.parametrize(("conf", "ackers"), [({}, 3), ({"topology.acker.executors": 0}, 0)])
+def test_one_acker_for_each_worker(conf: dict[str, int], ackers: int) -> None:
+    """Without a setting there are as many ackers as workers, as in Storm."""
+    assert TopologySettings.of({"topology.workers": 3, **conf}).ackers == ackers
+    with pytest.raises(ConfigError, match=r"topology\.acker\.executors is a whole number"):
+        TopologySettings.of({"topology.acker.executors": "two"})
+
+
+def test_a_tree_is_over_when_every_edge_came_twice() -> None:
+    """A tree ends with its last edge, and the spout that began it is told."""
+    trees = Trees()
+    assert not trees.take(told(INIT_STREAM, [7, 8], [0b11, 5]))
+    assert not trees.take(told(ACK_STREAM, [7], [0b01]))
+    assert trees.take(told(ACK_STREAM, [7, 8], [0b10, 5])) == [(SPOUT, 7, True), (SPOUT, 8, True)]
+    assert len(trees) == 0
+
+
+def test_acks_before_the_beginning() -> None:
+    """What is done with may be heard of before it is heard that it was sent."""
+    trees = Trees()
+    assert not trees.take(told(ACK_STREAM, [7], [5]))
+    assert trees.take(told(INIT_STREAM, [7], [5])) == [(SPOUT, 7, True)]
+
+
+def test_nobody_subscribes() -> None:
+    """A tuple that goes to no task is processed at once."""
+    assert Trees().take(told(INIT_STREAM, [7], [0])) == [(SPOUT, 7, True)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failure_is_told_once(late: bool) -> None:  # noqa: FBT001
+    """A spout hears of a failure at once, and nothing more of that tree; late: it begins after that."""
+    trees = Trees()
+    begin = [told(INIT_STREAM, [7], [6]), told(FAIL_STREAM, [7])]
+    fates = [fate for message in (reversed(begin) if late else begin) for fate in trees.take(message)]
+    fates += trees.take(told(FAIL_STREAM, [7]))
+    fates += trees.take(told(ACK_STREAM, [7], [6]))
+    assert fates == [(SPOUT, 7, False)]
+    assert len(trees) == 0
+
+
+def test_trees_of_which_nothing_becomes_are_given_up() -> None:
+    """A tree is kept for two rotations, and given up by the third."""
+    trees = Trees()
+    trees.take(told(INIT_STREAM, [7], [6]))
+    trees.rotate()
+    trees.rotate()
+    assert len(trees) == 1
+    trees.rotate()
+    assert len(trees) == 0
+
+
+def test_rotating_map() -> None:
+    """Entries are found in every generation, and what is given up is returned."""
+    entries: RotatingMap[str, int] = RotatingMap()
+    entries.put("old", 1)
+    entries.put("done", 2)
+    assert entries.rotate() == {}
+    entries.put("new", 3)
+    assert (entries.get("old"), entries.get("new"), entries.get("none"), len(entries)) == (1, 3, None, 3)
+    assert (entries.pop("done"), entries.pop("done"), entries.pop("new")) == (2, None, 3)
+    assert entries.rotate() == {}
+    assert entries.rotate() == {"old": 1}
+    assert len(entries) == 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[b"1234567", b""], [b"12345678", b""], ["12345678", b"12345678"], [None, None]],
+)
+def test_malformed(values: list[object]) -> None:
+    """What is no column of numbers is an error, and nothing is taken in."""
+    trees = Trees()
+    with pytest.raises(MalformedTupleError):
+        trees.take(Tuple(values, SYSTEM.origin(BOLT, ACK_STREAM)))
+    assert len(trees) == 0
+
+
+@pytest.mark.parametrize("message_id", [((1, ID.pack(1, 1)),), ((4, b"short"),), ((4, 7),)])
+def test_foreign_message_id(message_id: tuple[tuple[int, object], ...]) -> None:
+    """An id that names no acker, or is not of its form, is refused."""
+    check_id(((4, ID.pack(1, 1)),), range(4, 6))
+    with pytest.raises(MalformedTupleError, match="no message id"):
+        check_id(message_id, range(4, 6))
+
+
+def test_factors() -> None:
+    """Each task has an odd factor of its own, so that a tuple's edges to two tasks do not cancel out."""
+    factors = [factor_of(task) for task in range(10_000)]
+    assert len(set(factors)) == len(factors)
+    assert all(factor % 2 for factor in factors)
