@@ -29,6 +29,11 @@ TOPOLOGY = with_ackers(
 SPOUT, BOLTS, ACKERS = 1, (2, 3, 4), (5, 6)
 
 
+def roots_of(message_id: MessageId) -> set[int]:
+    """Return the roots that a tuple descends from."""
+    return {int.from_bytes(pair[:8], "little") for _, pair in message_id}
+
+
 class World:
     """A spout, bolts that emit at random, and acker tasks; what is told comes late, in turn by sender."""
 
@@ -53,17 +58,24 @@ class World:
         acked: list[MessageId],
         failed: list[MessageId],
     ) -> None:
-        """Send tuples each to some tasks, and tell of them."""
-        columns = [AddressedTuples(target, [message]) for message in tuples for target in self.targets()]
+        """Send tuples each to some tasks, and tell of them; some are lost by an error."""
+        lost = [message for message in tuples if self.draw(st.integers(0, 9)) == 0]
+        for message in lost:
+            self.failed |= roots_of(message.message_id)
+        columns = [
+            AddressedTuples(target, [message])
+            for message in tuples
+            if message not in lost
+            for target in self.targets()
+        ]
         for column in columns:
             self.queues[column.task] += column.tuples
             self.count(column.tuples[0].message_id, 1)
-        for column in self.followers[task].tell(began, columns, [], acked, failed):
+        for column in self.followers[task].tell(began, columns, lost, acked, failed):
             self.told.setdefault((task, column.task), deque()).extend(column.tuples)
 
     def count(self, message_id: MessageId, change: int) -> None:
-        for _, pair in message_id:
-            root = int.from_bytes(pair[:8], "little")
+        for root in roots_of(message_id):
             self.left[root] = self.left.get(root, 0) + change
 
     def emit(self) -> None:
@@ -87,7 +99,7 @@ class World:
         for message_id in ids:
             self.count(message_id, -1)
             if fails:
-                self.failed |= {int.from_bytes(pair[:8], "little") for _, pair in message_id}
+                self.failed |= roots_of(message_id)
 
     def hear(self) -> None:
         """Have an acker task hear the next thing of some sender."""
