@@ -35,7 +35,8 @@ from tuplewire.errors import (
 )
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthStub
-from tuplewire_service.server.launch import LaunchError, LocalWorkers
+from tuplewire_service.launching.child import LaunchError
+from tuplewire_service.server.launch import LocalWorkers
 from tuplewire_service.server.wire import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 

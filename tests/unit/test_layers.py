@@ -39,9 +39,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pyspark_tuplewire": ("tuplewire", "tuplewire.spark"),
     "tuplewire_service.messaging": (CLIENT, "tuplewire_service.messaging"),
     "tuplewire_service.worker": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.worker"),
+    "tuplewire_service.launching": (CLIENT, "tuplewire_service.launching"),
     "tuplewire_service.topology": (
         CLIENT,
         "tuplewire.topology",
+        "tuplewire_service.launching",
         "tuplewire_service.messaging",
         "tuplewire_service.topology",
     ),

@@ -15,8 +15,8 @@ from typing import Any
 
 from tuplewire.config import MIB, SessionSettings
 from tuplewire.errors import ConfigError
+from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 from tuplewire_service.server.setting import (
-    ENVIRONMENT_PREFIX,
     Raw,
     Setting,
     advertised,

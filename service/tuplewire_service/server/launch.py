@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,21 +16,15 @@ from types import TracebackType
 from typing import Self
 
 from tuplewire.control import ControlClient
-from tuplewire.errors import TuplewireError, UnreachableError
-from tuplewire_service.server.setting import ENVIRONMENT_PREFIX
+from tuplewire.errors import UnreachableError
+from tuplewire_service.launching.child import Child, Command, LaunchError
 from tuplewire_service.server.wire import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-
-logger = logging.getLogger(__name__)
 
 _START_SECONDS = 30.0
 _READY_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 _POLL_SECONDS = 0.02
-
-
-class LaunchError(TuplewireError):
-    """A worker did not start; the message has what it said last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,7 @@ class LocalWorkers:
         self._flags = tuple(flags)
         self._drain_seconds = drain_seconds
         self._temporary: str | None = None
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._children: list[Child] = []
         self._version = 0
 
     def __enter__(self) -> Self:
@@ -88,7 +79,7 @@ class LocalWorkers:
         self.stop()
 
     def __repr__(self) -> str:
-        alive = sum(process.poll() is None for process in self._processes)
+        alive = sum(child.poll() is None for child in self._children)
         return f"<LocalWorkers {self.topology}: {alive} of {self._count} alive>"
 
     def start(self, timeout: float = _START_SECONDS) -> None:
@@ -99,7 +90,7 @@ class LocalWorkers:
         deadline = time.monotonic() + timeout
         try:
             for index in range(self._count):
-                self._processes.append(self._spawn(self.directory, f"worker-{index}"))
+                self._children.append(self._start(self.directory, f"worker-{index}"))
             for index in range(self._count):
                 self.endpoints.append(self._await_endpoint(index, deadline))
         except BaseException:
@@ -137,7 +128,7 @@ class LocalWorkers:
                 try:
                     control.wait_ready(max(0.1, deadline - time.monotonic()))
                 except UnreachableError as error:
-                    raise UnreachableError(f"{error}\n{self._last_words(index)}") from error
+                    raise UnreachableError(f"{error}\n{self._children[index].last_words()}") from error
         return assignment
 
     def stop(self) -> list[int]:
@@ -145,23 +136,19 @@ class LocalWorkers:
 
         A worker that has not ended some seconds after its drain's deadline is killed (exit code -9).
         """
-        if self._processes:
-            for process in self._processes:
-                if process.poll() is None:
-                    process.terminate()
+        if self._children:
+            for child in self._children:
+                child.terminate()
             deadline = time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS
-            with ThreadPoolExecutor(len(self._processes)) as pool:
-                self.exit_codes = list(pool.map(lambda process: _ended(process, deadline), self._processes))
-            self._processes.clear()
+            with ThreadPoolExecutor(len(self._children)) as pool:
+                self.exit_codes = list(pool.map(lambda child: child.end(deadline), self._children))
+            self._children.clear()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
         return self.exit_codes
 
-    def _spawn(self, directory: Path, name: str) -> subprocess.Popen[bytes]:
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
-        }
+    def _start(self, directory: Path, name: str) -> Child:
         settings = {
             "worker-id": name,
             "topology": self.topology,
@@ -171,35 +158,27 @@ class LocalWorkers:
             "address-file": str(directory / f"{name}.json"),
             "drain-seconds": str(self._drain_seconds),
         }
-        with (directory / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tuplewire_service",
-                    "worker",
-                    "--until-input-ends",
-                    *(f"--{key}={value}" for key, value in settings.items()),
-                    *self._flags,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                # Ctrl-C is for this process, which then drains the workers in its own order.
-                start_new_session=True,
-            )
+        words = [
+            sys.executable,
+            "-m",
+            "tuplewire_service",
+            "worker",
+            "--until-input-ends",
+            *(f"--{key}={value}" for key, value in settings.items()),
+            *self._flags,
+        ]
+        return Child(Command(name=name, words=words, log=directory / f"{name}.log"))
 
     def _await_endpoint(self, index: int, deadline: float) -> Endpoint:
-        process = self._processes[index]
+        child = self._children[index]
         file = self.log_of(index).with_suffix(".json")
         while not file.exists():
             # Both may happen first, and only the process can be waited for: its end cuts the wait short.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = process.wait(_POLL_SECONDS)
-                raise LaunchError(f"worker-{index} ended with code {code}\n{self._last_words(index)}")
+            code = child.wait(_POLL_SECONDS)
+            if code is not None:
+                raise LaunchError(f"worker-{index} ended with code {code}\n{child.last_words()}")
             if time.monotonic() > deadline:
-                raise LaunchError(f"worker-{index} did not bind in time\n{self._last_words(index)}")
+                raise LaunchError(f"worker-{index} did not bind in time\n{child.last_words()}")
         bound = json.loads(file.read_text(encoding="utf-8"))
         return Endpoint(
             bound["worker_id"],
@@ -208,20 +187,3 @@ class LocalWorkers:
             bound["metrics_url"],
             bound["process_id"],
         )
-
-    def _last_words(self, index: int) -> str:
-        lines = self.log_of(index).read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-        return "\n".join([f"the last lines of worker-{index}:", *lines])
-
-
-def _ended(process: subprocess.Popen[bytes], deadline: float) -> int:
-    """Wait for a process and return its exit code; kill it at the deadline."""
-    try:
-        code = process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        logger.warning("launch.killed", extra={"process_id": process.pid})
-        process.kill()
-        code = process.wait()
-    if process.stdin:
-        process.stdin.close()
-    return code

@@ -9,11 +9,11 @@ from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 from tuplewire.errors import ConfigError
+from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 
 Raw = str | int | float
 """What a source holds: always a str in flags and the environment, maybe a number in a file."""
 
-ENVIRONMENT_PREFIX = "TUPLEWIRE_"
 MAX_SOCKET_PATH_BYTES = 107
 """What Linux takes as a Unix socket's path: `sun_path` without its final zero byte."""
 

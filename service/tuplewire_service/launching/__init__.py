@@ -1,0 +1,1 @@
+"""Starting worker processes, watching them and ending them. Source: Storm's supervisor."""

@@ -1,0 +1,141 @@
+"""A process that this one starts: its command, environment, log and user. Source: Storm's `Container`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuplewire.errors import ConfigError, TuplewireError
+
+logger = logging.getLogger(__name__)
+
+ENVIRONMENT_PREFIX = "TUPLEWIRE_"
+_LAST_LINES = 20
+
+
+class LaunchError(TuplewireError):
+    """A process did not start, or has failed; the message has what it said last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What is run. log: the file that gets its output, appended at a restart.
+
+    environment: added to that of this process, of which TUPLEWIRE_* variables do not reach it. user: whom it
+    runs as; None: as this process. descriptors: those that it inherits.
+    """
+
+    name: str
+    words: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    descriptors: Sequence[int] = ()
+
+
+class Child:
+    """A process that runs.
+
+    Guarantee: it need not outlive this one, even when this is killed, as its standard input then ends.
+    Raises LaunchError when it cannot be started, and ConfigError for a user that does not exist.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
+        }
+        user = _user_of(command)
+        if user is not None:
+            environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
+        try:
+            with command.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    command.words,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env={**environment, **command.environment},
+                    pass_fds=command.descriptors,
+                    user=None if user is None else user.pw_uid,
+                    group=None if user is None else user.pw_gid,
+                    extra_groups=None if user is None else os.getgrouplist(user.pw_name, user.pw_gid),
+                    # Ctrl-C is for this process, which then ends the others in its own order.
+                    start_new_session=True,
+                )
+        except PermissionError as error:
+            if user is None:
+                raise LaunchError(f"{command.name} cannot be started: {error}") from error
+            raise LaunchError(
+                f"{command.name} cannot run as {user.pw_name}: only root may start processes of other "
+                "users; run this as root, or set supervisor.run.worker.as.user to false"
+            ) from error
+        except OSError as error:
+            raise LaunchError(f"{command.name} cannot be started: {error}") from error
+
+    def __repr__(self) -> str:
+        code = self.poll()
+        return f"<Child {self.command.name}: {'runs' if code is None else f'ended with {code}'}>"
+
+    @property
+    def process_id(self) -> int:
+        """Its id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end, at most so many seconds, and return its exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM); does nothing when it has."""
+        if self.poll() is None:
+            self._process.terminate()
+
+    def end(self, deadline: float) -> int:
+        """Wait for its end and return its exit code; kill it (-9) at the deadline, in monotonic time."""
+        code = self.wait(max(0.0, deadline - time.monotonic()))
+        if code is None:
+            logger.warning("launch.killed", extra={"process_id": self.process_id})
+            self._process.kill()
+            code = self._process.wait()
+        if self._process.stdin:
+            self._process.stdin.close()
+        return code
+
+    def last_words(self) -> str:
+        """Return the end of its log, for an error message."""
+        text = self.command.log.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()[-_LAST_LINES:]
+        return "\n".join([f"the last lines of {self.command.name}:", *lines])
+
+
+def _user_of(command: Command) -> pwd.struct_passwd | None:
+    if command.user is None:
+        return None
+    try:
+        return pwd.getpwnam(command.user)
+    except KeyError as error:
+        raise ConfigError(
+            f"{command.name} is to run as {command.user!r}, and this machine has no such user"
+        ) from error
+
+
+def directory_for(path: Path, user: str | None) -> Path:
+    """Make a directory for logs and sockets of processes, which may be another user's, and return it."""
+    path.mkdir(parents=True, exist_ok=True)
+    if user is not None:
+        path.chmod(0o711)
+    return path

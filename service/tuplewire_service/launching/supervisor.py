@@ -1,0 +1,102 @@
+"""Processes that are started again when they fail. Source: Storm's `Supervisor` and `Slot`."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from tuplewire.errors import TuplewireError
+from tuplewire.session.backoff import Backoff
+from tuplewire_service.launching.child import Child, LaunchError
+
+logger = logging.getLogger(__name__)
+
+_FIRST_SECONDS = 0.5
+_MOST_SECONDS = 30.0
+
+
+class Restarts:
+    """Whether and when a process that has ended is started again; pure.
+
+    limit: how often, in all. jitter: a number from 0 to 1, new at each call.
+    """
+
+    def __init__(self, limit: int, jitter: Callable[[], float] = random.random) -> None:
+        self.left = limit
+        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, jitter)
+
+    def after(self, exit_code: int) -> float | None:
+        """Return how many seconds to wait before the next start; None: there is none.
+
+        A process that ends with 0 has done what it had to.
+        """
+        if exit_code == 0 or not self.left:
+            return None
+        self.left -= 1
+        return self._backoff.next()
+
+
+class Supervisor:
+    """Watches one process in a thread, and starts it again when it fails.
+
+    start: makes a child, at once and at each restart; returns when it is ready for work, or raises. restarts:
+    how often. given_up: told of the error when there is no further start; called in the thread.
+    """
+
+    def __init__(
+        self, start: Callable[[], Child], restarts: int, given_up: Callable[[TuplewireError], None]
+    ) -> None:
+        self._start = start
+        self._restarts = Restarts(restarts)
+        self._given_up = given_up
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._child = start()
+        name = f"watch {self._child.command.name}"
+        self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def child(self) -> Child:
+        """The process, as it was started last."""
+        return self._child
+
+    def _watch(self) -> None:
+        while not self._stopping.is_set():
+            code = self._child.wait()
+            if not code or self._stopping.is_set():
+                return
+            name = self._child.command.name
+            error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self._child.last_words()}")
+            while True:
+                delay = self._restarts.after(code)
+                if delay is None:
+                    self._given_up(error)
+                    return
+                logger.warning("launch.restart", extra={"worker": name, "exit_code": code, "seconds": delay})
+                if self._stopping.wait(delay):
+                    return
+                try:
+                    child = self._start()
+                except TuplewireError as failed:
+                    error = failed
+                else:
+                    self._replace(child)
+                    break
+
+    def _replace(self, child: Child) -> None:
+        with self._lock:
+            self._child = child
+            if self._stopping.is_set():
+                child.terminate()
+
+    def stop(self, deadline: float) -> int:
+        """End the process, start it no more, and return its exit code; kill it at the deadline."""
+        self._stopping.set()
+        with self._lock:
+            self._child.terminate()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self._child.end(deadline)
