@@ -46,7 +46,7 @@ def spark() -> Iterator[SparkSession]:
         yield session
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def launch() -> Launch:
     """Return what runs a worker for each entry of an assignment, as a context manager."""
     return _launched

@@ -1,1 +1,21 @@
 """Tuplewire inside Spark. Nothing here imports pyspark before it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `.format("tuplewire")` known to a session, for reading and writing, batch and streaming.
+
+    Only needed where Spark does not find it by itself: when the package has come by --py-files or
+    addArtifact, and not by pip. Does no harm otherwise.
+    """
+    from tuplewire.spark.data_source import TuplewireDataSource
+
+    spark.dataSource.register(TuplewireDataSource)

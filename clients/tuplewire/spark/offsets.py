@@ -1,0 +1,181 @@
+"""Where a query stands: a position in each task's sequence, as Spark's checkpoint keeps it.
+
+Pure: what there is comes in, what to read goes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuplewire.errors import ConfigError, TuplewireError
+
+
+class DataLossError(TuplewireError):
+    """Messages that a query has not read, or not committed, are not where it left them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in one task's sequence.
+
+    worker: the incarnation of the worker that counts. sequence: of the last message before it; 0: none.
+    """
+
+    worker: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a worker holds of a task: the messages after `acknowledged`, up to `tail`."""
+
+    address: str
+    worker: int
+    acknowledged: int
+    tail: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages of one task to be read by one Spark task: after `start`, up to `end`.
+
+    timestamp_millis: when they were first seen.
+    """
+
+    task: int
+    address: str
+    worker: int
+    start: int
+    end: int
+    timestamp_millis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A position in each task; seen_millis: when the messages before it were first seen."""
+
+    positions: Mapping[int, Position]
+    seen_millis: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what Spark keeps."""
+        return {
+            "seen": self.seen_millis,
+            "tasks": {
+                str(task): {"worker": position.worker, "sequence": position.sequence}
+                for task, position in self.positions.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any], tasks: Iterable[int]) -> Offset:
+        """Read what to_json() wrote; ConfigError when it is not for these tasks."""
+        positions = {
+            int(task): Position(each["worker"], each["sequence"]) for task, each in offset["tasks"].items()
+        }
+        if positions.keys() != set(tasks):
+            raise ConfigError(
+                f"the checkpoint is of tasks {sorted(positions)}, and the option tasks says {sorted(tasks)}: "
+                "restart with the same tasks, or with a new checkpointLocation"
+            )
+        return cls(positions, offset["seen"])
+
+
+def initial_offset(held: Mapping[int, Held]) -> Offset:
+    """Return the place before everything that no consumer has acknowledged."""
+    return Offset({task: Position(each.worker, each.acknowledged) for task, each in held.items()}, 0)
+
+
+def tails(held: Mapping[int, Held]) -> dict[int, Position]:
+    """Return the place after everything that is there."""
+    return {task: Position(each.worker, each.tail) for task, each in held.items()}
+
+
+def check_held(start: Offset, held: Mapping[int, Held]) -> None:
+    """Raise DataLossError unless the workers still hold everything after an offset."""
+    for task, each in held.items():
+        position = start.positions[task]
+        if position.worker != each.worker:
+            raise DataLossError(
+                f"task {task} is at a worker that has been restarted, or has moved to another one "
+                f"({each.address}): what this query has not committed may be lost, or come again. "
+                "Set failOnDataLoss=false to go on with what that worker holds"
+            )
+        if each.acknowledged > position.sequence or each.tail < position.sequence:
+            raise DataLossError(
+                f"task {task} is acknowledged up to {each.acknowledged} of {each.tail}, and this query "
+                f"stands at {position.sequence}: somebody else consumes the task. A task has "
+                "one consumer: give each query tasks of its own, or set failOnDataLoss=false to go on with "
+                "what is left"
+            )
+
+
+def next_offset(
+    start: Offset,
+    held: Mapping[int, Held],
+    bounds: Mapping[int, Position],
+    now_millis: int,
+    *,
+    max_messages: int | None = None,
+    max_bytes: int | None = None,
+) -> Offset:
+    """Return where a micro-batch that begins at start ends: start itself when there is nothing to read.
+
+    bounds: where each task is to be read to at most. max_messages, max_bytes: of all tasks together, in
+    proportion to what waits in each. Bytes go by the mean size of what a task's worker holds, and at least
+    one message is read.
+    """
+    begins = {task: _begin(start.positions[task], each) for task, each in held.items()}
+    ends = {
+        task: min(each.tail, bounds[task].sequence) if bounds[task].worker == each.worker else each.tail
+        for task, each in held.items()
+    }
+    waiting = {task: max(0, ends[task] - begins[task]) for task in held}
+    if max_bytes is not None:
+        sizes = {task: each.size_bytes / max(1, each.tail - each.acknowledged) for task, each in held.items()}
+        total = sum(waiting[task] * sizes[task] for task in held)
+        if total > max_bytes:
+            fitting = int(sum(waiting.values()) * max_bytes / total)
+            max_messages = max(1, fitting if max_messages is None else min(fitting, max_messages))
+    taken = waiting if max_messages is None else share(waiting, max_messages)
+    if not any(taken.values()):
+        return start
+    positions = {
+        task: Position(each.worker, begins[task] + taken[task]) if taken[task] else start.positions[task]
+        for task, each in held.items()
+    }
+    return Offset(positions, max(now_millis, start.seen_millis))
+
+
+def _begin(position: Position, held: Held) -> int:
+    """Return the sequence after which to read; another incarnation counts anew."""
+    if position.worker != held.worker:
+        return held.acknowledged
+    return max(position.sequence, held.acknowledged)
+
+
+def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
+    """Divide a bound in proportion to what waits; the sum is the bound, or all that waits if that is less."""
+    total = sum(waiting.values())
+    if total <= bound:
+        return dict(waiting)
+    shares = {task: count * bound // total for task, count in waiting.items()}
+    left = bound - sum(shares.values())
+    # By what was rounded off, so that a task with little waiting is not left out for ever.
+    for task in sorted(waiting, key=lambda task: waiting[task] * bound % total, reverse=True)[:left]:
+        shares[task] += 1
+    return shares
+
+
+def ranges(start: Offset, end: Offset, addresses: Mapping[int, str]) -> list[Range]:
+    """Return what a micro-batch reads; from the beginning where the worker is not that of the start."""
+    found = []
+    for task, last in end.positions.items():
+        first = start.positions[task]
+        begin = first.sequence if first.worker == last.worker else 0
+        if last.sequence > begin:
+            found.append(Range(task, addresses[task], last.worker, begin, last.sequence, end.seen_millis))
+    return found

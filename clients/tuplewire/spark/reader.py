@@ -1,0 +1,168 @@
+"""Batch and stream readers of the format `tuplewire`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tuplewire.config import SessionSettings
+from tuplewire.errors import SequenceGapError, SupersededError, UnreachableError
+from tuplewire.spark.fetch import RangeReader, acknowledge
+from tuplewire.spark.held import HeldTasks
+from tuplewire.spark.offsets import (
+    Held,
+    Offset,
+    Position,
+    Range,
+    check_held,
+    initial_offset,
+    next_offset,
+    ranges,
+    tails,
+)
+from tuplewire.spark.options import SourceOptions
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.02
+_IDLE_SECONDS = 0.2
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """A partition of a read; travels to the Spark task."""
+
+    wanted: Range
+
+
+def _partitions(start: Offset, end: Offset, addresses: dict[int, str]) -> list[InputPartition]:
+    return [RangePartition(each) for each in ranges(start, end, addresses)]
+
+
+def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, RangePartition):
+        return iter(())  # Spark plans one empty partition where there are none
+    return iter(RangeReader(partition.wanted, options))
+
+
+class TuplewireBatchReader(DataSourceReader):
+    """Reads what the workers hold of some tasks, and acknowledges nothing: it stays for whoever consumes it.
+
+    Spark plans it once: a DataFrame has what was there at its first use. Once that is acknowledged by
+    somebody else, another use of the same DataFrame raises DataLossError.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Return one for each task of which something is held."""
+        options = self._options
+        with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
+            held = tasks.look()
+        end = Offset(tails(held), time.time_ns() // 1_000_000)
+        return _partitions(initial_offset(held), end, {task: each.address for task, each in held.items()})
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the messages of a partition."""
+        return _read(partition, self._options)
+
+
+class TuplewireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads some tasks for a streaming query, of which it is the one consumer.
+
+    Guarantee: while the workers live, every message is in exactly one micro-batch, also when the driver is
+    killed at any moment and the query is started again from its checkpoint. A worker keeps what is not
+    committed, within its receive queues: so a query that is slower than its senders makes these wait.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._settings = SessionSettings()
+        self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
+        self._target: dict[int, Position] | None = None
+        self._held: dict[int, Held] = {}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the place before everything that no consumer has acknowledged."""
+        return initial_offset(self._tasks.look()).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return one of the bounds of the options; latestOffset heeds both."""
+        if self._options.max_messages is not None:
+            return ReadMaxRows(self._options.max_messages)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read no further from now on than what is there."""
+        self._target = tails(self._tasks.look())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return where the next micro-batch ends, after waiting a little for something to come.
+
+        Acknowledges what is before start: Spark asks for a next offset only once the batch that ends at start
+        is in its commit log. Its commit() comes later, with the next batch, and a query would stand still
+        where uncommitted messages leave the senders no room.
+
+        Raises DataLossError as failOnDataLoss says, UnreachableError when a worker is out of reach.
+        """
+        begin = Offset.from_json(start, self._options.tasks)
+        self._acknowledge(begin)
+        bounded = not isinstance(limit, ReadAllAvailable)
+        deadline = time.monotonic() + _IDLE_SECONDS
+        while True:
+            self._held = held = self._tasks.look()
+            if self._options.fail_on_data_loss:
+                check_held(begin, held)
+            end = next_offset(
+                begin,
+                held,
+                self._target or tails(held),
+                time.time_ns() // 1_000_000,
+                max_messages=self._options.max_messages if bounded else None,
+                max_bytes=self._options.max_bytes if bounded else None,
+            )
+            if end is not begin or self._target is not None or time.monotonic() > deadline:
+                return end.to_json()
+            time.sleep(_POLL_SECONDS)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return one for each task of which a micro-batch has something."""
+        tasks = self._options.tasks
+        held = self._held or self._tasks.look()
+        addresses = {task: each.address for task, each in held.items()}
+        return _partitions(Offset.from_json(start, tasks), Offset.from_json(end, tasks), addresses)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the messages of a partition, in order."""
+        return _read(partition, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Acknowledge what is committed."""
+        self._acknowledge(Offset.from_json(end, self._options.tasks))
+
+    def _acknowledge(self, offset: Offset) -> None:
+        """Acknowledge up to an offset. A failure does no harm: the next time says it again."""
+        try:
+            acknowledge(offset.positions, self._tasks.look(), self._options.topology, self._settings)
+        except (UnreachableError, SupersededError, SequenceGapError) as error:
+            logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
+
+    def stop(self) -> None:
+        """Close the channels."""
+        self._tasks.close()

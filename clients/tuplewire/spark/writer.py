@@ -1,0 +1,159 @@
+"""Batch and stream writers of the format `tuplewire`.
+
+Two ways. Sent as it is computed: fast, of any size, and at-least-once, since a task that Spark runs again
+sends again. Or gathered: each attempt hands its messages to the driver with its commit message, Spark chooses
+one attempt of each partition, and the driver sends those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from tuplewire.channel import resolve_address
+from tuplewire.client import Client
+from tuplewire.config import MIB
+from tuplewire.control import ControlClient
+from tuplewire.errors import WrongTopologyError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessageBatch
+from tuplewire.spark.client_handle import ClientHandle, TaskClient
+from tuplewire.spark.options import SinkOptions
+from tuplewire.spark.routing import Router
+
+_PIECE_BYTES = 8 * MIB
+
+
+@dataclass
+class Part(WriterCommitMessage):
+    """What one attempt of one partition has to say: its messages, or (sent already) nothing but their number.
+
+    attempt: Spark's taskAttemptId; attempt *numbers* repeat.
+    """
+
+    partition: int
+    attempt: int
+    messages: int
+    groups: Sequence[TaskGroup]
+
+
+class TuplewireBatchWriter(DataSourceArrowWriter):
+    """Sends the rows of a DataFrame.
+
+    Guarantee: when the write has succeeded, the worker has acknowledged every row's message. With atomic,
+    exactly one attempt of each partition is sent, and nothing before all of them are computed. Without it a
+    task that Spark runs again sends again: at least once.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        if options.atomic:
+            options = dataclasses.replace(options, address=resolve_address(options.address))
+        self._options = options
+        self._write_id = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
+        """Send one partition, or gather it; in a Spark task."""
+        if self._options.atomic:
+            return _gathered(self._options, iterator)
+        return self._sent(iterator)
+
+    def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
+        options = self._options
+        partition, attempt = _attempt()
+        _check_worker(options)
+        router = Router(options, partition)
+        count = 0
+        # A newer attempt fences an older one off that still runs.
+        client = Client(
+            options.address,
+            topology=options.topology,
+            client_id=f"spark-{self._write_id}-{partition}",
+            incarnation=attempt + 1,
+        )
+        try:
+            for batch in batches:
+                _send(client, router.groups(batch), options.timeout)
+                count += batch.num_rows
+            client.flush(options.timeout)
+        except BaseException:
+            client.close(timeout=0)  # what was not sent yet is the next attempt's
+            raise
+        client.close()
+        return Part(partition, attempt, count, ())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send what was gathered; in the driver, once all partitions are there."""
+        _publish(self._options, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send nothing."""
+
+
+class TuplewireStreamWriter(DataSourceStreamArrowWriter):
+    """Sends the rows of each micro-batch, once it is computed.
+
+    Guarantee: of each partition and micro-batch exactly one attempt is sent, whatever fails and however many
+    attempts Spark makes. When the driver dies while it sends, the micro-batch is sent again after the
+    restart: what had arrived of it comes twice.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = dataclasses.replace(options, address=resolve_address(options.address))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
+        """Gather one partition; in a Spark task."""
+        return _gathered(self._options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Send the micro-batch; in the driver."""
+        _publish(self._options, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Send nothing."""
+
+
+def _attempt() -> tuple[int, int]:
+    context = TaskContext.get()
+    assert context is not None, "write() runs in a Spark task"  # noqa: S101
+    return context.partitionId(), context.taskAttemptId()
+
+
+def _check_worker(options: SinkOptions) -> None:
+    """Raise UnreachableError or WrongTopologyError at once, and not once a queue is full or a flush late."""
+    with ControlClient(options.address, timeout=options.timeout) as control:
+        control.wait_ready(options.timeout)
+        found = control.status().topology
+    if found != options.topology:
+        raise WrongTopologyError(
+            f"the worker at {control.address} serves topology {found!r}, not {options.topology!r}: set the "
+            "option topology"
+        )
+
+
+def _gathered(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Part:
+    partition, attempt = _attempt()
+    router = Router(options, partition)
+    groups = [group for batch in batches for group in router.groups(batch)]
+    return Part(partition, attempt, sum(map(len, groups)), groups)
+
+
+def _publish(options: SinkOptions, messages: Iterable[WriterCommitMessage | None]) -> None:
+    parts = sorted((part for part in messages if isinstance(part, Part)), key=lambda part: part.partition)
+    if not any(part.groups for part in parts):
+        return
+    _check_worker(options)
+    with ClientHandle(options.address, topology=options.topology, timeout=options.timeout) as client:
+        for part in parts:
+            _send(client, part.groups, options.timeout)
+
+
+def _send(client: Client | TaskClient, groups: Iterable[TaskGroup], timeout: float) -> None:
+    for group in groups:
+        for piece in group.split(_PIECE_BYTES) if len(group.data) > _PIECE_BYTES else (group,):
+            client.send(TaskMessageBatch.from_groups([piece]), timeout=timeout)

@@ -1,0 +1,182 @@
+"""The format `tuplewire`: written and read by real Spark, batch and streaming."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.control import ControlClient
+from tuplewire.topology.grouping import fields
+
+pytestmark = pytest.mark.spark
+
+TOPOLOGY = "spark"
+TASKS = {0: [1, 2], 1: [3, 4]}
+ALL = "1-4"
+
+
+@pytest.fixture(scope="module")
+def shared_workers(spark: SparkSession, launch: Any) -> Iterator[Any]:  # noqa: ARG001 - Spark forks, so it comes first
+    """Run two workers with four tasks."""
+    with launch(TOPOLOGY, TASKS) as running:
+        yield running
+
+
+@pytest.fixture
+def workers(shared_workers: Any) -> Iterator[Any]:
+    """Return the workers; what a test leaves in them is thrown away."""
+    yield shared_workers
+    consume(shared_workers)
+
+
+def address(workers: Any, index: int = 0) -> str:
+    """Return a worker's address for the drivers and tasks of this machine."""
+    where: str = workers.endpoints[index].address
+    return where
+
+
+def options(workers: Any, **more: str) -> dict[str, str]:
+    """Return options that reach the workers."""
+    return {"address": address(workers), "topology": TOPOLOGY, "timeout": "20", **more}
+
+
+def read(spark: SparkSession, workers: Any, tasks: str = ALL, **more: str) -> DataFrame:
+    """Read what the workers hold."""
+    return spark.read.format("tuplewire").options(**options(workers, tasks=tasks, **more)).load()
+
+
+def consume(workers: Any, count: int | None = None) -> list[tuple[int, int | None, bytes]]:
+    """Take all messages (so many) as consumers outside Spark do; the messages, task by task, in order."""
+    got: dict[int, list[tuple[int, int | None, bytes]]] = {
+        task: [] for tasks in TASKS.values() for task in tasks
+    }
+    for index, tasks in TASKS.items():
+        with ControlClient(address(workers, index)) as control:
+            waiting = sum(each.queued_messages for each in control.status().tasks)
+        with (
+            Client(address(workers, index), topology=TOPOLOGY) as client,
+            client.recv(tasks, timeout=20) as batches,
+        ):
+            while waiting > 0:
+                batch = next(batches)
+                waiting -= len(batch)
+                for group in batch.groups:
+                    got[group.task] += [(group.task, group.source, payload) for payload in group.payloads()]
+            batches.acknowledge()
+    found = [each for task in got.values() for each in task]
+    assert count in {None, len(found)}
+    return found
+
+
+def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
+    """Return so many rows for the four tasks."""
+    return spark.range(0, count, 1, partitions).selectExpr(
+        "cast(id % 4 + 1 as int) as task", "cast(id as string) as message"
+    )
+
+
+def test_batch_write(spark: SparkSession, workers: Any) -> None:
+    """Spark finds the format by itself; every row arrives at its task, also through another worker."""
+    rows(spark, 1000).write.format("tuplewire").mode("append").options(**options(workers, source="9")).save()
+    got = consume(workers, 1000)
+    assert Counter(got) == Counter((number % 4 + 1, 9, b"%d" % number) for number in range(1000))
+
+
+def test_batch_read_is_a_look(spark: SparkSession, workers: Any) -> None:
+    """A DataFrame has what the tasks held at its first use, however often it is used, and leaves it there."""
+    with Client(address(workers), topology=TOPOLOGY, source=7) as client:
+        client.send(TaskMessageBatch.from_columns([1, 3, 3], [b"a", b"b", b"c"]))
+    frame = read(spark, workers)
+    expected = spark.createDataFrame(
+        [(1, b"a", 7, 1), (3, b"b", 7, 1), (3, b"c", 7, 2)],
+        "task int, message binary, source int, sequence bigint",
+    )
+    for _ in range(2):
+        assertDataFrameEqual(frame.drop("timestamp"), expected)
+    assert frame.where("timestamp > current_timestamp() - interval 1 hour").count() == 3
+    assert [message for _, _, message in consume(workers, 3)] == [b"a", b"b", b"c"]
+    assert read(spark, workers).count() == 0
+
+
+@pytest.mark.parametrize("grouping", ["fields", "shuffle", "loadAwareShuffle"])
+def test_grouping_chooses_the_task(spark: SparkSession, workers: Any, grouping: str) -> None:
+    """By key as every other program's fields grouping does, or evenly."""
+    key = "concat('key', id % 10) as key" if grouping == "fields" else "1"
+    frame = spark.range(0, 400, 1, 2).selectExpr("cast(id as string) as message", key)
+    frame = frame if grouping == "fields" else frame.select("message")
+    chosen = options(workers, grouping=grouping, tasks=ALL)
+    frame.write.format("tuplewire").mode("append").options(**chosen).save()
+    got = consume(workers, 400)
+    if grouping == "fields":
+        keys = [f"key{int(message) % 10}" for _, _, message in got]
+        assert [task for task, _, _ in got] == fields([1, 2, 3, 4]).choose(keys)
+    else:
+        assert set(Counter(task for task, _, _ in got).values()) == {100}
+
+
+def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
+    """What is sent to two tasks goes through a query to two others, once and in order."""
+    with Client(address(workers), topology=TOPOLOGY, source=7) as client:
+        client.send(TaskMessageBatch.from_columns([1, 2] * 500, [b"%d" % number for number in range(1000)]))
+    query = (
+        spark.readStream.format("tuplewire")
+        .options(**options(workers, tasks="1,2", maxMessagesPerTrigger="300"))
+        .load()
+        .selectExpr("task + 2 as task", "message")
+        .writeStream.format("tuplewire")
+        .options(**options(workers))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(60)
+    assert [progress["numInputRows"] for progress in query.recentProgress] == [300, 300, 300, 100]
+    with ControlClient(address(workers, 1)) as control:
+        assert sum(each.queued_messages for each in control.status().tasks) == 1000
+    got = read(spark, workers, "3,4").orderBy("task", "sequence").collect()
+    assert [row.message for row in got] == [
+        b"%d" % number for first in (0, 1) for number in range(first, 1000, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"adress": "x:1"}, r"unknown option 'adress'; the options for reading are:.*maxMessagesPerTrigger"),
+        ({"tasks": "1-"}, "task ids are written like 1,2,10-19"),
+        ({"tasks": "1,77"}, r"has no task 77; it has 1, 2, 3, 4"),
+        ({"topology": "other"}, "serves topology 'spark', not 'other'"),
+        ({"address": "127.0.0.1:1", "timeout": "0.5"}, "127.0.0.1:1"),
+    ],
+)
+def test_wrong_reads(spark: SparkSession, workers: Any, more: dict[str, str], message: str) -> None:
+    """A wrong option, an unknown task and a missing worker are errors that say what would be right."""
+    with pytest.raises(PySparkException, match=f"(?s){message}"):
+        read(spark, workers, **{"tasks": ALL, **more}).collect()
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "message"),
+    [
+        ("id as message, 1 as task", {}, r"column message is bigint: .* message \(binary or string\)"),
+        ("'a' as message", {}, "column task is missing"),
+        ("'a' as message, 1 as task", {"grouping": "random"}, "direct, fields, shuffle, loadAwareShuffle"),
+        ("'a' as message, 77 as task", {}, r"task 77 is not in assignment version 1"),
+        ("'a' as message, 1 as task", {"address": "127.0.0.1:1", "timeout": "0.5"}, "127.0.0.1:1"),
+    ],
+)
+def test_wrong_writes(
+    spark: SparkSession, workers: Any, columns: str, more: dict[str, str], message: str
+) -> None:
+    """A wrong column, a wrong option, an unknown task and a missing worker are errors that say so."""
+    frame = spark.range(2).selectExpr(columns.split(", ", maxsplit=1)[0], *columns.split(", ")[1:])
+    with pytest.raises(PySparkException, match=f"(?s){message}"):
+        frame.write.format("tuplewire").mode("append").options(**options(workers, **more)).save()
