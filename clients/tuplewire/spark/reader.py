@@ -123,7 +123,8 @@ class TuplewireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         begin = Offset.from_json(start, self._options.tasks)
         self._acknowledge(begin)
-        bounded = not isinstance(limit, ReadAllAvailable)
+        max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             self._held = held = self._tasks.look()
@@ -134,8 +135,8 @@ class TuplewireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 held,
                 self._target or tails(held),
                 time.time_ns() // 1_000_000,
-                max_messages=self._options.max_messages if bounded else None,
-                max_bytes=self._options.max_bytes if bounded else None,
+                max_messages=max_messages,
+                max_bytes=max_bytes,
             )
             if end is not begin or self._target is not None or time.monotonic() > deadline:
                 return end.to_json()

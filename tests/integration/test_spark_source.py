@@ -1,0 +1,219 @@
+"""The readers of Spark's source against real workers, called as Spark calls them, without a JVM."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.topology import TOPOLOGY, Pair, acknowledged, numbered, one_worker, pair_of_workers, queued
+from helpers.topology import assignment_file as write_assignment
+from helpers.traffic import client_of
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from tuplewire.errors import BufferFullError, SupersededError
+from tuplewire.spark.offsets import DataLossError
+from tuplewire.spark.options import source_options
+from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
+from tuplewire_service.server.launch import Endpoint
+
+QUEUE = 1000
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Pair]:
+    """Run two workers with short queues for all tests of this file."""
+    with pair_of_workers(f"--receive-queue-messages={QUEUE}") as pair:
+        yield pair
+
+
+def given(endpoint: Endpoint, tasks: str, **more: str) -> Any:
+    """Return options for these tasks."""
+    return source_options(
+        {"address": endpoint.address, "topology": TOPOLOGY, "tasks": tasks, "timeout": "20", **more}
+    )
+
+
+@contextmanager
+def stream_reader(endpoint: Endpoint, tasks: str, **more: str) -> Iterator[TuplewireStreamReader]:
+    """Make a reader as a query does, and stop it."""
+    reader = TuplewireStreamReader(given(endpoint, tasks, **more))
+    yield reader
+    reader.stop()
+
+
+def payloads(
+    reader: TuplewireStreamReader | TuplewireBatchReader, partitions: list[InputPartition]
+) -> list[int]:
+    """Read partitions to their ends."""
+    return [
+        int(payload)
+        for partition in partitions
+        for batch in reader.read(partition)
+        for payload in batch.column("message").to_pylist()
+    ]
+
+
+def test_committed_only_once_spark_is_done(workers: Pair) -> None:
+    """A range is served as often as it is asked for, until Spark asks for what comes after it."""
+    task = workers.far_task()
+    with client_of(workers.near.address) as client:
+        client.send(numbered(task, range(100)))
+    with stream_reader(workers.near, str(task)) as reader:
+        start = reader.initialOffset()
+        middle = reader.latestOffset(start, ReadMaxRows(60))
+        for _ in range(2):
+            assert payloads(reader, reader.partitions(start, middle)) == list(range(60))
+        assert acknowledged(workers.far, task) == 0
+        end = reader.latestOffset(middle, ReadAllAvailable())
+        assert acknowledged(workers.far, task) == 60
+        assert payloads(reader, reader.partitions(middle, end)) == list(range(60, 100))
+        reader.commit(end)
+        assert queued(workers.far, task) == 0
+
+
+def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
+    """A consumer between reading and committing changes nothing."""
+    task = workers.near_task()
+    with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
+        client.send(numbered(task, range(10)))
+        client.flush()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert payloads(reader, reader.partitions(start, end)) == list(range(10))
+        with client.recv([task], timeout=20) as batches:
+            next(batches)  # and does not acknowledge it
+        client.send(numbered(task, range(10, 20)))
+        client.flush()
+        reader.commit(end)
+        assert acknowledged(workers.near, task) == 10
+        later = reader.latestOffset(end, ReadAllAvailable())
+        assert payloads(reader, reader.partitions(end, later)) == list(range(10, 20))
+        reader.commit(later)
+
+
+def test_attempts_take_turns(workers: Pair) -> None:
+    """A second attempt of a read takes over, and the first goes on once that has ended: both read it all."""
+    task = workers.near_task()
+    with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
+        for number in range(0, 900, 100):
+            client.send(numbered(task, range(number, number + 100)))
+            client.flush()  # frames of their own
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        (partition,) = reader.partitions(start, end)
+        first = reader.read(partition)
+        got = [next(first)]
+        assert payloads(reader, [partition]) == list(range(900))
+        got += first
+        assert [int(each) for batch in got for each in batch.column("message").to_pylist()] == list(
+            range(900)
+        )
+        assert [each for batch in got for each in batch.column("sequence").to_pylist()] == list(range(1, 901))
+        reader.commit(end)
+
+
+def test_never_takes_a_task_from_a_program(workers: Pair) -> None:
+    """A task that a program consumes is not read; the error says who has it."""
+    task = workers.near_task()
+    with client_of(workers.near.address, client_id="mine") as client:
+        client.send(numbered(task, range(3)))
+        client.flush()
+        with client.recv([task], timeout=20) as batches:
+            next(batches)
+            reader = TuplewireBatchReader(given(workers.near, str(task), timeout="0.3"))
+            with pytest.raises(SupersededError, match="mine"):
+                payloads(reader, reader.partitions())
+            batches.acknowledge()
+
+
+def test_backpressure_reaches_the_senders(workers: Pair) -> None:
+    """A sender waits while the queue is full of what is not committed, also when nothing else comes."""
+    task = workers.near_task()
+    with (
+        client_of(workers.near.address, max_pending_messages=100) as client,
+        stream_reader(workers.near, str(task)) as reader,
+    ):
+        client.send(numbered(task, range(QUEUE)))
+        client.flush()
+        client.send(numbered(task, range(QUEUE, QUEUE + 100)))
+        with pytest.raises(BufferFullError):
+            client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.5)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert payloads(reader, reader.partitions(start, end)) == list(range(QUEUE))
+        with pytest.raises(BufferFullError):
+            client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=0.2)
+        assert reader.latestOffset(end, ReadAllAvailable())  # Spark asks again, also when nothing comes
+        client.send(numbered(task, range(QUEUE + 100, QUEUE + 200)), timeout=20)
+        client.flush()
+        last = reader.latestOffset(end, ReadAllAvailable())
+        assert payloads(reader, reader.partitions(end, last)) == list(range(QUEUE, QUEUE + 200))
+        reader.commit(last)
+
+
+def test_two_queries_on_one_task_notice(workers: Pair) -> None:
+    """A query whose task somebody else has acknowledged fails, or goes on where it is told to."""
+    task = workers.near_task()
+    with (
+        client_of(workers.near.address) as client,
+        stream_reader(workers.near, str(task)) as one,
+        stream_reader(workers.near, str(task), failOnDataLoss="false") as other,
+    ):
+        client.send(numbered(task, range(10)))
+        client.flush()
+        start = one.initialOffset()
+        end = one.latestOffset(start, ReadAllAvailable())
+        partitions = one.partitions(start, end)
+        other.commit(end)
+        with pytest.raises(DataLossError, match="somebody else consumes"):
+            one.latestOffset(start, ReadAllAvailable())
+        with pytest.raises(DataLossError, match=r"messages 1 to 10 of task .* are gone"):
+            payloads(one, partitions)
+        assert payloads(other, partitions) == []
+        assert other.latestOffset(start, ReadAllAvailable()) == start
+
+
+def test_a_dead_worker_takes_its_uncommitted_messages(tmp_path: Path) -> None:
+    """After a worker's death a query fails, or goes on with what the new one holds."""
+    file = tmp_path / "assignment.json"
+    task = 5
+    with one_worker("w", f"--assignment-file={file}", directory=tmp_path) as worker:
+        where = worker.address
+        write_assignment(tmp_path, 1, {("w", where): [task]})
+        with client_of(where, ack_mode="processed") as client, stream_reader(worker, str(task)) as reader:
+            client.send(numbered(task, range(10)))
+            start = reader.initialOffset()
+            end = reader.latestOffset(start, ReadAllAvailable())
+            while end == start:
+                end = reader.latestOffset(start, ReadAllAvailable())
+            partitions = reader.partitions(start, end)
+            assert payloads(reader, partitions) == list(range(10))
+            os.kill(worker.process_id, signal.SIGKILL)
+            port = int(where.rpartition(":")[2])
+            with one_worker("w", f"--assignment-file={file}", directory=tmp_path, port=port) as again:
+                with pytest.raises(DataLossError, match=r"restarted, or has moved.*failOnDataLoss=false"):
+                    reader.latestOffset(end, ReadAllAvailable())
+                with pytest.raises(DataLossError, match=r"messages 1 to 10 .* has been restarted"):
+                    payloads(reader, partitions)
+                with stream_reader(again, str(task), failOnDataLoss="false") as brave:
+                    assert payloads(brave, partitions) == []
+                    later = brave.latestOffset(end, ReadAllAvailable())
+                    while later == end:
+                        later = brave.latestOffset(end, ReadAllAvailable())
+                    # The sender had not heard that they were processed.
+                    assert payloads(brave, brave.partitions(end, later)) == list(range(10))
+                    brave.commit(later)
+                client.flush(20)
+
+
+def test_partition_of_nothing(workers: Pair) -> None:
+    """Spark plans one empty partition for a read of nothing."""
+    reader = TuplewireBatchReader(given(workers.near, str(workers.near_task())))
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
