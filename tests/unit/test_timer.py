@@ -26,6 +26,19 @@ def test_simulated_time_calls_in_order() -> None:
     assert len(called) == 5
 
 
+def test_what_is_cancelled_is_called_no_more() -> None:
+    """A cancelled action is not due any more, and others are."""
+    timer = SimulatedTimer()
+    called: list[str] = []
+    cancel = timer.every(1, lambda: called.append("one"))
+    timer.every(2, lambda: called.append("two"))
+    timer.advance(2)
+    cancel()
+    cancel()
+    timer.advance(2)
+    assert called == ["one", "one", "two", "two"]
+
+
 def test_what_is_added_later_begins_then() -> None:
     """A period begins when it is asked for."""
     timer = SimulatedTimer()

@@ -7,11 +7,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from tuplewire.errors import ConfigError
 
 Action = Callable[[], None]
+Cancel = Callable[[], None]
+"""Has an action be called no more; it may be being called just then."""
 
 
 class Schedule:
@@ -21,11 +24,21 @@ class Schedule:
         self._heap: list[tuple[float, int, float, Action]] = []
         self._order = count()
 
-    def add(self, period: float, action: Action, now: float) -> None:
-        """Have an action be due every so many seconds, first after one period; ConfigError if not over 0."""
+    def add(self, period: float, action: Action, now: float) -> int:
+        """Have an action be due every so many seconds, first after one period; ConfigError if not over 0.
+
+        Returns what remove() wants.
+        """
         if not period > 0:
             raise ConfigError(f"what recurs does so every so many seconds, more than 0, not {period}")
-        heapq.heappush(self._heap, (now + period, next(self._order), period, action))
+        order = next(self._order)
+        heapq.heappush(self._heap, (now + period, order, period, action))
+        return order
+
+    def remove(self, order: int) -> None:
+        """Have an action be due no more; does nothing the second time."""
+        self._heap = [entry for entry in self._heap if entry[1] != order]
+        heapq.heapify(self._heap)
 
     @property
     def next_due(self) -> float | None:
@@ -45,7 +58,7 @@ class Timer(ABC):
     """Calls actions every so often. Thread-safe."""
 
     @abstractmethod
-    def every(self, period: float, action: Action) -> None:
+    def every(self, period: float, action: Action) -> Cancel:
         """Call an action every so many seconds, first after one period; it must not wait for anything."""
 
     @abstractmethod
@@ -67,11 +80,16 @@ class SystemTimer(Timer):
         self._thread = threading.Thread(target=self._main, name="timer", daemon=True)
         self._thread.start()
 
-    def every(self, period: float, action: Action) -> None:
+    def every(self, period: float, action: Action) -> Cancel:
         """See Timer."""
         with self._changed:
-            self._schedule.add(period, action, time.monotonic())
+            order = self._schedule.add(period, action, time.monotonic())
             self._changed.notify()
+        return partial(self._cancel, order)
+
+    def _cancel(self, order: int) -> None:
+        with self._changed:
+            self._schedule.remove(order)
 
     def _main(self) -> None:
         try:
@@ -116,10 +134,15 @@ class SimulatedTimer(Timer):
         self._now = 0.0
         self._closed = False
 
-    def every(self, period: float, action: Action) -> None:
+    def every(self, period: float, action: Action) -> Cancel:
         """See Timer."""
         with self._lock:
-            self._schedule.add(period, action, self._now)
+            order = self._schedule.add(period, action, self._now)
+        return partial(self._cancel, order)
+
+    def _cancel(self, order: int) -> None:
+        with self._lock:
+            self._schedule.remove(order)
 
     def advance(self, seconds: float) -> None:
         """Let so many seconds pass, and call here, in the order of time, everything that is due in them."""
