@@ -136,5 +136,8 @@ class Resumable(ABC):
         finally:
             for task in beside:
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, StreamBroken):
-                    await task
+            # A cancellation that comes now is ours; it must not be taken for that of one of them.
+            ended = await asyncio.gather(*beside, return_exceptions=True)
+            for error in ended:
+                if error is not None and not isinstance(error, StreamBroken | asyncio.CancelledError):
+                    raise error

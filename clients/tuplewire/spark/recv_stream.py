@@ -14,10 +14,9 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.channel import channel_options, error_of
+from tuplewire.channel import SERVICE, channel_options, error_of
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.errors import ProtocolError, refused
-from tuplewire.receiver import RECV_METHOD
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
@@ -78,7 +77,7 @@ class RecvStream:
 
     def __enter__(self) -> Self:
         self._channel = grpc.insecure_channel(self.address, options=channel_options(self._settings))
-        method: Any = self._channel.stream_stream(RECV_METHOD)
+        method: Any = self._channel.stream_stream(f"/{SERVICE}/Recv")
         self._call: Any = method(iter(self._requests.get, None))
         try:
             self._requests.put(pb.RecvRequest(subscribe=self._subscribe).SerializeToString())
