@@ -204,14 +204,21 @@ class IServerConnection(IConnection):
 
     @abstractmethod
     def register_recv(self, callback: IConnectionCallback) -> None:
-        """Deliver to the callback from now on, first of all what has waited for it."""
+        """Deliver to the callback from now on, first of all what has waited for it; from bind on, or once.
+
+        What is sent before that waits with its senders, unacknowledged, so that they hear of what the
+        callback refuses. Raises ClosedError when recv() or another callback takes the messages.
+        """
 
     @abstractmethod
     def recv(self, flags: int = BLOCK) -> TaskMessage | None:
         """Return the next message (pull mode, without a callback).
 
-        flags: BLOCK waits; NO_BLOCK returns None when there is none. A blocked call returns None once the
-        connection is closed.
+        flags: BLOCK waits; NO_BLOCK returns None when there is none yet. Messages come from the first call
+        on. Once the connection is closed, and what it had accepted is taken, every call returns the shutdown
+        notice, a message to SHUTDOWN_TASK (-1): a receive loop ends there. It never comes from a sender.
+        Raises ClosedError when a callback is registered. Source: Storm's `IConnection.recv`, and the notice
+        of its receive thread.
         """
 
     @abstractmethod

@@ -124,16 +124,23 @@ class LocalServer(IServerConnection):
     """The bound side."""
 
     def __init__(self, topology: str, port: int, callback: IConnectionCallback | None) -> None:
-        self._inbox = Inbox()
-        if callback is not None:
-            self._inbox.register(callback)
+        self._inbox = Inbox(self._opened)
         self._received: dict[str, list[int]] = {}
         self.refused: Counter[str] = Counter()
         self._status = ConnectionStatus.READY
         self._port, self._endpoint = _registry.bind(topology, port, self)
+        if callback is not None:
+            self._inbox.register(callback)
+
+    def _opened(self) -> None:
         with self._endpoint.lock:
             for client in list(self._endpoint.clients):
                 client.deliver()
+
+    @property
+    def open(self) -> bool:
+        """Whether somebody takes what arrives; until then it waits with its senders."""
+        return self._inbox.open
 
     def take(self, client: LocalClient, groups: Sequence[TaskGroup], token: Any) -> None:
         """Pass a batch on; the endpoint's lock is held, so that batches keep their order."""
@@ -181,8 +188,7 @@ class LocalServer(IServerConnection):
 
     def register_recv(self, callback: IConnectionCallback) -> None:
         """See IServerConnection."""
-        with self._endpoint.lock:
-            self._inbox.register(callback)
+        self._inbox.register(callback)
 
     def recv(self, flags: int = BLOCK) -> TaskMessage | None:
         """See IServerConnection."""
@@ -366,7 +372,7 @@ class LocalClient(IRelayConnection):
             given_up, self._given_up = self._given_up, []
         self._tell(given_up)
         with self._endpoint.lock:
-            while (server := self._endpoint.server) is not None:
+            while (server := self._endpoint.server) is not None and server.open:
                 with self._lock:
                     if not self._waiting:
                         return

@@ -17,13 +17,15 @@ import threading
 from tuplewire.config import SessionSettings
 from tuplewire.errors import BindError, ClosedError, InvalidTaskError, MessageTooLargeError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.message import SHUTDOWN_TASK, TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import (
+    BLOCK,
     NO_BLOCK,
     ConnectionStatus,
     IConnectionCallback,
     IRelayConnection,
+    IServerConnection,
     ReceivedBatch,
 )
 from tuplewire_service.testing.backpressure import BackpressureConformance
@@ -139,6 +141,19 @@ class TransportConformance(BackpressureConformance):
             eventually(lambda: recorder.payloads(1) == [b"%d" % n for n in range(11)])
             eventually(is_settled(client))
 
+    def test_refusals_of_what_waited_are_told(self) -> None:
+        """What a callback refuses of what has waited for it is in the sender's ledger, and counted."""
+        recorder = Recorder()
+        with self.pair(None) as (server, client):
+            client.send([TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b"), TaskMessage(2, b"c")])
+            eventually(lambda: is_ready(client))
+            assert client.statistics().ledger.pending == 3
+            server.register_recv(recorder)
+            eventually(is_settled(client))
+            assert_ledger(client, 3, unknown_task=1)
+            assert sorted(task for _, task, _ in recorder.seen()) == [1, 2]
+            assert server.statistics().refused == {"UNKNOWN_TASK": 1}
+
     def test_what_waited_comes_before_what_is_sent_later(self) -> None:
         """A message that is sent while those that waited are being delivered comes after all of them."""
         port = self.unused_port()
@@ -181,6 +196,49 @@ class TransportConformance(BackpressureConformance):
             assert [server.recv(), server.recv()] == [TaskMessage(1, b"a"), TaskMessage(1, b"b")]
             assert server.recv(NO_BLOCK) is None
             eventually(is_settled(client))
+
+    def test_a_receive_loop_in_the_classic_way(self) -> None:
+        """Blocking for the first message, then taking what else is there, until the shutdown notice comes.
+
+        Source: Storm's `launch-receive-thread!`. What was accepted before the end comes before the notice.
+        """
+        batches: list[list[TaskMessage]] = []
+
+        def receive(server: IServerConnection) -> None:
+            while True:
+                batch: list[TaskMessage] = []
+                message = server.recv(BLOCK)
+                while message is not None:
+                    if message.task == SHUTDOWN_TASK:
+                        batches.append(batch)
+                        server.close()
+                        return
+                    batch.append(message)
+                    message = server.recv(NO_BLOCK)
+                batches.append(batch)
+
+        with self.pair(None) as (server, client):
+            loop = threading.Thread(target=receive, args=[server], daemon=True)
+            loop.start()
+            for number in range(20):
+                client.send(number % 2, b"%d" % number)
+            client.close()
+            server.close()
+            loop.join(10)
+            assert not loop.is_alive(), "the shutdown notice did not end the loop"
+            taken = [int(message.message) for batch in batches for message in batch]
+            assert [n for n in taken if n % 2] == list(range(1, 20, 2))
+            assert [n for n in taken if not n % 2] == list(range(0, 20, 2))
+            assert server.recv(NO_BLOCK) == server.recv(BLOCK) == TaskMessage(SHUTDOWN_TASK, b"")
+
+    def test_messages_are_pulled_or_called_back(self) -> None:
+        """A connection has one taker: a callback, or recv(); the other is refused by name."""
+        with self.pair(Recorder()) as (server, _):
+            raises(ClosedError, lambda: server.recv(NO_BLOCK))
+            raises(ClosedError, lambda: server.register_recv(Recorder()))
+        with self.pair(None) as (server, _):
+            assert server.recv(NO_BLOCK) is None
+            raises(ClosedError, lambda: server.register_recv(Recorder()))
 
     # --- relays -----------------------------------------------------------------------------------------
 
@@ -343,8 +401,8 @@ class TransportConformance(BackpressureConformance):
             puller = threading.Thread(target=lambda: got.append(server.recv()), daemon=True)
             puller.start()
             server.close()
-            puller.join(5)
-            assert got == [None]
+            puller.join(10)
+            assert got == [TaskMessage(SHUTDOWN_TASK, b"")]
             assert server.status is ConnectionStatus.CLOSED
             raises(ClosedError, lambda: server.send_load_metrics({1: 1.0}))
             server.close()

@@ -55,6 +55,8 @@ class SendService:
         self.topology = topology
         self.settings = settings
         self.callback = callback
+        self.opened = asyncio.Event()
+        """Set once the callback takes messages: until then none is read, and its sender keeps it."""
         self.intake = Intake.ALL
         self._ending = False
         self.refused: Counter[str] = Counter()
@@ -280,6 +282,7 @@ class SendService:
         while (data := await stream.wire.read()) is not None:
             request = decode_send_request(data)
             if isinstance(request, OpaqueFrame):
+                await self.opened.wait()
                 self._frame(session, request)
                 stream.frames.add()
                 continue

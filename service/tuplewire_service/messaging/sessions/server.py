@@ -45,12 +45,12 @@ class SessionServer(IServerConnection):
     ) -> None:
         self._thread = thread
         self._status = ConnectionStatus.CONNECTING
-        self._inbox = Inbox()
-        if callback is not None:
-            self._inbox.register(callback)
+        self._inbox = Inbox(lambda: thread.call(self._send.opened.set))
         self._port = port
         self._addresses: list[str] = []
         self._send = SendService(topology, settings, self._inbox)
+        if callback is not None:
+            self._inbox.register(callback)
         self._handlers: dict[str, Callable[[ServerStream], Awaitable[None]]] = {"Send": self._send.serve}
         self._recv: RecvService | None = None
         source: object = callback
