@@ -5,6 +5,7 @@ from tuplewire_service.testing.control_faults import ControlFaults, Fate
 from tuplewire_service.testing.history import History
 from tuplewire_service.testing.line import Direction
 from tuplewire_service.testing.proxy import FaultProxy
+from tuplewire_service.testing.relays import RelayConformance
 from tuplewire_service.testing.waiting import eventually
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Fate",
     "FaultProxy",
     "History",
+    "RelayConformance",
     "TransportConformance",
     "eventually",
 ]

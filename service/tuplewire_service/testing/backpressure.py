@@ -5,10 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from tuplewire.errors import BufferFullError
-from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
-from tuplewire.session.ledger import Settled
-from tuplewire_service.messaging.base import IClientConnection, IRelayConnection
+from tuplewire_service.messaging.base import IClientConnection
 from tuplewire_service.testing.scenery import (
     HOST,
     RECEIVE_MESSAGES,
@@ -113,22 +111,6 @@ class BackpressureConformance(Scenery):
             assert arrived[-1000:] == list(range(accepted - 1000, accepted))
             dropped = accepted - len(arrived)
             assert_ledger(client, accepted, **({"overflow": dropped} if dropped else {}))
-
-    def test_the_token_comes_back_when_messages_give_way(self) -> None:
-        """What was given up for room is told as what was refused is: settled and released, with its token."""
-        settled: list[Settled] = []
-        released: list[Settled] = []
-        with self.context(max_pending_messages=3, overflow="drop_oldest") as context:
-            client = context.connect(TOPOLOGY, HOST, self.unused_port())
-            assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
-            for token in range(5):
-                assert client.forward([TaskGroup.of(token, [b"x"] * 2)], token)
-            for told in (settled, released):
-                eventually(lambda told=told: sum(each.messages for each in told) == 7)  # type: ignore[misc]
-                assert [each.token for each in told for _ in range(each.messages)] == [0, 0, 1, 1, 2, 2, 3]
-                assert {each.dropped for each in told} == {"overflow"}
-            client.abort()
 
     def test_a_stopped_task_leaves_the_others_going(self) -> None:
         """Messages to other tasks pass those of a task whose receiver holds."""

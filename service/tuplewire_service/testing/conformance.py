@@ -7,7 +7,7 @@
             return MyContext()          # not prepared
 
 Each test makes its own contexts and ends them. Nothing here needs pytest; any runner that finds `test_*`
-methods of a class will do.
+methods of a class will do. A transport for workers inherits from RelayConformance, which adds to this.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import threading
 
 from tuplewire.config import SessionSettings
 from tuplewire.errors import BindError, ClosedError, InvalidTaskError, MessageTooLargeError
-from tuplewire.group import TaskGroup
 from tuplewire.message import SHUTDOWN_TASK, TaskMessage, TaskMessageBatch
-from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import (
     BLOCK,
     NO_BLOCK,
     ConnectionStatus,
     IConnectionCallback,
-    IRelayConnection,
     IServerConnection,
     ReceivedBatch,
 )
@@ -43,7 +40,7 @@ from tuplewire_service.testing.waiting import eventually
 
 
 class TransportConformance(BackpressureConformance):
-    """Inherit, and say how to make a context."""
+    """What programs need; inherit, and say how to make a context."""
 
     # --- messages ----------------------------------------------------------------------------------
 
@@ -239,54 +236,6 @@ class TransportConformance(BackpressureConformance):
         with self.pair(None) as (server, _):
             assert server.recv(NO_BLOCK) is None
             raises(ClosedError, lambda: server.register_recv(Recorder()))
-
-    # --- relays -----------------------------------------------------------------------------------------
-
-    def test_the_token_comes_back_when_messages_settle(self) -> None:
-        """A relay's token is returned for what was acknowledged and for what was refused."""
-        recorder = Recorder()
-        settled: list[Settled] = []
-        released: list[Settled] = []
-        with self.pair(recorder) as (_, client):
-            assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
-            client.follow([1])
-            batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
-            assert client.forward(TaskMessageBatch(batch).groups, "token")
-            for told in (settled, released):
-                eventually(lambda told=told: sum(each.messages for each in told) == 2)  # type: ignore[misc]
-                assert {each.token for each in told} == {"token"}
-                assert {each.task: each.dropped for each in told} == {1: None, UNKNOWN_TASK: "unknown_task"}
-
-    def test_a_task_is_quiet_once_everything_is_released(self) -> None:
-        """quiet() is False while the receiver holds a message of the task; a followed release is told."""
-        recorder = Recorder(held_tasks=[1])
-        released: list[Settled] = []
-        with self.pair(recorder) as (_, client):
-            assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            client.attach(lambda _: None, released.extend, lambda: 0, lambda: False)
-            client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
-            eventually(lambda: len(recorder.seen()) == 3)
-            client.follow([1, 2])
-            eventually(lambda: client.quiet(2))
-            assert not client.quiet(1)
-            recorder.release()
-            eventually(lambda: client.quiet(1))
-            assert sum(each.messages for each in released if each.task == 1) == 2
-
-    def test_messages_can_be_taken_back(self) -> None:
-        """What no server has taken comes back in order, and the ledger forgets it."""
-        with self.context() as context:
-            client = context.connect(TOPOLOGY, HOST, self.unused_port())
-            assert isinstance(client, IRelayConnection), "a transport for workers relays"
-            for number in range(3):
-                client.forward([TaskGroup.of(1, [b"%d" % number])], number)
-            left = client.take_back(0.1)
-            assert [(group.payloads(), token) for group, token in left] == [
-                ([b"%d" % n], n) for n in range(3)
-            ]
-            assert client.take_back(0.1) == []
-            assert_ledger(client, 0)
 
     # --- errors ------------------------------------------------------------------------------------------
 

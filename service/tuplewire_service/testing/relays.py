@@ -1,0 +1,77 @@
+"""What a transport must do so that workers pass messages on over it, besides what programs need."""
+
+from __future__ import annotations
+
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.session.ledger import Settled
+from tuplewire_service.messaging.base import IRelayConnection
+from tuplewire_service.testing.conformance import TransportConformance
+from tuplewire_service.testing.scenery import HOST, TOPOLOGY, UNKNOWN_TASK, Recorder, assert_ledger
+from tuplewire_service.testing.waiting import eventually
+
+
+class RelayConformance(TransportConformance):
+    """Inherit from this where connections are IRelayConnections."""
+
+    def test_the_token_comes_back_when_messages_settle(self) -> None:
+        """A relay's token is returned for what was acknowledged and for what was refused."""
+        recorder = Recorder()
+        settled: list[Settled] = []
+        released: list[Settled] = []
+        with self.pair(recorder) as (_, client):
+            assert isinstance(client, IRelayConnection)
+            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
+            client.follow([1])
+            batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
+            assert client.forward(TaskMessageBatch(batch).groups, "token")
+            for told in (settled, released):
+                eventually(lambda told=told: sum(each.messages for each in told) == 2)  # type: ignore[misc]
+                assert {each.token for each in told} == {"token"}
+                assert {each.task: each.dropped for each in told} == {1: None, UNKNOWN_TASK: "unknown_task"}
+
+    def test_a_task_is_quiet_once_everything_is_released(self) -> None:
+        """quiet() is False while the receiver holds a message of the task; a followed release is told."""
+        recorder = Recorder(held_tasks=[1])
+        released: list[Settled] = []
+        with self.pair(recorder) as (_, client):
+            assert isinstance(client, IRelayConnection)
+            client.attach(lambda _: None, released.extend, lambda: 0, lambda: False)
+            client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
+            eventually(lambda: len(recorder.seen()) == 3)
+            client.follow([1, 2])
+            eventually(lambda: client.quiet(2))
+            assert not client.quiet(1)
+            recorder.release()
+            eventually(lambda: client.quiet(1))
+            assert sum(each.messages for each in released if each.task == 1) == 2
+
+    def test_messages_can_be_taken_back(self) -> None:
+        """What no server has taken comes back in order, and the ledger forgets it."""
+        with self.context() as context:
+            client = context.connect(TOPOLOGY, HOST, self.unused_port())
+            assert isinstance(client, IRelayConnection)
+            for number in range(3):
+                client.forward([TaskGroup.of(1, [b"%d" % number])], number)
+            left = client.take_back(0.1)
+            assert [(group.payloads(), token) for group, token in left] == [
+                ([b"%d" % n], n) for n in range(3)
+            ]
+            assert client.take_back(0.1) == []
+            assert_ledger(client, 0)
+
+    def test_the_token_comes_back_when_messages_give_way(self) -> None:
+        """What was given up for room is told as what was refused is: settled and released, with its token."""
+        settled: list[Settled] = []
+        released: list[Settled] = []
+        with self.context(max_pending_messages=3, overflow="drop_oldest") as context:
+            client = context.connect(TOPOLOGY, HOST, self.unused_port())
+            assert isinstance(client, IRelayConnection)
+            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
+            for token in range(5):
+                assert client.forward([TaskGroup.of(token, [b"x"] * 2)], token)
+            for told in (settled, released):
+                eventually(lambda told=told: sum(each.messages for each in told) == 7)  # type: ignore[misc]
+                assert [each.token for each in told for _ in range(each.messages)] == [0, 0, 1, 1, 2, 2, 3]
+                assert {each.dropped for each in told} == {"overflow"}
+            client.abort()
