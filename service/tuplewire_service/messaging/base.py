@@ -152,7 +152,7 @@ class IConnectionCallback(ABC):
     def recv(self, batch: ReceivedBatch) -> None:
         """Take a batch. Must not block; is never called twice at a time for one connection.
 
-        An exception is a defect: the transport logs it, refuses the stream, and the sender keeps the batch.
+        An exception is a defect: the transport logs it, and refuses the batch to its sender.
         """
 
     @property

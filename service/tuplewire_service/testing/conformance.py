@@ -15,7 +15,14 @@ from __future__ import annotations
 import threading
 
 from tuplewire.config import SessionSettings
-from tuplewire.errors import BindError, ClosedError, InvalidTaskError, MessageTooLargeError
+from tuplewire.errors import (
+    BindError,
+    ClosedError,
+    InvalidTaskError,
+    MessageTooLargeError,
+    NotReadyError,
+    RefusedError,
+)
 from tuplewire.message import SHUTDOWN_TASK, TaskMessage, TaskMessageBatch
 from tuplewire_service.messaging.base import (
     BLOCK,
@@ -250,6 +257,50 @@ class TransportConformance(BackpressureConformance):
             assert recorder.seen() == [(None, 1, b"b")]
             assert_ledger(client, 3, unknown_task=2)
             assert server.statistics().refused == {"UNKNOWN_TASK": 2}
+
+    def test_what_a_callback_fails_at_is_refused(self) -> None:
+        """An exception in the callback is counted at the sender, and the connection goes on."""
+        recorder = Recorder()
+
+        class Failing(IConnectionCallback):
+            def recv(self, batch: ReceivedBatch) -> None:
+                if batch.payloads[0] == b"bad":
+                    raise ValueError("a defect of the receiver")
+                recorder.recv(batch)
+
+        with self.pair(Failing()) as (server, client):
+            client.send(1, b"bad")
+            eventually(is_settled(client))
+            client.send(1, b"good")
+            eventually(is_settled(client))
+            assert recorder.seen() == [(None, 1, b"good")]
+            assert_ledger(client, 2, refused=1)
+            assert sum(server.statistics().refused.values()) == 1
+
+    def test_programs_wait_for_a_server_that_is_not_ready(self) -> None:
+        """While the callback says why it is not ready, nothing comes; afterwards all of it, by itself."""
+        recorder = Recorder()
+
+        class Starting(IConnectionCallback):
+            ready = False
+
+            def recv(self, batch: ReceivedBatch) -> None:
+                assert self.ready
+                recorder.recv(batch)
+
+            @property
+            def not_ready(self) -> RefusedError | None:
+                return None if self.ready else NotReadyError("no assignment yet")
+
+        callback = Starting()
+        with self.pair(callback) as (_, client):
+            for number in range(3):
+                client.send(1, b"%d" % number)
+            assert client.statistics().ledger.pending == 3
+            callback.ready = True
+            eventually(is_settled(client), timeout=20)
+            assert recorder.payloads(1) == [b"0", b"1", b"2"]
+            assert_ledger(client, 3)
 
     def test_a_message_over_the_limit_fails_alone(self) -> None:
         """The error has the size and the limit; nothing of it is sent, and the connection goes on."""

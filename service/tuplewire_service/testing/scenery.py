@@ -120,7 +120,6 @@ class Scenery(ABC):
         Override it where the keys differ.
         """
         return {
-            "tuplewire.local.session": settings,
             "tuplewire.transport.session": settings,
             "tuplewire.transport.receive_messages": RECEIVE_MESSAGES,
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from tuplewire_service.messaging.sessions.settings import TransportSettings, keyed
+from tuplewire_service.messaging.settings import TransportSettings, keyed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from tuplewire.session.probe import ProbeTimer
 from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.sessions.stream import (
     MAX_DETAIL_LENGTH,
     ServerStream,

@@ -21,7 +21,7 @@ from tuplewire_service.messaging.base import (
 from tuplewire_service.messaging.inbox import Inbox
 from tuplewire_service.messaging.sessions.recv_service import RecvService
 from tuplewire_service.messaging.sessions.send_service import SendService
-from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.sessions.stream import ServerStream
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 

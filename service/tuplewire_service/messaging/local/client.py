@@ -1,0 +1,81 @@
+"""The connecting side of the local transport."""
+
+from __future__ import annotations
+
+import logging
+
+from tuplewire.errors import RefusedError
+from tuplewire_service.messaging.base import ConnectionStatus
+from tuplewire_service.messaging.local.endpoint import Endpoint
+from tuplewire_service.messaging.session import ReceivingSession, SessionClient, SessionServer
+from tuplewire_service.messaging.settings import TransportSettings
+
+logger = logging.getLogger(__name__)
+
+
+class LocalClient(SessionClient):
+    """Sends to a port of the same process. Source: Storm's `LocalClient`.
+
+    Every send carries first what has waited; what no send and no event would carry, a timer does.
+    """
+
+    def __init__(self, endpoint: Endpoint, port: int, settings: TransportSettings) -> None:
+        super().__init__(port, settings.worker_id, settings.session)
+        self._endpoint = endpoint
+        self._server: SessionServer | None = None
+        self._session: ReceivingSession | None = None
+        endpoint.join(self)
+
+    def _wake(self) -> None:
+        self._endpoint.serve(self)
+
+    def carry(self, server: SessionServer | None) -> bool:
+        """See Carried."""
+        self.tell()
+        session = self._session
+        if self.status is ConnectionStatus.CLOSED:
+            if self._server is not None and session is not None:
+                self._server.goodbye(session)
+            return False
+        if server is None or session is None or self._server is not server:
+            return self._reopen(server)
+        if (update := session.update()) is not None:
+            self.update(update)
+            return True
+        if follow := self.next_follow():
+            session.follow(follow)
+            return True
+        frame = self.next_frame() if server.taken else None
+        if frame is None:
+            return False
+        groups = [group for run in frame.runs for group in run]
+        try:
+            taken = server.take(session, frame.sequence, groups, self._version())
+        except RefusedError as error:
+            logger.warning("connection.refused", extra={"peer": f"local:{self.port}", "reason": str(error)})
+            taken = False
+        return True if taken else self._reopen(server)
+
+    def _reopen(self, server: SessionServer | None) -> bool:
+        """Go on at the server that is there now: it gets what the one before has not taken."""
+        if self._session is not None:
+            if (update := self._session.update()) is not None:
+                self.update(update)
+            self._session = None
+            self.lost()
+        if server is None:
+            return False
+        sending = self.sending
+        try:
+            session = server.welcome(sending)
+        except RefusedError:
+            self._endpoint.later()
+            return False
+        session.wake = self._wake
+        self._server, self._session = server, session
+        self.opened(session.opened(sending.acknowledged), server.loads)
+        return True
+
+    def _stop(self) -> None:
+        self._endpoint.leave(self)
+        self._endpoint.serve(self)

@@ -1,0 +1,207 @@
+"""The bound side of a transport, but for its I/O."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tuplewire.config import SessionSettings
+from tuplewire.errors import ClosedError, DrainingError, RefusedError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage
+from tuplewire_service.messaging.base import (
+    BLOCK,
+    ConnectionStatus,
+    IConnectionCallback,
+    Intake,
+    IServerConnection,
+    ReceiveCount,
+    ReceivedBatch,
+    ServerStatistics,
+    by_via,
+)
+from tuplewire_service.messaging.inbox import Inbox
+from tuplewire_service.messaging.session.receiving import ReceivingSession, Sending
+
+logger = logging.getLogger(__name__)
+
+OTHER_SOURCE = "other"
+MAX_SOURCES = 1000
+
+
+class SessionServer(IServerConnection):
+    """Keeps a session for each sender, and gives what they send to whoever takes it.
+
+    A transport calls welcome() for each sender that connects, take() for each frame, and goodbye() for one
+    that will not come again; and says how to tell senders of load and backpressure. From any thread.
+    """
+
+    def __init__(self, settings: SessionSettings, shares: QueueShares) -> None:
+        """Begin without a callback."""
+        self._settings = settings
+        self._shares = shares
+        self._sharing = threading.Lock()
+        self._status = ConnectionStatus.READY
+        self._intake = Intake.ALL
+        self._taking = threading.RLock()
+        self._sessions: dict[str, ReceivingSession] = {}
+        self._received: dict[str, list[int]] = {}
+        self._refused: Counter[str] = Counter()
+        self._inbox = Inbox(self._opened)
+        self.loads: dict[int, float] = {}
+        """What was last said of the load, for a sender that connects."""
+
+    @abstractmethod
+    def _opened(self) -> None:
+        """Let come what waits: somebody takes messages now."""
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody takes messages; until then frames wait with their senders."""
+        return self._inbox.open
+
+    def refusal(self, sending: Sending) -> RefusedError | None:
+        """Return why a sender is not let in now, and must try again; None when it is."""
+        if sending.intake > self._intake:
+            return DrainingError("the server is draining; connect again later, or to another one")
+        return None if sending.worker_id else self._inbox.not_ready
+
+    def welcome(self, sending: Sending) -> ReceivingSession:
+        """Return the session of a sender that connects, as it was left or a new one; raises RefusedError."""
+        if (error := self.refusal(sending)) is not None:
+            raise error
+        session = self._sessions.get(sending.sender_id)
+        if session is None or session.incarnation != sending.known:
+            session = ReceivingSession(sending, lambda: self._window, self._settings)
+            self._sessions[sending.sender_id] = session
+            self._divide()
+        session.intake = sending.intake
+        return session
+
+    def goodbye(self, session: ReceivingSession) -> None:
+        """Forget a sender that will not come again."""
+        if self._sessions.get(session.sender_id) is session:
+            del self._sessions[session.sender_id]
+            self._divide()
+
+    def _divide(self) -> None:
+        self._window = share(self._whole, len(self._sessions), self._settings.max_message_bytes)
+
+    def take(
+        self, session: ReceivingSession, sequence: int, groups: Sequence[TaskGroup], version: int = 0
+    ) -> bool:
+        """Take a frame in, once; False when nothing is taken from this sender now, and it keeps the frame.
+
+        version: the assignment by which the sender routes. Raises SequenceGapError, CreditExceededError,
+        ResourceLimitError: the connection must end, and the session may be resumed.
+        """
+        with self._taking:
+            if session.intake > self._intake:
+                return False
+            with session.lock:
+                if not session.state.accept(sequence, groups):
+                    return True
+            self._count(session.source, groups)
+            for via, some in by_via(groups).items():
+                self._deliver(session, sequence, via, some, version)
+        session.wake()
+        return True
+
+    def _count(self, source: str, groups: Sequence[TaskGroup]) -> None:
+        if source not in self._received and len(self._received) >= MAX_SOURCES:
+            source = OTHER_SOURCE
+        counts = self._received.setdefault(source, [0, 0, 0])
+        counts[0] += sum(map(len, groups))
+        counts[1] += 1
+        counts[2] += sum(len(group.data) for group in groups)
+
+    def _deliver(
+        self, session: ReceivingSession, sequence: int, via: int, groups: Sequence[TaskGroup], version: int
+    ) -> None:
+        batch = ReceivedBatch.arrived(groups, session.origin(via), version)
+        try:
+            self._inbox.recv(batch)
+        except Exception:
+            logger.exception("callback.failed", extra={"peer": session.source})
+            batch.refusals = [
+                (group, RefusedError("the receiver failed; its log says why")) for group in groups
+            ]
+        refused = {id(group) for group, _ in batch.refusals}
+        with session.lock:
+            for group, error in batch.refusals:
+                self._refused[error.code] += len(group)
+                session.state.refuse(sequence, group, error)
+            for group in () if batch.held else groups:
+                if id(group) not in refused:
+                    session.state.credit.released(group.lane, len(group), len(group.data))
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """See IConnection."""
+        return self._status
+
+    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+        """See IServerConnection."""
+        with self._taking:
+            self._intake = intake
+
+    def register_recv(self, callback: IConnectionCallback) -> None:
+        """See IServerConnection."""
+        self._inbox.register(callback)
+
+    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
+        """See IServerConnection."""
+        return self._inbox.pull(flags)
+
+    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
+        """See IServerConnection."""
+        self._check_open()
+        self.loads = dict(loads)
+        self._tell_load(self.loads)
+
+    @abstractmethod
+    def _tell_load(self, loads: dict[int, float]) -> None:
+        """Tell every sender that is connected."""
+
+    def send_backpressure_status(
+        self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
+    ) -> None:
+        """See IServerConnection."""
+        del worker_id
+        self._check_open()
+        self._tell_status(congested, relieved)
+
+    @abstractmethod
+    def _tell_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
+        """Tell every sender that is connected."""
+
+    def _check_open(self) -> None:
+        if self._status is ConnectionStatus.CLOSED:
+            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
+
+    def statistics(self) -> ServerStatistics:
+        """See IServerConnection."""
+        received = [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
+        return ServerStatistics(received, len(self._sessions), dict(self._refused))
+
+    def close(self, timeout: float = 10.0) -> None:
+        """See IConnection."""
+        self._finish(timeout)
+
+    def abort(self) -> None:
+        """See IConnection."""
+        self._finish(0.0)
+
+    def _finish(self, timeout: float) -> None:
+        if self._status is not ConnectionStatus.CLOSED:
+            self._status = ConnectionStatus.CLOSED
+            self.stop_intake()
+            self._end(timeout)
+            self._inbox.close()
+
+    @abstractmethod
+    def _end(self, timeout: float) -> None:
+        """End the I/O: free the port, let senders hear what was taken, for at most so many seconds."""
