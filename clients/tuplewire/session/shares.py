@@ -13,6 +13,9 @@ class Window:
     size_bytes: int
 
 
+_NOTHING = Window(0, 0)
+
+
 class QueueShares:
     """The share of each session in any task's queue, and what those that are gone have left in it.
 
@@ -52,10 +55,10 @@ class QueueShares:
         """Return the share of each session in a task's queue, as of now."""
         if task not in self._told:
             return self._share
-        left = self._left[task]
+        left = self._left.get(task, _NOTHING)
         room = Window(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
         if room.messages <= 0 or room.size_bytes <= 0:
-            return Window(0, 0)
+            return _NOTHING
         return self._share_of(room)
 
     @property
@@ -65,7 +68,7 @@ class QueueShares:
 
     def leave(self, task: int, messages: int, size_bytes: int) -> None:
         """Note what a session that is gone has left in a task's queue."""
-        left = self._left.get(task, Window(0, 0))
+        left = self._left.get(task, _NOTHING)
         left = self._left[task] = Window(left.messages + messages, left.size_bytes + size_bytes)
         if self._is_much(left):
             self._told[task] = left

@@ -24,6 +24,22 @@ from tuplewire_service.testing.waiting import eventually
 class BackpressureConformance(Scenery):
     """Bounds, what happens at them, and that they hold up nobody else."""
 
+    def test_brief_senders_keep_to_the_bound(self) -> None:
+        """Senders that come, send and go while nothing is done with do not fill a queue over its bound."""
+        recorder = Recorder(held_tasks=[1])
+        part = RECEIVE_MESSAGES // 4
+        with self.context() as context:
+            server = context.bind(TOPOLOGY, 0, recorder)
+            for number in range(12):
+                client = context.connect(TOPOLOGY, HOST, server.port)
+                client.send(TaskMessageBatch.from_columns([1] * part, [b"%d" % number] * part))
+                if number < 4:  # who then has filled it
+                    eventually(is_settled(client))
+                    client.close()
+            assert len(recorder.payloads(1)) == RECEIVE_MESSAGES
+            recorder.release()
+            eventually(lambda: len(recorder.payloads(1)) == 12 * part)
+
     def test_a_full_connection_says_so(self) -> None:
         """With a receiver that holds, what is accepted is bounded, and goes on once it is released."""
         recorder = Recorder(held_tasks=[1])

@@ -67,13 +67,12 @@ class LocalClient(SessionClient):
             return False
         sending = self.sending
         try:
-            session = server.welcome(sending)
+            session, opened = server.welcome(sending, self._wake)
         except RefusedError:
             self._endpoint.later()
             return False
-        session.wake = self._wake
         self._server, self._session = server, session
-        self.opened(session.opened(sending.acknowledged), server.loads)
+        self.opened(opened, server.loads)
         return True
 
     def _stop(self) -> None:

@@ -12,9 +12,10 @@ from tuplewire.config import SessionSettings
 from tuplewire.errors import BufferFullError, ClosedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import as_groups
-from tuplewire.session.ledger import DropReason
+from tuplewire.session.frame import OutFrame
+from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import AckUpdate
-from tuplewire.session.send import Opened, OutFrame, SendWindow, Settled
+from tuplewire.session.send import Opened, SendWindow
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
 from tuplewire_service.messaging.session.receiving import Sending
 

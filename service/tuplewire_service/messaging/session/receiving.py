@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from tuplewire.config import AckMode, SessionSettings
 from tuplewire.group import lane_of
-from tuplewire.session.credit import CreditBook, Grant, Window
+from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.receive import AckUpdate, ReceiveSession
 from tuplewire.session.send import Opened
+from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import Intake, Origin, via_of
 
 CLIENT_SOURCE = "client"
@@ -44,26 +45,38 @@ class Sending:
 class ReceivingSession:
     """Outlives the connections that carry it. Thread-safe."""
 
-    def __init__(self, sending: Sending, window: Callable[[], Window], settings: SessionSettings) -> None:
+    def __init__(
+        self,
+        sending: Sending,
+        shares: QueueShares,
+        settings: SessionSettings,
+        on_left: Callable[[int, int, int], None],
+    ) -> None:
+        """Begin one. on_left: told (task, messages, bytes) of what is done with after end()."""
         self.source = sending.worker_id or CLIENT_SOURCE
         self.sender_id = sending.sender_id
         self.incarnation = time.time_ns()
         """Tells this memory of the sender from any other."""
         self.intake = sending.intake
         self.wake: Callable[[], None] = lambda: None
-        """Called, from any thread, when there may be an update to tell."""
+        """See SessionServer.welcome."""
         self.lock = threading.RLock()
+        self.delivering = False
+        """Whether a frame is with the callback: until what it refuses is known, nothing may be told."""
         processed = sending.ack_mode is AckMode.PROCESSED
         self.eager = processed or bool(sending.worker_id)
         self.via = via_of(sending.worker_id, 0) if sending.worker_id else 0
         self._settings = settings
-        credit = CreditBook(window, max_message_bytes=settings.max_message_bytes, eager=processed)
+        self._on_left = on_left
+        self._ended = False
+        credit = CreditBook(shares, max_message_bytes=settings.max_message_bytes, eager=processed)
         self.state = ReceiveSession(sending.sender_id, self.incarnation, credit)
 
-    def opened(self, acknowledged: int) -> Opened:
+    def opened(self, acknowledged: int, wake: Callable[[], None]) -> Opened:
         """Return what to tell a sender that has connected, and knows so many frames to be accepted."""
         initial = self.state.credit.initial
         with self.lock:
+            self.wake = wake
             return Opened(
                 self.incarnation,
                 Grant(0, initial.messages, initial.size_bytes, 0),
@@ -75,7 +88,7 @@ class ReceivingSession:
     def update(self) -> AckUpdate | None:
         """Return what the sender should hear now; None when it has heard everything."""
         with self.lock:
-            return self.state.update()
+            return None if self.delivering else self.state.update()
 
     def follow(self, tasks: Collection[int]) -> None:
         """Tell every release of these tasks' messages from now on."""
@@ -87,6 +100,22 @@ class ReceivingSession:
         """Take account of messages that are done with."""
         with self.lock:
             worth_telling = self.state.credit.released(lane, messages, size_bytes)
+            ended = self._ended
+        if worth_telling:
+            self.wake()
+        if ended and lane >= 0:
+            self._on_left(lane, messages, size_bytes)
+
+    def end(self) -> list[tuple[int, int, int]]:
+        """Note that the sender is gone; return (task, messages, bytes) of what it leaves in the queues."""
+        with self.lock:
+            self._ended = True
+            return self.state.credit.outstanding()
+
+    def freed(self, task: int) -> None:
+        """Tell the sender that there is more room in a task's queue."""
+        with self.lock:
+            worth_telling = self.state.credit.freed(task)
         if worth_telling:
             self.wake()
 
@@ -105,15 +134,3 @@ class _Origin:
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         self._session.released(lane_of(task, self._via), messages, size_bytes)
-
-
-def share(whole: Window, sessions: int, max_message_bytes: int) -> Window:
-    """Return the share of each of so many sessions in one task's receive queue."""
-    sessions = max(1, sessions)
-    return Window(
-        max(_MIN_WINDOW_MESSAGES, whole.messages // sessions),
-        max(max_message_bytes, whole.size_bytes // sessions),
-    )
-
-
-_MIN_WINDOW_MESSAGES = 64

@@ -6,12 +6,14 @@ import logging
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError, DrainingError, RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage
+from tuplewire.session.send import Opened
+from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import (
     BLOCK,
     ConnectionStatus,
@@ -69,26 +71,39 @@ class SessionServer(IServerConnection):
             return DrainingError("the server is draining; connect again later, or to another one")
         return None if sending.worker_id else self._inbox.not_ready
 
-    def welcome(self, sending: Sending) -> ReceivingSession:
-        """Return the session of a sender that connects, as it was left or a new one; raises RefusedError."""
-        if (error := self.refusal(sending)) is not None:
-            raise error
-        session = self._sessions.get(sending.sender_id)
-        if session is None or session.incarnation != sending.known:
-            session = ReceivingSession(sending, lambda: self._window, self._settings)
-            self._sessions[sending.sender_id] = session
-            self._divide()
-        session.intake = sending.intake
-        return session
+    def welcome(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
+        """Return the session of a sender that connects, as it was left or a new one, and what to tell it.
+
+        wake: called from now on, from any thread, when there may be an update to tell. Raises RefusedError.
+        """
+        with self._taking:  # what is with the callback now may be this sender's
+            if (error := self.refusal(sending)) is not None:
+                raise error
+            session = self._sessions.get(sending.sender_id)
+            if session is None or session.incarnation != sending.known:
+                if session is not None:
+                    self.goodbye(session)
+                session = ReceivingSession(sending, self._shares, self._settings, self._left_released)
+                self._sessions[sending.sender_id] = session
+                self._shares.shared_by(len(self._sessions))
+            session.intake = sending.intake
+            return session, session.opened(sending.acknowledged, wake)
 
     def goodbye(self, session: ReceivingSession) -> None:
         """Forget a sender that will not come again."""
         if self._sessions.get(session.sender_id) is session:
             del self._sessions[session.sender_id]
-            self._divide()
+            self._shares.shared_by(len(self._sessions))
+            with self._sharing:
+                for task, messages, size_bytes in session.end():
+                    self._shares.leave(task, messages, size_bytes)
 
-    def _divide(self) -> None:
-        self._window = share(self._whole, len(self._sessions), self._settings.max_message_bytes)
+    def _left_released(self, task: int, messages: int, size_bytes: int) -> None:
+        """Give the others room for what a sender that is gone had left in a task's queue."""
+        with self._sharing:
+            told = self._shares.released(task, messages, size_bytes)
+        for session in list(self._sessions.values()) if told else ():
+            session.freed(task)
 
     def take(
         self, session: ReceivingSession, sequence: int, groups: Sequence[TaskGroup], version: int = 0
@@ -104,9 +119,11 @@ class SessionServer(IServerConnection):
             with session.lock:
                 if not session.state.accept(sequence, groups):
                     return True
+                session.delivering = True
             self._count(session.source, groups)
             for via, some in by_via(groups).items():
                 self._deliver(session, sequence, via, some, version)
+            session.delivering = False
         session.wake()
         return True
 

@@ -23,7 +23,6 @@ from tuplewire.session.probe import ProbeTimer
 from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.sessions.stream import (
     MAX_DETAIL_LENGTH,
     ServerStream,
@@ -31,6 +30,7 @@ from tuplewire_service.messaging.sessions.stream import (
     code_of,
     finish_writing,
 )
+from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 
 logger = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from tuplewire_service.messaging.base import (
     by_via,
 )
 from tuplewire_service.messaging.sessions.send_session import Origin, SendStream, Session
-from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.sessions.stream import ServerStream, check_id, code_of, finish_writing
+from tuplewire_service.messaging.settings import TransportSettings
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from tuplewire_service.messaging.base import (
 from tuplewire_service.messaging.inbox import Inbox
 from tuplewire_service.messaging.sessions.recv_service import RecvService
 from tuplewire_service.messaging.sessions.send_service import SendService
-from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.sessions.stream import ServerStream
+from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 
 _LAST_CALLS_SECONDS = 0.5
