@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from email import message_from_bytes
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
+from helpers.packaging import ROOT, install, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output is in the error when it fails."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return done
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from the source tree."""
-    out = tmp_path_factory.mktemp("wheel")
-    # With the build backend at hand there is no need to install it again.
-    isolation = ["--no-isolation"] if find_spec("hatchling") else []
-    run(sys.executable, "-m", "build", "--wheel", *isolation, "--outdir", out, ROOT, cwd=out)
-    (built,) = out.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")
@@ -91,22 +68,18 @@ def test_metadata(wheel: Path, names: set[str]) -> None:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the wheel, with nothing but what it asks for, and return the folder of its programs."""
-    home = tmp_path_factory.mktemp("install")
-    run(sys.executable, "-m", "venv", home / "venv", cwd=home)
-    programs = home / "venv" / "bin"
-    run(programs / "python", *PIP, "install", wheel, cwd=home)
-    return programs
+    return install(tmp_path_factory.mktemp("install"), wheel)
 
 
 def test_import(installed: Path, tmp_path: Path) -> None:
     """The installed package imports, with its generated code, away from the source tree."""
     code = "import tuplewire, tuplewire.wire.messaging_pb2_grpc; print(tuplewire.__file__)"
-    where = run(installed / "python", "-c", code, cwd=tmp_path).stdout
+    where = run(installed / "python", "-c", code, cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed.parent)
 
 
 def test_command(installed: Path, tmp_path: Path) -> None:
     """The installed command runs."""
-    shown = run(installed / "tuplewire", "--help", cwd=tmp_path).stdout
+    shown = run(installed / "tuplewire", "--help", cwd=tmp_path)
     assert "worker" in shown
     assert "run" in shown
