@@ -33,6 +33,7 @@ from tuplewire_service.messaging.base import (
     ReceivedBatch,
 )
 from tuplewire_service.testing.backpressure import BackpressureConformance
+from tuplewire_service.testing.news import NewsConformance
 from tuplewire_service.testing.scenery import (
     HOST,
     TOPOLOGY,
@@ -46,7 +47,7 @@ from tuplewire_service.testing.scenery import (
 from tuplewire_service.testing.waiting import eventually
 
 
-class TransportConformance(BackpressureConformance):
+class TransportConformance(BackpressureConformance, NewsConformance):
     """What programs need; inherit, and say how to make a context."""
 
     # --- messages ----------------------------------------------------------------------------------
@@ -118,6 +119,20 @@ class TransportConformance(BackpressureConformance):
                 eventually(is_settled(client))
                 assert_ledger(client, 1)
             assert len(recorder.seen()) == 2
+
+    def test_both_sides_tell_their_port_and_status(self) -> None:
+        """A client names its peer's port; it is CONNECTING, READY and, in the end, CLOSED."""
+        port = self.unused_port()
+        with self.context() as context:
+            client = context.connect(TOPOLOGY, HOST, port)
+            assert (client.port, client.status) == (port, ConnectionStatus.CONNECTING)
+            server = context.bind(TOPOLOGY, port, Recorder())
+            assert (server.port, server.status) == (port, ConnectionStatus.READY)
+            assert server.addresses
+            eventually(lambda: is_ready(client), timeout=10)
+            for connection in (client, server):
+                connection.close()
+                assert connection.status is ConnectionStatus.CLOSED
 
     # --- before and after there is a server ----------------------------------------------------------
 
@@ -318,40 +333,6 @@ class TransportConformance(BackpressureConformance):
         with self.pair(Recorder()) as (server, _), self.context() as context:
             raises(BindError, lambda: context.bind(TOPOLOGY, server.port, Recorder()))
 
-    # --- counts and load -----------------------------------------------------------------------------------
-
-    def test_counts_say_what_went_through(self) -> None:
-        """Both sides count messages and bytes."""
-        with self.pair(Recorder()) as (server, client):
-            client.send(TaskMessageBatch.from_columns(1, [b"12345"] * 20))
-            eventually(is_settled(client))
-            (count,) = server.statistics().received
-            assert (count.messages, count.bytes) == (20, 100)
-            assert client.statistics().sent_messages == 20
-
-    def test_load_reaches_the_clients(self) -> None:
-        """Loads come to every client, also to one that connects later, and are no messages."""
-        recorder = Recorder()
-        with self.context() as context:
-            server = context.bind(TOPOLOGY, 0, recorder)
-            client = context.connect(TOPOLOGY, HOST, server.port)
-            eventually(lambda: is_ready(client))
-            assert client.get_load([1, 2]) == {}
-            server.send_load_metrics({1: 0.25, 2: 1.0})
-            eventually(lambda: client.get_load([1, 2, 3]) == {1: 0.25, 2: 1.0})
-            late = context.connect(TOPOLOGY, HOST, server.port)
-            eventually(lambda: late.get_load([2]) == {2: 1.0})
-            assert recorder.seen() == []
-
-    def test_backpressure_status_reaches_the_clients(self) -> None:
-        """Congested tasks are known to the client until they are relieved."""
-        with self.pair(Recorder()) as (server, client):
-            eventually(lambda: is_ready(client))
-            server.send_backpressure_status("w", [1, 2], [])
-            eventually(lambda: client.congested == {1, 2})
-            server.send_backpressure_status("w", [], [1])
-            eventually(lambda: client.congested == {2})
-
     # --- the end -----------------------------------------------------------------------------------------
 
     def test_close_waits_for_what_was_accepted(self) -> None:
@@ -411,7 +392,7 @@ class TransportConformance(BackpressureConformance):
     def test_term_ends_everything(self) -> None:
         """term() closes what the context made, twice if need be."""
         context = self.make_context()
-        context.prepare(self.conf(SessionSettings()))
+        context.prepare(self.conf(SessionSettings(), ""))
         server = context.bind(TOPOLOGY, 0, Recorder())
         client = context.connect(TOPOLOGY, HOST, server.port)
         context.term()

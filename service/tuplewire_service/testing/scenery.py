@@ -114,21 +114,22 @@ class Scenery(ABC):
     def make_context(self) -> IContext:
         """Return a new context that is not prepared yet."""
 
-    def conf(self, settings: SessionSettings) -> Mapping[str, Any]:
-        """Return the configuration for session settings and a receive queue of RECEIVE_MESSAGES.
+    def conf(self, settings: SessionSettings, worker_id: str) -> Mapping[str, Any]:
+        """Return the configuration for session settings, a worker ("": a program), and RECEIVE_MESSAGES.
 
         Override it where the keys differ.
         """
         return {
             "tuplewire.transport.session": settings,
             "tuplewire.transport.receive_messages": RECEIVE_MESSAGES,
+            "tuplewire.transport.worker_id": worker_id,
         }
 
     @contextmanager
-    def context(self, **settings: Any) -> Iterator[IContext]:
+    def context(self, worker_id: str = "", **settings: Any) -> Iterator[IContext]:
         """Give a prepared context, and end it."""
         context = self.make_context()
-        context.prepare(self.conf(SessionSettings.of(**settings)))
+        context.prepare(self.conf(SessionSettings.of(**settings), worker_id))
         try:
             yield context
         finally:

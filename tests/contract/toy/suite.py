@@ -19,8 +19,12 @@ class Suite(RelayConformance):
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: sys.argv[1]})
 
-    def conf(self, settings: SessionSettings) -> Mapping[str, Any]:
-        return {"toy.session": settings, "toy.receive_messages": RECEIVE_MESSAGES}
+    def conf(self, settings: SessionSettings, worker_id: str) -> Mapping[str, Any]:
+        return {
+            "toy.session": settings,
+            "toy.receive_messages": RECEIVE_MESSAGES,
+            "toy.worker_id": worker_id,
+        }
 
 
 for name in sys.argv[2:] or [each for each in dir(Suite) if each.startswith("test_")]:
