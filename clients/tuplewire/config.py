@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from tuplewire.errors import ConfigError
@@ -36,44 +36,71 @@ class Overflow(enum.StrEnum):
     and stays; where it alone leaves no room, wait for room as with `block`."""
 
 
+def declared(default: Any, effect: str, *, storm: str = "", key: str = "") -> Any:
+    """Declare a field of settings: its default, what it does, and Storm's key for the same, if any.
+
+    key: where it has one of its own in a configuration. service/SETTINGS.md is made of these.
+    """
+    return field(default=default, metadata={"help": effect, "storm": storm, "key": key})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """How a session behaves. Sizes are in bytes, times in seconds.
+    """How a session behaves: each field says what it does. Sizes are in bytes, times in seconds."""
 
-    max_pending_messages, max_pending_bytes: the bound on what is accepted but not acknowledged.
-    max_pending_task_messages: the same for one task, so that a stopped task leaves room for the others.
-    max_block_seconds: how long a send waits for room that is given no timeout of its own.
-    max_message_bytes: the largest payload. max_frame_bytes: a frame is closed once it holds this much.
-    keepalive_seconds, keepalive_timeout_seconds: a silent peer is given up after their sum.
-    backoff_initial_seconds, backoff_max_seconds: full jitter between reconnects, doubling up to the cap.
-    prefetch_messages, prefetch_bytes: what a consumer takes in per task before it acknowledges.
-    """
-
-    ack_mode: AckMode = AckMode.QUEUED
-    overflow: Overflow = Overflow.BLOCK
-    max_pending_messages: int = 262_144
-    max_pending_bytes: int = 64 * MIB
-    max_pending_task_messages: int = 131_072
-    max_block_seconds: float = 60.0
-    max_message_bytes: int = 1 * MIB
-    max_frame_bytes: int = 1 * MIB
-    keepalive_seconds: float = 2.0
-    keepalive_timeout_seconds: float = 2.0
-    backoff_initial_seconds: float = 0.05
-    backoff_max_seconds: float = 2.0
-    prefetch_messages: int = 131_072
-    prefetch_bytes: int = 16 * MIB
+    ack_mode: AckMode = declared(
+        AckMode.QUEUED,
+        "when a message counts as acknowledged: once a worker has it in a queue (queued), or once its "
+        "consumer has acknowledged it (processed)",
+    )
+    overflow: Overflow = declared(
+        Overflow.BLOCK,
+        "what send does at a bound of max_pending: wait for room (block), raise BufferFullError (fail), or "
+        "give up the oldest messages that were never sent (drop_oldest)",
+    )
+    max_pending_messages: int = declared(262_144, "the bound on what is accepted and not acknowledged")
+    max_pending_bytes: int = declared(
+        64 * MIB, "the same bound in payload bytes", storm="storm.messaging.netty.buffer.high.watermark"
+    )
+    max_pending_task_messages: int = declared(
+        131_072, "the bound for one task, so that a stopped task leaves room for the others"
+    )
+    max_block_seconds: float = declared(
+        60.0, "how long a send waits for room that is given no timeout of its own"
+    )
+    max_message_bytes: int = declared(1 * MIB, "the largest payload of one message")
+    max_frame_bytes: int = declared(
+        1 * MIB,
+        "a frame is closed once it holds this much",
+        storm="storm.messaging.netty.transfer.batch.size",
+    )
+    keepalive_seconds: float = declared(2.0, "a connection is checked after this much silence")
+    keepalive_timeout_seconds: float = declared(
+        2.0, "and given up when the check is not answered in this time"
+    )
+    backoff_initial_seconds: float = declared(
+        0.05,
+        "the longest wait before the first reconnect; it doubles each time, with full jitter",
+        storm="storm.messaging.netty.min_wait_ms",
+    )
+    backoff_max_seconds: float = declared(
+        2.0, "the longest wait between reconnects", storm="storm.messaging.netty.max_wait_ms"
+    )
+    prefetch_messages: int = declared(
+        131_072, "how many messages of a task a consumer takes in before it acknowledges"
+    )
+    prefetch_bytes: int = declared(16 * MIB, "the same bound in payload bytes")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            kind = type(field.default)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            kind = type(each.default)
             if issubclass(kind, enum.Enum):
-                object.__setattr__(self, field.name, _member(kind, field.name, value))
+                object.__setattr__(self, each.name, _member(kind, each.name, value))
             elif isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-                raise ConfigError(f"{field.name} must be {_NUMBERS[kind]}, not {value!r}")
+                raise ConfigError(f"{each.name} must be {_NUMBERS[kind]}, not {value!r}")
             elif not 0 < value < math.inf:
-                raise ConfigError(f"{field.name} must be more than 0, not {value!r}")
+                raise ConfigError(f"{each.name} must be more than 0, not {value!r}")
         if self.max_pending_bytes < self.max_message_bytes:
             raise ConfigError(
                 f"max_pending_bytes ({self.max_pending_bytes}) must be at least "
@@ -94,7 +121,7 @@ class SessionSettings:
     @classmethod
     def of(cls, **settings: Any) -> Self:
         """Build from keywords; ConfigError names an unknown one and lists the known ones."""
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         for name in settings:
             if name not in known:
                 raise ConfigError(f"unknown setting {name!r}; known are: {', '.join(known)}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, Self
 
-from tuplewire.config import MIB, SessionSettings
+from tuplewire.config import MIB, SessionSettings, declared
 from tuplewire.errors import ConfigError
 from tuplewire.session.shares import QueueShares, Window
 
@@ -16,35 +16,28 @@ MIN_WINDOW_MESSAGES = 64
 PREFIX = "tuplewire.transport."
 
 
-def keyed(key: str, default: Any) -> Any:
-    """Return a dataclass field that is configured by a key of its own."""
-    return field(default=default, metadata={"key": key})
+def key_of(declaration: Field[Any]) -> str:
+    """Return the key of a field of settings: one of its own, or its name after `tuplewire.transport.`."""
+    key: str = declaration.metadata["key"]
+    return key or PREFIX + declaration.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSettings:
-    """How a transport listens and connects; the keys are these names after `tuplewire.transport.`.
+    """How a transport listens and connects; the keys are these names after `tuplewire.transport.`."""
 
-    worker_id: how this side names itself to peers; empty for a program.
-    incarnation: differs at every start (0: the time of it).
-    host: the address to bind.
-    receive_messages, receive_bytes: what all senders together may have outstanding to one task.
-    max_sessions: sender sessions that are remembered at once.
-    session: settings of every session.
-    """
-
-    worker_id: str = ""
-    incarnation: int = 0
-    host: str = "127.0.0.1"
-    receive_messages: int = 131_072
-    receive_bytes: int = 16 * MIB
-    max_sessions: int = 10_000
-    session: SessionSettings = field(default_factory=SessionSettings)
+    worker_id: str = declared("", "how this side names itself to its peers; empty for a program")
+    incarnation: int = declared(0, "differs at every start; 0: the time of it")
+    host: str = declared("127.0.0.1", "the address to bind")
+    receive_messages: int = declared(131_072, "what all senders together may have outstanding to one task")
+    receive_bytes: int = declared(16 * MIB, "the same bound in payload bytes")
+    max_sessions: int = declared(10_000, "sessions of senders that are remembered at once")
+    session: SessionSettings = declared(SessionSettings(), "the settings of every session: SessionSettings")
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any]) -> Self:
         """Take our keys out of a configuration; ConfigError names an unknown one of them."""
-        names = {each.metadata.get("key", PREFIX + each.name): each.name for each in fields(cls)}
+        names = {key_of(each): each.name for each in fields(cls)}
         for key in conf:
             if key.startswith(PREFIX) and key not in names:
                 raise ConfigError(f"unknown setting {key!r}; known are: {', '.join(names)}")

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import grpc
 
-from tuplewire_service.messaging.settings import TransportSettings, keyed
+from tuplewire.config import declared
+from tuplewire_service.messaging.settings import TransportSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcSettings(TransportSettings):
-    """TransportSettings, and `tuplewire.grpc.listen` and `tuplewire.grpc.services`.
+    """Those of every transport, and two of its own."""
 
-    listen: further addresses to bind (`unix:///path`, `host:port`).
-    services: gRPC handlers to serve on the same server.
-    """
-
-    listen: Sequence[str] = keyed("tuplewire.grpc.listen", ())
-    services: Sequence[grpc.GenericRpcHandler] = keyed("tuplewire.grpc.services", ())
+    listen: Sequence[str] = declared(
+        (), "further addresses to bind: unix:///path, or host:port", key="tuplewire.grpc.listen"
+    )
+    services: Sequence[grpc.GenericRpcHandler] = declared(
+        (), "gRPC handlers to serve on the same server", key="tuplewire.grpc.services"
+    )
