@@ -102,6 +102,10 @@ compat: .venv-oldest/.done ## Test values, session and wire with the oldest prot
 	.venv-oldest/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
 	.venv-oldest/bin/python -m pytest tests/unit/test_message.py tests/property tests/contract/test_proto.py
 
+.PHONY: settings
+settings: $(VENV)/.dev ## Make service/SETTINGS.md of the declarations in the code
+	$(BIN)/python -m tuplewire_service.server.settings_page > service/SETTINGS.md
+
 .PHONY: wheel
 wheel: $(VENV)/.dev ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist

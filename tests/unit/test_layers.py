@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The command may offer what both packages have; its part that runs pipelines is a module of its own.
     "tuplewire_service.server.cli": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
     "tuplewire_service.server.run": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
+    "tuplewire_service.server.settings_page": (CLIENT, "tuplewire.topology", "tuplewire_service"),
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }
 

@@ -23,35 +23,60 @@ class ErrorPolicy(StrEnum):
     """As skip, and the tuple is handed over with its error."""
 
 
-def _setting(key: str, default: Any) -> Any:
-    return field(default=default, metadata={"key": key})
+def _setting(key: str, default: Any, effect: str) -> Any:
+    return field(default=default, metadata={"key": key, "help": effect})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySettings:
     """What the executors of a topology go by; a component's own configuration comes before the topology's.
 
-    workers: how many share the tasks out. receive_queue_tuples: the capacity of an executor's queue.
-    max_spout_pending: tuples that a spout's task may have on the way, of those with a message id; 0: any
-    number. tick_seconds: how often a bolt gets a tick tuple; 0: never. spout_wait_seconds: how long a spout
-    that has emitted nothing is left alone. always_serialize: also within a worker, so that a test finds
-    values that do not travel. size_metrics: count bytes for each pair of components.
-    message_timeout_seconds: how long a spout's tuple may take, where acker tasks follow it, before it has
-    failed; 0: any time. acker_executors: those tasks, where a topology runs in several processes; None: one
-    for each worker; 0: nobody follows tuples between processes.
-    error_policy: what an exception of a spout or bolt does; it has no key in Storm, where the worker fails.
+    Each field says what it does, and has Storm's key; that of the error policy is ours, since Storm has none:
+    there the worker fails. Times are in seconds here, and as the key says in a configuration.
     """
 
-    workers: int = _setting("topology.workers", 1)
-    receive_queue_tuples: int = _setting("topology.executor.receive.buffer.size", 32_768)
-    max_spout_pending: int = _setting("topology.max.spout.pending", 0)
-    tick_seconds: float = _setting("topology.tick.tuple.freq.secs", 0.0)
-    spout_wait_seconds: float = _setting("topology.sleep.spout.wait.strategy.time.ms", 0.001)
-    always_serialize: bool = _setting("topology.testing.always.try.serialize", False)
-    size_metrics: bool = _setting("topology.serialized.message.size.metrics", False)
-    message_timeout_seconds: float = _setting("topology.message.timeout.secs", 30.0)
-    acker_executors: int | None = _setting("topology.acker.executors", None)
-    error_policy: ErrorPolicy = field(default=ErrorPolicy.FAIL, metadata={"key": "topology.error.policy"})
+    workers: int = _setting("topology.workers", 1, "how many workers share the tasks out")
+    receive_queue_tuples: int = _setting(
+        "topology.executor.receive.buffer.size", 32_768, "the capacity of an executor's receive queue"
+    )
+    max_spout_pending: int = _setting(
+        "topology.max.spout.pending",
+        0,
+        "tuples with a message id that a spout's task may have on the way; 0: any number",
+    )
+    tick_seconds: float = _setting(
+        "topology.tick.tuple.freq.secs", 0.0, "how often a bolt gets a tick tuple; 0: never"
+    )
+    spout_wait_seconds: float = _setting(
+        "topology.sleep.spout.wait.strategy.time.ms",
+        0.001,
+        "how long a spout that has emitted nothing is left alone",
+    )
+    always_serialize: bool = _setting(
+        "topology.testing.always.try.serialize",
+        False,
+        "serialize tuples within a worker as well, so that a test finds values that do not travel",
+    )
+    size_metrics: bool = _setting(
+        "topology.serialized.message.size.metrics", False, "count bytes for each pair of tasks"
+    )
+    message_timeout_seconds: float = _setting(
+        "topology.message.timeout.secs",
+        30.0,
+        "how long a spout's tuple may take, where acker tasks follow it, before it has failed; 0: any time",
+    )
+    acker_executors: int | None = _setting(
+        "topology.acker.executors",
+        None,
+        "the tasks that follow tuples where a topology runs in several processes (default: one for each "
+        "worker); 0: nobody does",
+    )
+    error_policy: ErrorPolicy = _setting(
+        "topology.error.policy",
+        ErrorPolicy.FAIL,
+        "what an exception of a spout or bolt does: fail the worker (fail), fail the tuple and count (skip), "
+        "or hand the tuple over with its error as well (dead_letter)",
+    )
 
     @property
     def ackers(self) -> int:

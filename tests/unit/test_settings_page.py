@@ -1,0 +1,35 @@
+"""The page of settings: it is what the code declares, and leaves nothing out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from tuplewire.config import SessionSettings
+from tuplewire.topology.settings import TopologySettings
+from tuplewire_service.messaging.factory import TransportFactory
+from tuplewire_service.server.config import SETTINGS
+from tuplewire_service.server.settings_page import page
+
+PAGE = Path(__file__).parents[2] / "service" / "SETTINGS.md"
+
+
+def test_current() -> None:
+    """The page in the repository is the one that the code makes: run `make settings` when it is not."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_every_setting() -> None:
+    """Every setting of a worker, a session and a topology has its row, and every transport has some."""
+    keys = {line.split("|")[1].strip(" `") for line in page().splitlines() if line.startswith("| `")}
+    assert set(SETTINGS) <= keys
+    assert {each.name for each in fields(SessionSettings)} <= keys
+    assert {each.metadata["key"] for each in fields(TopologySettings)} <= keys
+    for transport in TransportFactory.known():
+        assert any(key.startswith(f"tuplewire.{transport}.") for key in keys)
+
+
+def test_every_row_is_whole() -> None:
+    """Each row has a type and an effect in words."""
+    rows = [line.split(" | ") for line in page().splitlines() if line.startswith("| `")]
+    assert all(len(row) == 5 and row[2] and row[4].strip(" |") for row in rows)
