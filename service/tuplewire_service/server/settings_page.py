@@ -25,8 +25,8 @@ _WORKER = """## A worker: `tuplewire worker`
 
 `listen_unix` is the flag `--listen-unix`, the variable `TUPLEWIRE_LISTEN_UNIX`, and the key `listen_unix` in
 the TOML file that `--config` or `TUPLEWIRE_CONFIG` names; flags come before variables, these before the file.
-The file takes Storm's key as well. `tuplewire worker --print-config` shows what is in force. A size may have a
-unit of 1024: 64KiB, 8MiB, 1GiB.
+The file takes Storm's key as well. `tuplewire worker --print-config` shows what is in force. A size may have
+a unit of 1024: 64KiB, 8MiB, 1GiB.
 """
 
 _TOPOLOGY = """## A topology: `topology.*`
@@ -37,9 +37,10 @@ Other keys are your own, for spouts and bolts to read.
 
 _TRANSPORT = f"""## The transport: what `IContext.prepare` gets
 
-`{TRANSPORT_KEY}` (Storm's key; by default `{DEFAULT_TRANSPORT}`, and `local` in a LocalCluster) is the name of
-an installed transport, or the class path of an `IContext` or of a factory with `make_context(conf)`:
-`package.module:Class` or `package.module.Class`. Transports may have keys of their own beside those of all:
+`{TRANSPORT_KEY}` (Storm's key; by default `{DEFAULT_TRANSPORT}`, and `local` in a LocalCluster) is the name
+of an installed transport, or the class path of an `IContext` or of a factory with `make_context(conf)`:
+`package.module:Class` or `package.module.Class`. A transport may have
+keys of its own beside those of all:
 """
 
 _SESSION = """## A session: keywords of `tuplewire.Client`, and `session` of a transport

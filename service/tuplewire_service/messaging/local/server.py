@@ -17,7 +17,7 @@ class LocalServer(SessionServer):
     def __init__(
         self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
     ) -> None:
-        super().__init__(settings.session, settings.shares())
+        super().__init__(settings)
         self._port, self._endpoint = registry.bind(topology, port, self)
         if callback is not None:
             self.register_recv(callback)

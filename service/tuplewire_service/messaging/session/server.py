@@ -8,12 +8,10 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError, DrainingError, RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage
 from tuplewire.session.send import Opened
-from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import (
     BLOCK,
     ConnectionStatus,
@@ -27,6 +25,7 @@ from tuplewire_service.messaging.base import (
 )
 from tuplewire_service.messaging.inbox import Inbox
 from tuplewire_service.messaging.session.receiving import ReceivingSession, Sending
+from tuplewire_service.messaging.settings import TransportSettings
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +40,10 @@ class SessionServer(IServerConnection):
     that will not come again; and says how to tell senders of load and backpressure. From any thread.
     """
 
-    def __init__(self, settings: SessionSettings, shares: QueueShares) -> None:
+    def __init__(self, settings: TransportSettings) -> None:
         """Begin without a callback."""
-        self._settings = settings
-        self._shares = shares
+        self._settings = settings.session
+        self._shares = settings.shares()
         self._sharing = threading.Lock()
         self._status = ConnectionStatus.READY
         self._intake = Intake.ALL

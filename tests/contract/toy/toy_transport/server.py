@@ -9,11 +9,10 @@ import time
 from collections.abc import Sequence
 
 from toy_transport.wire import Wire
-from tuplewire.config import SessionSettings
 from tuplewire.errors import BindError, RefusedError
-from tuplewire.session.credit import Window
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.session import ReceivingSession, Sending, SessionServer
+from tuplewire_service.messaging.settings import TransportSettings
 
 
 class ToyServer(SessionServer):
@@ -24,10 +23,9 @@ class ToyServer(SessionServer):
         topology: str,
         port: int,
         callback: IConnectionCallback | None,
-        window: Window,
-        settings: SessionSettings,
+        settings: TransportSettings,
     ) -> None:
-        super().__init__(settings, window)
+        super().__init__(settings)
         self._topology = topology
         self._wires: set[Wire] = set()
         self._threads: list[threading.Thread] = []
