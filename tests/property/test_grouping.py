@@ -24,7 +24,8 @@ from tuplewire.topology.grouping import (
 from tuplewire.topology.hashing import Key
 from tuplewire.topology.load_aware import LoadAwareShuffle
 
-keys = st.none() | st.integers() | st.text(max_size=3) | st.binary(max_size=3)
+numbers = st.booleans() | st.integers() | st.floats(allow_nan=False)
+keys = st.none() | numbers | st.text(max_size=3) | st.binary(max_size=3)
 columns = st.lists(st.lists(keys | st.tuples(keys, keys), max_size=30), max_size=5)
 tasks = st.sets(st.integers(0, 2**31 - 1), min_size=1, max_size=40).map(list)
 loads = st.dictionaries(st.integers(0, 40), st.floats(), max_size=40)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tuplewire.errors import ConfigError, InvalidTaskError, TopologyError
@@ -74,10 +78,29 @@ def test_hash_tells_keys_apart(one: Key, other: Key) -> None:
     assert stable_hash(one) != stable_hash(other)
 
 
-@pytest.mark.parametrize("key", [1.5, True, object(), ("a", [])])
+@pytest.mark.parametrize(
+    ("one", "others"),
+    [
+        (1, [1.0, True, Decimal("1.00"), Fraction(2, 2), np.int64(1), np.float32(1), np.bool_(True)]),
+        (0.5, [Decimal("0.5"), Fraction(1, 2), np.float16(0.5)]),
+        (10**30, [Decimal(10) ** 30]),
+        (math.inf, [Decimal("Infinity"), np.float64(math.inf)]),
+        (("a", 0), [("a", -0.0), ("a", False)]),
+    ],
+)
+def test_equal_keys_are_one(one: Any, others: list[Any]) -> None:
+    """Keys that are equal have one hash, so that what an object remembers of one holds for the other."""
+    for other in others:
+        assert one == other
+        assert stable_hash(one) == stable_hash(other)
+        assert fields(range(1000)).choose([one, other]) == fields(range(1000)).choose([other, one])
+    assert stable_hash(0.1) != stable_hash(Decimal("0.1"))
+
+
+@pytest.mark.parametrize("key", [object(), ("a", []), frozenset("a"), np.zeros(2)])
 def test_fields_refuses_keys_without_one_form(key: Any) -> None:
     """A key whose equality and form differ between processes is an error, not a wrong task."""
-    with pytest.raises(ConfigError, match="key is str, bytes, int, None"):
+    with pytest.raises(ConfigError, match="key is str, bytes, a number, None"):
         stable_hash(key)
 
 

@@ -121,7 +121,7 @@ class BoltDeclarer(ComponentDeclarer):
     ) -> Self:
         """Send tuples with equal values in a field, or in all of several, to one task.
 
-        The values are str, bytes, int or None: what has the same form in every process.
+        The values are str, bytes, numbers or None: what has the same form in every process.
         """
         return self._subscribe(component, stream, GroupingType.FIELDS, fields)
 
