@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tuplewire_service.launching",
         "tuplewire_service.messaging",
         "tuplewire_service.topology",
+        "tuplewire_service.worker.assignment",
     ),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
     # The command may offer what both packages have; its part that runs pipelines is a module of its own.

@@ -9,7 +9,7 @@ first attempt comes between. There is no time limit, as nothing gets lost within
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,29 @@ class Acker:
                 if root in trees and trees[root].copies <= 0:
                     tree = trees.pop(root)
                     finished.setdefault(root[0], []).append((root[1], not tree.failed))
+        self._tell_all(finished)
+
+    def lose(self, left: Mapping[Root, int], gone: Collection[int] = ()) -> None:
+        """Fail what has lost copies, as a worker has died; nothing is on the way meanwhile.
+
+        left: how many copies of each root bolts still hold; a tree that has had more has failed, and its
+        spout hears that once these are done with. gone: tasks of spouts that have nothing on the way any
+        more, as far as anybody remembers.
+        """
+        finished: dict[int, list[tuple[Any, bool]]] = {}
+        with self._lock:
+            for root, tree in list(self._trees.items()):
+                remaining = left.get(root, 0)
+                if root[0] in gone:
+                    del self._trees[root]
+                elif tree.copies > remaining:
+                    tree.copies, tree.failed = remaining, True
+                    if not remaining:
+                        del self._trees[root]
+                        finished.setdefault(root[0], []).append((root[1], False))
+        self._tell_all(finished)
+
+    def _tell_all(self, finished: Mapping[int, Sequence[tuple[Any, bool]]]) -> None:
         for task, fates in finished.items():
             self._tell(
                 AddressedTuples(task, [fate(message_id, processed=done) for message_id, done in fates])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+from tuplewire.topology.acker import Root
 from tuplewire.topology.collector import Outbox, OutputCollector
 from tuplewire.topology.component import Bolt
 from tuplewire.topology.executor import BATCH, Executor, Task
@@ -25,6 +28,20 @@ class BoltExecutor(Executor[BoltTask]):
 
     What a bolt emits for a column goes out after it, and at the latest after so many tuples.
     """
+
+    def held(self, gone: Collection[int]) -> Counter[Root]:
+        """Return how many tuples of each root are neither acked nor failed; while nothing is executed.
+
+        gone: tasks of spouts; what descends from theirs counts no more.
+        """
+        held: Counter[Root] = Counter()
+        for task in self._tasks.values():
+            for message in list(task.open):
+                if any(root[0] in gone for root in message.message_id):
+                    task.open.remove(message)
+                else:
+                    held.update(message.message_id)
+        return held
 
     def _open(self, task: int) -> BoltTask:
         outbox = Outbox(self._surroundings.topology, task)
@@ -49,6 +66,8 @@ class BoltExecutor(Executor[BoltTask]):
 
     def _execute(self, column: AddressedTuples) -> None:
         task = self._tasks[column.task]
+        if self._surroundings.received is not None:
+            self._surroundings.received(self.component.id, column.tuples)
         execute = task.bolt.execute
         for message in column.tuples:
             if self._stopping:

@@ -45,6 +45,8 @@ class Surroundings:
     follow: returns what follows a task's tuples; None where nobody does: a spout's tuple then counts as
     processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
+    received: gets every column, with its component, before it is executed; None where nobody looks.
+    ready: whether spouts may be asked for their first tuples.
     """
 
     topology_id: str
@@ -56,6 +58,8 @@ class Surroundings:
     dead_letter: Callable[[DeadLetter], None]
     follow: Callable[[int], Follower | None] = _nobody
     emitted: Callable[[Sequence[Emitted]], None] | None = None
+    received: Callable[[str, Sequence[Tuple]], None] | None = None
+    ready: Callable[[], bool] = lambda: True
     idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
@@ -117,6 +121,7 @@ class Executor(ABC, Generic[TaskKind]):
         self._tasks: dict[int, TaskKind] = {}
         self._refresh_due = False
         self._stopping = False
+        self._abandoned = False
         self._opened = threading.Event()
         name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -142,6 +147,11 @@ class Executor(ABC, Generic[TaskKind]):
         """Ask it to end after the tuple that it is at; what is queued then is left. Does not wait."""
         self._stopping = True
         self.queue.close()
+
+    def abandon(self) -> None:
+        """End it as if its process were killed: nothing more goes out, and spouts and bolts are not told."""
+        self._abandoned = True
+        self.stop()
 
     def join(self, timeout: float) -> bool:
         """Wait until it has ended; False when the time is over first."""
@@ -179,7 +189,8 @@ class Executor(ABC, Generic[TaskKind]):
         finally:
             self.queue.close()
             self._opened.set()
-            self._close_all()
+            if not self._abandoned:
+                self._close_all()
 
     def _close_all(self) -> None:
         for task in self._tasks.values():
@@ -240,6 +251,8 @@ class Executor(ABC, Generic[TaskKind]):
 
         The acker hears of every copy before that is on its way. What cannot be sent has failed.
         """
+        if self._abandoned:
+            raise ClosedError("this executor's worker was killed")
         if self._refresh_due:
             self._refresh_due = False
             for each in self._tasks.values():

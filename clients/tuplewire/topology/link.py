@@ -30,6 +30,14 @@ class Link(ABC):
     def send(self, groups: Sequence[TaskGroup]) -> None:
         """Accept messages to tasks of other processes, waiting for room; ClosedError once closed."""
 
+    def refresh(self) -> None:  # noqa: B027 - a link that goes to one place has nothing to look at
+        """Look again at where the tasks of others are; called before open(), and every so often."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether every connection that is needed stands; by default there is nothing to wait for."""
+        return True
+
     def loads(self) -> Mapping[int, float]:
         """Return the load, from 0 to 1, of each task of other processes that is heard of; by default none."""
         return {}

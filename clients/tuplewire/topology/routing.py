@@ -5,7 +5,7 @@ Source: Storm's `GrouperFactory`, and what its `Task` knows of its outgoing task
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -61,6 +61,18 @@ class Target:
         if self.subscription.grouping is GroupingType.CUSTOM:
             return list(map(_values, tuples))
         return tuples
+
+
+def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
+    """Return the tasks of other workers that some of these send to. Source: Storm's `workerOutboundTasks`."""
+    emitting = {topology.component_of(task).id: topology.component_of(task) for task in here}
+    bolts = {
+        bolt
+        for component in emitting.values()
+        for stream in component.streams
+        for bolt, _ in topology.targets_of(component.id, stream.name)
+    }
+    return frozenset(task for bolt in bolts for task in topology.tasks_of(bolt)).difference(here)
 
 
 class Outgoing:

@@ -71,6 +71,9 @@ class TopologySettings:
         "the tasks that follow tuples where a topology runs in several processes (default: one for each "
         "worker); 0: nobody does",
     )
+    refresh_seconds: float = _setting(
+        "task.refresh.poll.secs", 10.0, "how often a worker looks again where the tasks are that it sends to"
+    )
     error_policy: ErrorPolicy = _setting(
         "topology.error.policy",
         ErrorPolicy.FAIL,

@@ -22,6 +22,9 @@ from tuplewire.topology.tuples import ACK_STREAM
 _ROUND_SECONDS = 0.001
 """How long a task may go on emitting before what it has emitted goes out."""
 
+_READY_SECONDS = 0.01
+"""How soon it looks again whether it may become active."""
+
 _BUSY = -1
 _FOR_GOOD = sys.maxsize
 
@@ -39,7 +42,7 @@ class SpoutExecutor(Executor[SpoutTask]):
 
     Backpressure: transfer waits for room, and a task with as many tuples on the way as it may have is not
     asked. Where no task can be asked, and while inactive, it waits on its queue; where none has anything, it
-    looks again after the time that the settings say.
+    looks again after the time that the settings say. It becomes active once its surroundings are ready.
     """
 
     def __init__(self, tasks: range, surroundings: Surroundings) -> None:
@@ -106,7 +109,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         if self._rotation_due:
             self._rotation_due = False
             self._expire()
-        if self._active != self._wanted:
+        if self._active != self._wanted and (self._active or self._surroundings.ready()):
             self._switch()
         if self._active and not self._stopping:
             self._round()
@@ -117,7 +120,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             return 0.0
         if self._active and self._rested != _FOR_GOOD:
             return self.settings.spout_wait_seconds
-        return None
+        return _READY_SECONDS if self._wanted and not self._active else None
 
     def _switch(self) -> None:
         wanted = self._wanted

@@ -30,8 +30,7 @@ class Transfer:
     """Sends columns to queues of this process, or over the link; thread-safe.
 
     queues: by task; those of this process. link: None where there are no others. always_serialize: also
-    within the process. counts_remote: whether `idle` follows tuples through the link, as its other ends are
-    counted by the same watch; otherwise it counts what goes out and comes in.
+    within the process. `idle` counts what goes out and comes in.
     """
 
     def __init__(
@@ -42,14 +41,12 @@ class Transfer:
         idle: IdleWatch,
         *,
         always_serialize: bool,
-        counts_remote: bool,
     ) -> None:
         self._queues = queues
         self._serializer = serializer
         self._link = link
         self._idle = idle
         self._always_serialize = always_serialize
-        self._counts_remote = counts_remote
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
         """Send columns on their way, in order for each task, waiting for room; for an executor's thread.
@@ -77,8 +74,7 @@ class Transfer:
             else:
                 queue.publish(column)
         if remote:
-            count = self._idle.sent if self._counts_remote else self._idle.handed
-            count(sum(map(len, remote)))
+            self._idle.handed(sum(map(len, remote)))
             if self._link is None:
                 raise MessageError(
                     f"task {remote[0].task} is not in this process, which has no link to others"
@@ -108,8 +104,7 @@ class Transfer:
 
     def deliver(self, column: AddressedTuples) -> None:
         """Queue what comes from outside without waiting; the sender's credit bounds it."""
-        if not self._counts_remote:
-            self._idle.taken(len(column.tuples))
+        self._idle.taken(len(column.tuples))
         self._queues[column.task].publish_to_overflow(column)
 
     def tell(self, column: AddressedTuples) -> None:

@@ -26,9 +26,9 @@ from tuplewire.topology.serializer import MessagePackTupleSerializer, TupleSeria
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.spout_executor import SpoutExecutor
 from tuplewire.topology.termination import Failure, ProcessReport
-from tuplewire.topology.timer import SystemTimer, Timer
+from tuplewire.topology.timer import Cancel, SystemTimer, Timer
 from tuplewire.topology.transfer import Deserializing, Transfer
-from tuplewire.topology.tuples import tick
+from tuplewire.topology.tuples import Tuple, tick
 
 _REFRESH_SECONDS = 1.0
 _OPEN_SECONDS = 60.0
@@ -46,7 +46,8 @@ class ExecutorWorker:
     with the clock. acker, idle: shared by the workers of one process; without them tuples are followed by an
     acker of this process where there is no link, and else by the acker tasks of the topology (with_ackers),
     or by nobody. error, dead_letter: told of every error, and given every tuple that is given up; called in
-    executors' threads. emitted: gets everything that components emit, to look at in a test.
+    executors' threads. emitted, received: get everything that components emit, and that bolts are given, to
+    look at in a test.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ExecutorWorker:
         error: Callable[[TaskError], None] = log_only,
         dead_letter: Callable[[DeadLetter], None] = log_only,
         emitted: Callable[[Sequence[Emitted]], None] | None = None,
+        received: Callable[[str, Sequence[Tuple]], None] | None = None,
     ) -> None:
         conf = dict(conf or {})
         self.settings = TopologySettings.of(conf)
@@ -74,19 +76,14 @@ class ExecutorWorker:
         self._lock = threading.Lock()
         self._closed = False
         serializer = serializer or MessagePackTupleSerializer(topology)
-        queues: dict[int, ReceiveQueue] = {}
+        self._queues: dict[int, ReceiveQueue] = {}
         self._transfer = Transfer(
-            queues,
-            serializer,
-            link,
-            self.idle,
-            always_serialize=self.settings.always_serialize,
-            counts_remote=idle is not None,
+            self._queues, serializer, link, self.idle, always_serialize=self.settings.always_serialize
         )
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
         if acker is None and link is None and not has_ackers:
             acker = Acker(self.tell)
-        surroundings = Surroundings(
+        self._surroundings = Surroundings(
             topology_id=topology_id,
             topology=topology,
             conf=conf,
@@ -97,33 +94,30 @@ class ExecutorWorker:
             follow=partial(_follower, topology, acker),
             idle=self.idle,
             emitted=emitted,
+            received=received,
+            ready=lambda: link is None or link.ready,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
         )
         self.spouts: list[SpoutExecutor] = []
         self.bolts: list[BoltExecutor] = []
         self.ackers: list[AckerExecutor] = []
-        for component in topology.components.values():
-            for executor_tasks in topology.executors_of(component.id):
-                if not self._runs(executor_tasks):
-                    continue
-                if component.id == ACKER_COMPONENT:
-                    self.ackers.append(AckerExecutor(executor_tasks, surroundings))
-                elif component.kind is Kind.SPOUT:
-                    self.spouts.append(SpoutExecutor(executor_tasks, surroundings))
-                else:
-                    self.bolts.append(BoltExecutor(executor_tasks, surroundings))
-        self.executors: list[Executor[Any]] = [*self.ackers, *self.bolts, *self.spouts]
-        queues.update({task: executor.queue for executor in self.executors for task in executor.tasks})
+        for component in topology.components:
+            for executor_tasks in topology.executors_of(component):
+                if self._runs(executor_tasks):
+                    self._make(executor_tasks)
         self.deserializing = Deserializing(
             serializer,
             self._transfer.deliver,
-            self.idle.executed if idle is not None else partial(self.idle.taken, lost=True),
+            partial(self.idle.taken, lost=True),
             ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
             size_metrics=self.settings.size_metrics,
         )
         self._owns_timer = timer is None
         self._timer = timer or SystemTimer(self._timer_failed)
+        self._recurring: list[Cancel] = []
+        self._ticks: dict[int, tuple[_Ticks, Cancel]] = {}
+        self._late: dict[_Ticks, None] = {}
 
     def _runs(self, tasks: range) -> bool:
         here = self.tasks.intersection(tasks)
@@ -133,6 +127,26 @@ class ExecutorWorker:
             )
         return bool(here)
 
+    def _make(self, tasks: range) -> Executor[Any]:
+        executor: AckerExecutor | SpoutExecutor | BoltExecutor
+        component = self._surroundings.topology.component_of(tasks[0])
+        if component.id == ACKER_COMPONENT:
+            executor = AckerExecutor(tasks, self._surroundings)
+            self.ackers = [*self.ackers, executor]
+        elif component.kind is Kind.SPOUT:
+            executor = SpoutExecutor(tasks, self._surroundings)
+            self.spouts = [*self.spouts, executor]
+        else:
+            executor = BoltExecutor(tasks, self._surroundings)
+            self.bolts = [*self.bolts, executor]
+        self._queues.update(dict.fromkeys(tasks, executor.queue))
+        return executor
+
+    @property
+    def executors(self) -> list[Executor[Any]]:
+        """Every executor that runs here now."""
+        return [*self.ackers, *self.bolts, *self.spouts]
+
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self, timeout: float = _OPEN_SECONDS) -> None:
@@ -140,28 +154,34 @@ class ExecutorWorker:
 
         Raises the TaskError of one that cannot be opened, and TimeoutError when that takes too long.
         """
-        deadline = time.monotonic() + timeout
-        for executor in self.executors:
-            executor.start()
-        for executor in self.executors:
-            if not executor.wait_opened(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"{executor} has not been opened within {timeout} s")
-        self.check()
+        if self._link is not None:
+            self._link.refresh()
+        self._open(self.executors, timeout)
         if self._link is not None:
             tasks = [executor.tasks for executor in self.executors]
             self._link.open(tasks, self.deserializing.receive, self._failed)
-        for bolt in self.bolts:
-            if bolt.settings.tick_seconds:
-                for task in bolt.tasks:
-                    self._timer.every(bolt.settings.tick_seconds, _Ticks(task, bolt, self.tell))
-        self._timer.every(_REFRESH_SECONDS, self._refresh)
-        if self._has_ackers and self.settings.message_timeout_seconds:
-            rotates: list[AckerExecutor | SpoutExecutor] = [*self.ackers, *self.spouts]
-            for each in rotates:
-                self._timer.every(self.settings.message_timeout_seconds / PARTS, each.rotate)
+            self._recurring.append(self._timer.every(self.settings.refresh_seconds, self._link.refresh))
+        self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
+
+    def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for executor in executors:
+            executor.start()
+        for executor in executors:
+            if not executor.wait_opened(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"{executor} has not been opened within {timeout} s")
+        self.check()
+        for executor in executors:
+            if isinstance(executor, BoltExecutor) and executor.settings.tick_seconds:
+                for task in executor.tasks:
+                    ticks = _Ticks(task, executor.settings.tick_seconds, self._tick)
+                    self._ticks[task] = ticks, self._timer.every(executor.settings.tick_seconds, ticks)
+            period = self.settings.message_timeout_seconds / PARTS
+            if isinstance(executor, AckerExecutor | SpoutExecutor) and self._has_ackers and period:
+                self._recurring.append(self._timer.every(period, executor.rotate))
 
     def activate(self) -> None:
-        """Have the spouts asked for tuples."""
+        """Have the spouts asked for tuples, once the link is ready."""
         for spout in self.spouts:
             spout.activate()
 
@@ -212,8 +232,7 @@ class ExecutorWorker:
         deadline = time.monotonic() + timeout
         self.deactivate()
         self.idle.wait(self.at_rest, lambda: self.failure is not None, timeout)
-        if self._owns_timer:
-            self._timer.close()
+        self._end_timer()
         for executor in self.executors:
             executor.stop()
         stuck = [each for each in self.executors if not each.join(max(1.0, deadline - time.monotonic()))]
@@ -222,6 +241,63 @@ class ExecutorWorker:
             stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
         if stuck:
             raise TimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
+
+    def _end_timer(self) -> None:
+        if self._owns_timer:
+            self._timer.close()
+        for cancel in (*self._recurring, *(cancel for _, cancel in self._ticks.values())):
+            cancel()
+
+    def kill(self, timeout: float) -> list[Executor[Any]]:
+        """End at once, as a process that is killed: nothing more goes out, and nobody is told.
+
+        Returns the executors that are still in the user's code after so many seconds; they end after it. The
+        link is left to whoever made it.
+        """
+        with self._lock:
+            self._closed = True
+        self._end_timer()
+        for executor in self.executors:
+            executor.abandon()
+        deadline = time.monotonic() + timeout
+        return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
+
+    # --- moves ------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Deactivate the spouts, and keep ticks back, so that what is on the way comes to an end."""
+        self.idle.pause()
+        self.deactivate()
+
+    def resume(self) -> None:
+        """Let the ticks come that are late, each once; spouts are left as they are."""
+        self.idle.resume()
+        late, self._late = self._late, {}
+        for ticks in late:
+            ticks()
+
+    def add(self, tasks: range, timeout: float = _OPEN_SECONDS) -> None:
+        """Run an executor more; while nothing is on the way to it. Raises as start() does."""
+        self.tasks |= frozenset(tasks)
+        self._open([self._make(tasks)], timeout)
+
+    def remove(self, tasks: range, timeout: float) -> None:
+        """End an executor; while nothing is on the way to it. TimeoutError if it does not end in time."""
+        executor = next(each for each in self.executors if each.tasks == tasks)
+        for task in tasks:
+            ticks, cancel = self._ticks.pop(task, (None, None))
+            if ticks is not None and cancel is not None:
+                cancel()
+                self._late.pop(ticks, None)
+        executor.stop()
+        if not executor.join(timeout):
+            raise TimeoutError(f"{executor} did not end within {timeout} s")
+        self.spouts = [each for each in self.spouts if each is not executor]
+        self.bolts = [each for each in self.bolts if each is not executor]
+        for task in tasks:
+            del self._queues[task]
+        self.tasks -= frozenset(tasks)
+        self.check()
 
     def _failed(self, error: TuplewireError) -> None:
         """Note an error that ends the worker, and stop every executor."""
@@ -242,6 +318,19 @@ class ExecutorWorker:
     def tell(self, column: AddressedTuples) -> None:
         """Hand a task what no component has emitted: a tick, or what has become of a spout's tuples."""
         self._transfer.tell(column)
+
+    def _tick(self, ticks: _Ticks) -> None:
+        """Hand a task a tick, or keep it back while paused."""
+        if not self.idle.enter():
+            self._late[ticks] = None
+            return
+        ticks.waits()
+        try:
+            self.tell(ticks.column)
+        except ClosedError:
+            return  # the executor has ended, and needs none
+        finally:
+            self.idle.executed(1)
 
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""
@@ -273,19 +362,18 @@ def _follower(topology: Topology, acker: Acker | None, task: int) -> Follower | 
 class _Ticks:
     """Gives a task its ticks; one that has not come to the last yet gets no other."""
 
-    def __init__(self, task: int, bolt: BoltExecutor, tell: Callable[[AddressedTuples], None]) -> None:
-        self._tell = tell
+    def __init__(self, task: int, seconds: float, give: Callable[[_Ticks], None]) -> None:
+        self._give = give
         self._waits = False
-        self._column = AddressedTuples(task, [tick(bolt.settings.tick_seconds)], self._done)
+        self.column = AddressedTuples(task, [tick(seconds)], self._done)
 
     def _done(self) -> None:
         self._waits = False
 
     def __call__(self) -> None:
-        if self._waits:
-            return
+        if not self._waits:
+            self._give(self)
+
+    def waits(self) -> None:
+        """Note that the task has one in its queue."""
         self._waits = True
-        try:
-            self._tell(self._column)
-        except ClosedError:
-            return  # the executor has ended, and needs none

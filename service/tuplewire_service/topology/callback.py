@@ -19,7 +19,7 @@ class DeserializingConnectionCallback(IConnectionCallback):
     """
 
     def __init__(self, tasks: Collection[int], receive: Receive) -> None:
-        self._tasks = frozenset(tasks)
+        self.tasks = frozenset(tasks)
         self._receive = receive
 
     def recv(self, batch: ReceivedBatch) -> None:
@@ -27,7 +27,7 @@ class DeserializingConnectionCallback(IConnectionCallback):
         batch.hold()
         done = partial(_release, batch.origin)
         for group in batch.groups:
-            if group.task not in self._tasks:
+            if group.task not in self.tasks:
                 batch.refuse(group, UnknownTaskError(f"task {group.task} is not in this process"))
                 continue
             try:

@@ -1,4 +1,4 @@
-"""For tests of a topology: spouts that emit what a test says, and what components emitted.
+"""For tests of a topology: spouts that emit what a test says, and what components emitted and received.
 
 Source: Storm's `Testing`, `FeederSpout`, `FixedTupleSpout`, `MockedSources`, `CapturedTopology`.
 """
@@ -16,6 +16,7 @@ from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import Spout
 from tuplewire.topology.description import Kind, Topology
 from tuplewire.topology.streams import DEFAULT_STREAM, Stream
+from tuplewire.topology.tuples import Tuple
 
 
 class FeederSpout(Spout):
@@ -113,18 +114,27 @@ def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any
 
 
 class Captured:
-    """Everything that the components of a topology emitted; thread-safe. Grows for as long as it runs."""
+    """Everything that the components of a topology emitted and received; thread-safe.
+
+    It grows for as long as the topology runs.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
+        self._emitted: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
+        self._received: defaultdict[str, list[Tuple]] = defaultdict(list)
 
     def add(self, runs: Sequence[Emitted]) -> None:
         """Take in what a task has emitted."""
         with self._lock:
             for run in runs:
                 key = (run.origin.component, run.origin.stream.name)
-                self._values[key] += [message.values for message in run.tuples]
+                self._emitted[key] += [message.values for message in run.tuples]
+
+    def receive(self, component: str, tuples: Sequence[Tuple]) -> None:
+        """Take in what a component is given."""
+        with self._lock:
+            self._received[component] += tuples
 
     def tuples(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[Any, ...]]:
         """Return the values of what a component emitted on a stream, in order for each task.
@@ -132,10 +142,16 @@ class Captured:
         Source: Storm's `Testing.readTuples`.
         """
         with self._lock:
-            return list(self._values[component, stream])
+            return list(self._emitted[component, stream])
+
+    def received(self, component: str) -> list[Tuple]:
+        """Return what a bolt was given, in order for each of its tasks; without ticks."""
+        with self._lock:
+            return [message for message in self._received[component] if not message.is_tick]
 
     def clear(self) -> Self:
         """Forget everything so far."""
         with self._lock:
-            self._values.clear()
+            self._emitted.clear()
+            self._received.clear()
         return self

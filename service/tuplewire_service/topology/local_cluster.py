@@ -3,171 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from tuplewire.errors import ConfigError, TopologyError, TuplewireError
-from tuplewire.topology.acker import Acker
+from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.topology.description import Topology
-from tuplewire.topology.executor import ExecutorStatistics
-from tuplewire.topology.failure import DeadLetter, TaskError
-from tuplewire.topology.idle import IdleWatch
-from tuplewire.topology.receive_queue import AddressedTuples
-from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.timer import SimulatedTimer
-from tuplewire.topology.worker import ExecutorWorker
-from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.topology.capture import Captured, with_sources
-from tuplewire_service.topology.context_link import ContextLink
-
-_WAIT_SECONDS = 60.0
-_KILL_SECONDS = 10.0
-_REMEMBERED = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class TopologyStatus:
-    """A snapshot of a topology. state: ACTIVE, INACTIVE or FAILED, as Storm's."""
-
-    name: str
-    state: str
-    executors: Sequence[ExecutorStatistics]
-
-
-class LocalTopology:
-    """A topology that runs. Source: Storm's `ILocalTopology`. Made by LocalCluster.submit.
-
-    captured: everything that its components emitted. errors, dead_letters: the last thousand of each.
-    """
-
-    def __init__(
-        self, name: str, conf: Mapping[str, Any], topology: Topology, timer: SimulatedTimer | None
-    ) -> None:
-        self.name = name
-        self.captured = Captured()
-        self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
-        self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
-        self._active = False
-        self._idle = IdleWatch()
-        self._timer = timer
-        self._stack = contextlib.ExitStack()
-        self._workers: list[ExecutorWorker] = []
-        try:
-            self._make_workers(conf, topology)
-        except BaseException:
-            self.close(0.0)
-            raise
-        self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
-
-    def _make_workers(self, conf: Mapping[str, Any], topology: Topology) -> None:
-        shares = _shares(topology, TopologySettings.of(conf).workers)
-        links = self._links(conf, shares)
-        acker = Acker(self._tell)
-        for share, link in zip(shares, links, strict=True):
-            worker = ExecutorWorker(
-                topology,
-                share,
-                topology_id=self.name,
-                conf=conf,
-                link=link,
-                timer=self._timer,
-                acker=acker,
-                idle=self._idle,
-                error=self.errors.append,
-                dead_letter=self.dead_letters.append,
-                emitted=self.captured.add,
-            )
-            self._workers.append(worker)
-
-    def _links(
-        self, conf: Mapping[str, Any], shares: Sequence[Sequence[int]]
-    ) -> Sequence[ContextLink | None]:
-        """Return a link for each of several workers; one alone needs none."""
-        if len(shares) == 1:
-            return [None]
-        context = TransportFactory.make_context({TRANSPORT_KEY: "local", **conf})
-        self._stack.callback(context.term)
-        links = [ContextLink(context, self.name) for _ in shares]
-        for link in links:
-            link.connect(
-                {
-                    task: ("127.0.0.1", other.port)
-                    for other, share in zip(links, shares, strict=True)
-                    for task in share
-                    if other is not link
-                }
-            )
-        return links
-
-    def _tell(self, column: AddressedTuples) -> None:
-        self._worker_of[column.task].tell(column)
-
-    def start(self) -> None:
-        """Open every task, then have the spouts asked; the TaskError of what cannot be opened."""
-        try:
-            for worker in self._workers:
-                worker.start()
-        except BaseException:
-            self.close(0.0)
-            raise
-        self.activate()
-
-    def activate(self) -> None:
-        """Have the spouts asked for tuples. Source: Storm's `activate`."""
-        self._active = True
-        for worker in self._workers:
-            worker.activate()
-
-    def deactivate(self) -> None:
-        """Have them asked no longer; what is on the way goes on. Source: Storm's `deactivate`."""
-        self._active = False
-        for worker in self._workers:
-            worker.deactivate()
-
-    def wait(self, timeout: float = _WAIT_SECONDS) -> None:
-        """Wait until nothing is left to do: no tuple is on the way, and no spout has another now.
-
-        Raises the TaskError by which the topology has failed, and TimeoutError after so many seconds.
-        """
-        idle = self._idle.wait(self._at_rest, lambda: self.failure is not None, timeout)
-        if self.failure is not None:
-            raise self.failure
-        if not idle:
-            raise TimeoutError(f"topology {self.name!r} still had something to do after {timeout} s")
-
-    def _at_rest(self, epoch: int) -> bool:
-        return all(worker.at_rest(epoch) for worker in self._workers)
-
-    @property
-    def failure(self) -> TuplewireError | None:
-        """The error by which it has failed, if it has."""
-        return next((worker.failure for worker in self._workers if worker.failure is not None), None)
-
-    def status(self) -> TopologyStatus:
-        """Return a snapshot."""
-        state = "FAILED" if self.failure is not None else "ACTIVE" if self._active else "INACTIVE"
-        return TopologyStatus(
-            self.name, state, [each for worker in self._workers for each in worker.statistics()]
-        )
-
-    def close(self, timeout: float = _KILL_SECONDS) -> None:
-        """Deactivate it, let what is on the way finish, at most so many seconds, and end every worker.
-
-        A topology that has failed is ended at once. Does nothing the second time.
-        """
-        deadline = time.monotonic() + timeout
-        self.deactivate()
-        self._idle.wait(self._at_rest, lambda: self.failure is not None, timeout)
-        with self._stack:
-            if self._timer is not None:
-                self._stack.callback(self._timer.close)
-            for worker in self._workers:
-                rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
-                self._stack.callback(worker.close, rest)
+from tuplewire_service.topology.local_topology import (
+    KILL_SECONDS,
+    WAIT_SECONDS,
+    LocalTopology,
+    TopologyStatus,
+)
 
 
 class LocalCluster:
@@ -222,11 +71,11 @@ class LocalCluster:
             raise TopologyError(f"no topology {name!r} runs here; there are {known}")
         return self._running[name]
 
-    def wait(self, name: str, timeout: float = _WAIT_SECONDS) -> None:
+    def wait(self, name: str, timeout: float = WAIT_SECONDS) -> None:
         """Wait until a topology has nothing left to do, as LocalTopology.wait says."""
         self.topology(name).wait(timeout)
 
-    def kill(self, name: str, timeout: float = _KILL_SECONDS) -> None:
+    def kill(self, name: str, timeout: float = KILL_SECONDS) -> None:
         """End a topology, as LocalTopology.close says. Source: Storm's `killTopology`."""
         running = self.topology(name)
         del self._running[name]
@@ -262,7 +111,7 @@ def complete_topology(
     topology: Topology,
     sources: Mapping[str, Sequence[Sequence[Any]]],
     conf: Mapping[str, Any] | None = None,
-    timeout: float = _WAIT_SECONDS,
+    timeout: float = WAIT_SECONDS,
 ) -> Captured:
     """Run a topology until every given tuple is processed, and return everything that was emitted.
 
@@ -273,12 +122,3 @@ def complete_topology(
         running = cluster.submit("complete-topology", conf or {}, with_sources(topology, sources))
         running.wait(timeout)
         return running.captured
-
-
-def _shares(topology: Topology, workers: int) -> list[list[int]]:
-    """Deal the executors out to workers in turn, of which there are no more than executors."""
-    executors = [tasks for name in topology.components for tasks in topology.executors_of(name)]
-    shares: list[list[int]] = [[] for _ in range(min(workers, len(executors)))]
-    for number, tasks in enumerate(executors):
-        shares[number % len(shares)] += tasks
-    return shares

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError, InvalidTaskError
+from tuplewire.errors import ConfigError, InvalidTaskError, StaleAssignmentError
 from tuplewire.group import check_task
 
 
@@ -70,6 +70,23 @@ class Assignment:
     def tasks_of(self, worker_id: str) -> tuple[int, ...]:
         """Return the tasks of a worker; none when the assignment does not know it."""
         return next((w.tasks for w in self.workers if w.worker_id == worker_id), ())
+
+    def succeeds(self, known: Assignment | None, topology: str) -> bool:
+        """Whether it is to be put in force where another, or none, is; False when it is the same.
+
+        Raises StaleAssignmentError for an older version, ConfigError when it is not this topology's.
+        """
+        if self.topology != topology:
+            raise ConfigError(
+                f"the assignment is for topology {self.topology!r}, this worker serves {topology!r}"
+            )
+        if known is None or self.version > known.version:
+            return True
+        if self == known:
+            return False
+        raise StaleAssignmentError(
+            f"assignment version {self.version} is not newer than {known.version}, which is in force"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that load_assignment reads."""

@@ -19,7 +19,6 @@ from functools import partial
 from tuplewire.config import SessionSettings
 from tuplewire.errors import (
     ClosedError,
-    ConfigError,
     DrainingError,
     NotLocalError,
     NotReadyError,
@@ -216,18 +215,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
 
         Raises StaleAssignmentError for an older version, ConfigError for another topology.
         """
-        if assignment.topology != self.settings.topology:
-            raise ConfigError(
-                f"the assignment is for topology {assignment.topology!r}, "
-                f"this worker serves {self.settings.topology!r}"
-            )
-        if self.assignment is not None and assignment.version <= self.assignment.version:
-            if assignment == self.assignment:
-                return False
-            raise StaleAssignmentError(
-                f"assignment version {assignment.version} is not newer than {self.assignment.version}, "
-                "which is in force"
-            )
+        if not assignment.succeeds(self.assignment, self.settings.topology):
+            return False
         self._transfer.drain()  # by the old routes
         self.assignment = assignment
         local = assignment.tasks_of(self.settings.worker_id)

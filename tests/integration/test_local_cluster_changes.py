@@ -1,0 +1,352 @@
+"""LocalCluster while its workers change: one is killed, tasks move, and what was received is looked at."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import TopologyError
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Bolt,
+    OutputCollector,
+    Spout,
+    SpoutOutputCollector,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+from tuplewire.topology.grouping import Fields
+from tuplewire_service.testing import eventually
+from tuplewire_service.topology.capture import FeederSpout
+from tuplewire_service.topology.local_cluster import LocalCluster
+
+SECONDS = 60.0
+TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc"])
+
+
+class Shared:
+    """What the copies of a spout or bolt have in common: a copy of this is this."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lives: list[str] = []
+        self.acked: Counter[int] = Counter()
+        self.failed: Counter[int] = Counter()
+        self.most = 1 << 30
+        self.numbers: defaultdict[int, int] = defaultdict(int)
+
+    def __deepcopy__(self, memo: object) -> Shared:
+        return self
+
+    def note(self, what: str) -> None:
+        with self.lock:
+            self.lives.append(what)
+
+
+class Numbers(Spout):
+    """Each task emits 0, 1, 2, ... until a test says how far; what fails it emits again."""
+
+    outputs = ("source", "number")
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.again: list[int] = []
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        super().open(conf, context, collector)
+        self.shared.note(f"open {context.task}")
+
+    def next_tuple(self) -> None:
+        task = self.context.task
+        if self.again:
+            number = self.again.pop()
+        elif self.shared.numbers[task] < self.shared.most:
+            number = self.shared.numbers[task]
+            self.shared.numbers[task] += 1
+        else:
+            return
+        self.collector.emit([task, number], message_id=number)
+
+    def ack(self, message_id: int) -> None:
+        self.shared.acked[message_id] += 1
+
+    def fail(self, message_id: int) -> None:
+        self.shared.failed[message_id] += 1
+        self.again.append(message_id)
+
+
+class Pass(BasicBolt):
+    """Passes on what it gets."""
+
+    outputs = ("source", "number")
+
+    def __init__(self, shared: Shared, what: str) -> None:
+        self.shared = shared
+        self.what = what
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:
+        del conf
+        self.task = context.task
+        self.shared.note(f"prepare {self.what} {self.task}")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        collector.emit(message.values)
+
+    def cleanup(self) -> None:
+        self.shared.note(f"cleanup {self.what} {self.task}")
+
+
+def numbers(shared: Shared, spouts: int = 1) -> Topology:
+    """Return bolts "a" (1, 2), "b" (3, 4) behind each other, and a spout "s" from task 5 on."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", Numbers(shared), spouts)
+    builder.set_bolt("a", Pass(shared, "a"), 2).fields_grouping("s", "number")
+    builder.set_bolt("b", Pass(shared, "b"), 2).fields_grouping("a", "number")
+    return builder.create_topology()
+
+
+def conf(transport: str, **more: Any) -> dict[str, Any]:
+    """Return settings of three workers."""
+    return {
+        "topology.workers": 3,
+        "storm.messaging.transport": transport,
+        "topology.max.spout.pending": 200,
+        **more,
+    }
+
+
+def while_numbers_flow(shared: Shared, task: int, change: Callable[[], None]) -> None:
+    """Make a change once a task's numbers are under way, and let them come to an end some time after it."""
+    seen = shared.numbers[task]
+    eventually(lambda: shared.numbers[task] > seen + 500, SECONDS)
+    change()
+    seen = shared.numbers[task]
+    eventually(lambda: shared.numbers[task] > seen + 500, SECONDS)
+
+
+@TRANSPORTS
+def test_tasks_move_while_tuples_flow(transport: str) -> None:
+    """Every tuple arrives once, in order for each source and task, however its bolts move about."""
+    shared = Shared()
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", conf(transport), numbers(shared, spouts=2))
+        for task, worker in ((1, 1), (3, 1), (1, 2), (1, 0), (4, 2)):
+            while_numbers_flow(shared, 5, partial(running.move_task, task, worker))
+            assert running.worker_of(task) == worker
+        shared.most = 0
+        running.wait(SECONDS)
+        for component in ("a", "b"):
+            check_order(running.captured.received(component), shared)
+        assert not shared.failed
+        moved = ["a 1", "b 3", "a 1", "a 1", "b 4"]
+        assert shared.lives[6:] == [f"{what} {task}" for task in moved for what in ("cleanup", "prepare")]
+    assert shared.lives.count("open 5") == 1
+
+
+def check_order(received: list[Tuple], shared: Shared) -> None:
+    """Fail unless each spout's numbers came once, and in order for each emitter and receiver."""
+    by_source: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for message in received:
+        by_source[message["source"], message.source_task, place(message["number"])].append(message["number"])
+    for numbers_seen in by_source.values():
+        assert numbers_seen == sorted(numbers_seen)
+    for source in (5, 6):
+        seen = sorted(message["number"] for message in received if message["source"] == source)
+        assert seen == list(range(shared.numbers[source]))
+
+
+def place(number: int) -> int:
+    """Return which of two tasks gets a number by its fields grouping, 0 or 1."""
+    (task,) = Fields(range(2)).route([number])
+    return task
+
+
+@TRANSPORTS
+def test_a_killed_workers_tuples_fail_and_come_again(transport: str) -> None:
+    """What is lost with workers that are killed fails, is emitted again, and all is acked in the end."""
+    shared = Shared()
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", conf(transport), numbers(shared))
+        spout = running.worker_of(5)
+        others = [worker for worker in range(3) if worker != spout]
+        for worker in (*others, others[0]):
+            while_numbers_flow(shared, 5, partial(running.kill_worker, worker))
+        shared.most = 0
+        running.wait(SECONDS)
+        count = shared.numbers[5]
+        assert shared.acked == Counter(range(count))
+        assert {message["number"] for message in running.captured.received("b")} == set(range(count))
+    assert shared.lives.count("open 5") == 1
+
+
+@TRANSPORTS
+def test_a_killed_worker_is_not_told(transport: str) -> None:
+    """Its bolts are not cleaned up, and run anew afterwards; no other is touched."""
+    shared = Shared()
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", conf(transport), numbers(shared))
+        worker = running.worker_of(1)
+        killed = [task for task in range(1, 5) if running.worker_of(task) == worker]
+        while_numbers_flow(shared, 5, partial(running.kill_worker, worker))
+        assert (
+            sorted(shared.lives[5:])
+            == sorted(f"prepare {'a' if task < 3 else 'b'} {task}" for task in killed)
+            or "open 5" in shared.lives[5:]
+        )
+        shared.most = 0
+        running.wait(SECONDS)
+        assert not [life for life in shared.lives if life.startswith("cleanup")]
+
+
+class Hold(Bolt):
+    """Acks what it gets when a tick comes."""
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector) -> None:
+        super().prepare(conf, context, collector)
+        self.held: list[Tuple] = []
+
+    def execute(self, message: Tuple) -> None:
+        if not message.is_tick:
+            self.held.append(message)
+            return
+        for each in self.held:
+            self.collector.ack(each)
+        self.held.clear()
+
+
+def held(feeder: FeederSpout) -> Topology:
+    """Return a spout, and a bolt of two tasks that keep its numbers; each number has its task."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    bolt = builder.set_bolt("hold", Hold(), 2).fields_grouping("s", "number")
+    bolt.add_configuration("topology.tick.tuple.freq.secs", 5)
+    return builder.create_topology()
+
+
+def test_what_a_bolt_keeps_is_lost_with_it() -> None:
+    """Of tuples that two bolts keep, those of the one that dies fail at once, the others are acked later."""
+    feeder = FeederSpout(["number"])
+    with LocalCluster(simulated_time=True) as cluster:
+        running = cluster.submit("t", {"topology.workers": 3}, held(feeder))
+        for number in range(20):
+            feeder.feed([number], message_id=number)
+        running.wait()
+        lost = [number for number in range(20) if place(number) == 0]
+        running.kill_worker(running.worker_of(1))
+        running.wait()
+        assert (sorted(feeder.failed), feeder.acked) == (lost, [])
+        for number in lost:
+            feeder.feed([number], message_id=number)
+        running.wait()
+        cluster.advance(5)
+        assert sorted(feeder.acked) == list(range(20))
+
+
+def test_what_a_bolt_keeps_does_not_move() -> None:
+    """A bolt that moves leaves what it has not acked behind: that fails, and nothing else."""
+    feeder = FeederSpout(["number"])
+    with LocalCluster(simulated_time=True) as cluster:
+        running = cluster.submit("t", {"topology.workers": 3}, held(feeder))
+        for number in range(20):
+            feeder.feed([number], message_id=number)
+        running.wait()
+        running.move_task(2, running.worker_of(1))
+        running.wait()
+        assert sorted(feeder.failed) == [number for number in range(20) if place(number) == 1]
+        cluster.advance(5)
+        assert sorted(feeder.acked) == [number for number in range(20) if place(number) == 0]
+
+
+def test_a_killed_worker_with_its_spout() -> None:
+    """A spout that dies begins anew; nothing waits for what it had on the way."""
+    shared = Shared()
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", conf("local"), numbers(shared))
+        while_numbers_flow(shared, 5, partial(running.kill_worker, running.worker_of(5)))
+        shared.most = 0
+        running.wait(SECONDS)
+        assert shared.lives.count("open 5") == 2
+        assert not [each.pending for each in running.status().executors if each.pending]
+
+
+def test_a_moved_bolt_gets_its_ticks() -> None:
+    """Ticks follow a bolt to its new worker, and come to none twice."""
+    feeder = FeederSpout(["number"])
+    ticks: list[int] = []
+
+    class Ticked(Hold):
+        def execute(self, message: Tuple) -> None:
+            ticks.append(self.context.task)
+            super().execute(message)
+
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("b", Ticked(), 2).shuffle_grouping("s")
+    settings = {"topology.workers": 3, "topology.tick.tuple.freq.secs": 5}
+    with LocalCluster(simulated_time=True) as cluster:
+        running = cluster.submit("t", settings, builder.create_topology())
+        cluster.advance(5)
+        running.move_task(1, running.worker_of(2))
+        cluster.advance(5)
+        running.kill_worker(running.worker_of(2))
+        cluster.advance(5)
+    assert sorted(ticks) == [1] * 3 + [2] * 3
+
+
+def test_received() -> None:
+    """What a bolt was given is there to look at, with who emitted it."""
+    feeder = FeederSpout(["number"])
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {}, held(feeder))
+        feeder.feed([1])
+        feeder.feed([2])
+        running.wait()
+        received = running.captured.received("hold")
+    assert sorted(message["number"] for message in received) == [1, 2]
+    assert {message.source_component for message in received} == {"s"}
+
+
+def test_unknown_workers_and_tasks() -> None:
+    """A worker or task that is not there is an error that says what there is."""
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": 2}, numbers(Shared()))
+        with pytest.raises(TopologyError, match="no worker 2: topology 't' has 2, from 0"):
+            running.kill_worker(2)
+        with pytest.raises(TopologyError, match="no worker 2"):
+            running.move_task(1, 2)
+        with pytest.raises(TopologyError, match="task 9 is none of this topology's"):
+            running.move_task(9, 0)
+
+
+def test_a_change_that_cannot_begin_changes_nothing() -> None:
+    """While a bolt does not return, a move is given up in time; everything goes on where it was."""
+    go = threading.Event()
+    feeder = FeederSpout(["number"])
+
+    class Wait(BasicBolt):
+        def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+            go.wait(SECONDS)
+
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("b", Wait()).shuffle_grouping("s")
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": 2}, builder.create_topology())
+        feeder.feed([1], message_id=1)
+        eventually(lambda: running.captured.received("b"))
+        before = running.worker_of(1)
+        with pytest.raises(TimeoutError, match="still had something to do"):
+            running.move_task(1, 1 - before, timeout=0.1)
+        go.set()
+        running.wait()
+        assert (running.worker_of(1), feeder.acked) == (before, [1])
