@@ -1,0 +1,36 @@
+"""A driver of its own, for tests that kill it: python streaming_driver.py ADDRESS DIRECTORY TRIGGER.
+
+Streams tasks 1 to 4 into Parquet files, by a hundred messages at a time. TRIGGER: `live` goes on until it is
+killed, `now` ends when it has read what is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tuplewire.spark.session import local_session
+
+
+def main(address: str, directory: str, trigger: str) -> None:
+    """Run the query."""
+    with local_session("driver", cores=2) as spark:
+        query = (
+            spark.readStream.format("tuplewire")
+            .option("address", address)
+            .option("topology", "spark")
+            .option("tasks", "1-4")
+            .option("maxMessagesPerTrigger", "100")
+            .load()
+            .selectExpr("task", "source", "sequence", "cast(message as string) as message")
+            .writeStream.format("parquet")
+            .option("path", str(Path(directory) / "table"))
+            .option("checkpointLocation", str(Path(directory) / "checkpoint"))
+            .trigger(**({"availableNow": True} if trigger == "now" else {"processingTime": "0 seconds"}))
+            .start()
+        )
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
