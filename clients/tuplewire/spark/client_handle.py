@@ -28,6 +28,12 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def close_clients() -> None:
+    """Close the connections of this process, for a driver that goes on without; the next use connects."""
+    for key in list(_clients):
+        _discard(key)
+
+
 class ForgottenFlushError(TuplewireError):
     """Messages were handed over, and nobody has waited until they were acknowledged: they may be lost."""
 
