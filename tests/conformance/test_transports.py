@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from tuplewire.config import SessionSettings
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.testing import RelayConformance
@@ -19,3 +23,20 @@ class TestGrpc(RelayConformance):
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "grpc"})
+
+
+class TestZmq(TransportConformance):
+    """Over ZeroMQ's TCP."""
+
+    def make_context(self) -> IContext:
+        return TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
+
+
+class TestZmqIpc(TransportConformance):
+    """Over ZeroMQ's Unix sockets, as in Storm's local mode."""
+
+    def make_context(self) -> IContext:
+        return TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
+
+    def conf(self, settings: SessionSettings) -> Mapping[str, Any]:
+        return {**super().conf(settings), "storm.cluster.mode": "local"}

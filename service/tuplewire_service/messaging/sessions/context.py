@@ -1,0 +1,76 @@
+"""What the contexts of transports whose streams carry sessions have in common."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from abc import abstractmethod
+
+from tuplewire.loop import EventLoopThread, messaging_loop
+from tuplewire.sender import Identity, Sender
+from tuplewire.stream import Dial
+from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
+from tuplewire_service.messaging.sessions.client import SessionClient
+from tuplewire_service.messaging.sessions.server import SessionServer
+from tuplewire_service.messaging.sessions.settings import TransportSettings
+
+
+class SessionContext(IContext):
+    """Binds and connects; a transport says how (_serve, _dial).
+
+    Not for use on the messaging loop itself: bind, close and term wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._connections = 0
+        self._made: list[IConnection] = []
+
+    @property
+    @abstractmethod
+    def _common(self) -> TransportSettings:
+        """The settings."""
+
+    @abstractmethod
+    def _serve(
+        self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
+    ) -> SessionServer:
+        """Return a server that is bound; BindError."""
+
+    @abstractmethod
+    def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:
+        """Return what opens streams to a worker."""
+
+    def bind(self, topology_id: str, port: int, callback: IConnectionCallback | None = None) -> SessionServer:
+        """See IContext. Raises BindError when the port is in use."""
+        server = self._serve(messaging_loop(), topology_id, port, callback)
+        self._made.append(server)
+        return server
+
+    def connect(self, topology_id: str, host: str, port: int) -> SessionClient:
+        """See IContext. Each connection is a session of its own."""
+        settings = self._common
+        thread = messaging_loop()
+        self._connections += 1
+        identity = Identity(
+            topology_id,
+            f"{settings.worker_id or uuid.uuid4()}/{self._connections}",
+            settings.incarnation,
+            worker=bool(settings.worker_id),
+        )
+        make_sender = functools.partial(
+            Sender,
+            f"{host}:{port}",
+            identity,
+            settings.session,
+            thread.loop,
+            self._dial(thread, host, port),
+        )
+        connection = SessionClient(thread, make_sender)
+        self._made.append(connection)
+        return connection
+
+    def term(self) -> None:
+        """See IContext."""
+        made, self._made = self._made, []
+        for connection in reversed(made):
+            connection.close()

@@ -1,0 +1,125 @@
+"""The connecting side: a stream is a DEALER with one connection, and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
+from tuplewire.loop import EventLoopThread
+from tuplewire.stream import ClientStream, Dial, StreamBroken
+from tuplewire_service.messaging.zmq.flow import Window
+from tuplewire_service.messaging.zmq.frames import Kind, decode, decode_refusal
+from tuplewire_service.messaging.zmq.pump import Pump
+from tuplewire_service.messaging.zmq.sockets import Sockets
+from tuplewire_service.messaging.zmq.stream import ZmqStream
+
+_CONNECT_SECONDS = 5.0
+
+_LOST = {
+    zmq.EVENT_CLOSED: "nobody listens there",
+    zmq.EVENT_DISCONNECTED: "the connection was lost",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "what listens there broke off the handshake",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there is no Tuplewire worker",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "what listens there asks for credentials",
+}
+
+
+def dial_zmq(sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: Window) -> Dial:
+    """Return what opens streams to an endpoint; the address is how errors name it."""
+    return partial(_open_stream, sockets, thread, endpoint, address, window)
+
+
+@asynccontextmanager
+async def _open_stream(
+    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: Window, method: str
+) -> AsyncIterator[ClientStream]:
+    stream = _ZmqClientStream(sockets, thread, address, window)
+    try:
+        await stream.open(endpoint, method)
+        yield stream
+    finally:
+        stream.close()
+
+
+class _ZmqClientStream(ZmqStream, ClientStream):
+    """The connecting side of a stream, and its socket."""
+
+    def __init__(self, sockets: Sockets, thread: EventLoopThread, address: str, window: Window) -> None:
+        self._sockets = sockets
+        self._address = address
+        self._socket = sockets.make(thread, zmq.DEALER)
+        self._monitor = sockets.watch(self._socket)
+        self._pump = Pump(self._socket, self._take_parts)
+        self._watch = Pump(self._monitor, self._take_event)
+        self._connected = asyncio.Event()
+        self._answered = asyncio.Event()
+        super().__init__(self._pump.send, window)
+
+    async def open(self, endpoint: str, method: str) -> None:
+        """Connect and ask for the method; raises the refusal's own error, or UnreachableError."""
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                self._socket.connect(endpoint)
+                await self._connected.wait()
+                with contextlib.suppress(StreamBroken):
+                    self._put(Kind.OPEN, method.encode())
+                await self._answered.wait()
+        except TimeoutError:
+            raise UnreachableError(
+                f"{self._address}: nobody answered within {_CONNECT_SECONDS:.0f} s"
+            ) from None
+        except zmq.ZMQError as error:
+            raise UnreachableError(f"{self._address}: {error}") from error
+        if self._why is not None:
+            raise self._why
+
+    def _take_parts(self, parts: list[zmq.Frame]) -> None:
+        try:
+            frame = decode([part.bytes for part in parts])
+            if frame.kind is Kind.REFUSED:
+                self.break_off(decode_refusal(frame.body))
+            else:
+                self.take(frame)
+        except MalformedError as error:
+            self.break_off(ProtocolError(f"{self._address} does not answer as a Tuplewire worker: {error}"))
+        self._answered.set()
+
+    def _take_event(self, parts: list[zmq.Frame]) -> None:
+        event = zmq.Event(parse_monitor_message([part.bytes for part in parts])["event"])
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._connected.set()
+        elif event in _LOST:
+            self._pump.drain()  # what arrived before the end, above all why it ends
+            self.break_off(UnreachableError(f"{self._address}: {_LOST[event]}"))
+
+    def break_off(self, why: TuplewireError) -> None:
+        """See ZmqStream."""
+        super().break_off(why)
+        self._connected.set()
+        self._answered.set()
+
+    async def done_writing(self) -> None:
+        """See ClientStream."""
+        self._put(Kind.DONE)
+
+    async def end(self) -> TuplewireError:
+        """See ClientStream."""
+        ended = UnreachableError(f"{self._address}: the stream ended")
+        self.break_off(ended)
+        return self._why or ended
+
+    def close(self) -> None:
+        """Close the connection; the other side takes that for the end of the stream."""
+        self.break_off(UnreachableError(f"{self._address}: the stream was closed on this side"))
+        self._watch.close()
+        self._pump.close()
+        self._socket.disable_monitor()
+        self._sockets.close(self._monitor)
+        self._sockets.close(self._socket)

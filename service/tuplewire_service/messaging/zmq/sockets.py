@@ -1,0 +1,86 @@
+"""ZeroMQ's own context and its sockets, as a transport's streams use them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import zmq
+
+from tuplewire.loop import EventLoopThread
+from tuplewire_service.messaging.zmq.settings import ZmqSettings
+
+Socket = zmq.Socket[bytes]
+
+_HANDSHAKE_MILLIS = 5000
+
+
+class Sockets:
+    """Makes sockets, and closes them; its methods belong to the loop, but for term.
+
+    ZeroMQ does not survive a fork, and its sockets would stay open in the child. So its context is given up
+    for a fork (see tuplewire.loop), once the streams have closed their sockets, and made anew at need.
+    """
+
+    def __init__(self, settings: ZmqSettings) -> None:
+        self._settings = settings
+        self._context: zmq.Context[Socket] | None = None
+        self._process = 0
+        self._open: set[Socket] = set()
+        self._closed = asyncio.Event()
+
+    def make(self, thread: EventLoopThread, kind: int) -> Socket:
+        """Return a socket whose connections die with their peer, and do not come back by themselves."""
+        if self._context is None or self._process != os.getpid():
+            self._context = zmq.Context(self._settings.threads)
+            self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
+            self._process = os.getpid()
+            self._open = set()
+            thread.suspendables.add(self)
+        settings = self._settings
+        made = self._context.socket(kind)
+        self._open.add(made)
+        session = settings.session
+        silence = int(1000 * session.keepalive_seconds)
+        patience = int(1000 * session.keepalive_timeout_seconds)
+        made.set(zmq.LINGER, 0)
+        made.set(zmq.SNDHWM, 2 * settings.hwm)  # the window is the bound; besides it, grants and the end
+        made.set(zmq.RCVHWM, 2 * settings.hwm)
+        made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
+        made.set(zmq.HEARTBEAT_IVL, silence)
+        made.set(zmq.HEARTBEAT_TIMEOUT, patience)
+        made.set(zmq.HEARTBEAT_TTL, silence + patience)
+        made.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLIS)
+        # libzmq would connect again in silence, and what was on the way would be missing from the stream.
+        made.set(zmq.RECONNECT_IVL, -1)
+        made.set(zmq.IMMEDIATE, 1)
+        return made
+
+    def watch(self, watched: Socket) -> Socket:
+        """Return the socket that tells what becomes of another one's connections."""
+        monitor = watched.get_monitor_socket()
+        self._open.add(monitor)
+        return monitor
+
+    def close(self, closed: Socket, linger_millis: int = 0) -> None:
+        """Close a socket; what it has not sent yet gets so much time."""
+        if closed in self._open:
+            self._open.discard(closed)
+            closed.close(linger_millis)
+            self._closed.set()
+
+    async def suspend(self) -> None:
+        """See Suspendable: wait for the streams to close their sockets, then end ZeroMQ's threads."""
+        while self._open:
+            self._closed.clear()
+            await self._closed.wait()
+        self.term()
+
+    def resume(self) -> None:
+        """See Suspendable: the next socket makes a new context."""
+
+    def term(self) -> None:
+        """End ZeroMQ's threads, once what lingers is sent or its time is over."""
+        context, self._context = self._context, None
+        if context is not None and self._process == os.getpid():
+            context.term()
