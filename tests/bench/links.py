@@ -23,8 +23,10 @@ from workload import (
 from tuplewire_service.server.launch import LocalWorkers
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
+HOP_ZMQ, HOP_LOCAL = "hop-zmq", "hop-local"
 SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
 
+_TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
 _HURRY = ("--drain-seconds=1",)
 """Nobody will take what a stopped task has left."""
 
@@ -167,14 +169,23 @@ class Links:
             return self._spread(name)
         if name in {MANY, SINGLE}:
             return self._senders(name)
+        if name in _TRANSPORTS:
+            return self._hop(name, _TRANSPORTS[name])
         script, server_role, client_role, *arguments = {
-            HOP: ("ours.py", "hop-server", "hop-client"),
             BARE: ("peers.py", "grpc-server", "grpc-client", "frames"),
             UNBATCHED: ("peers.py", "grpc-server", "grpc-client", "messages"),
             ZMQ: ("peers.py", "zmq-pull", "zmq-push"),
         }[name]
         server = self._server(script, server_role)
         return Link(name, self._agent(script, client_role, server.ask("port")["port"], *arguments), server)
+
+    def _hop(self, name: str, transport: str) -> Link:
+        if transport == "local":
+            both = self._agent("ours.py", "hop-within", transport)
+            return Link(name, both, both)
+        server = self._agent("ours.py", "hop-server", transport)
+        port = server.ask("port")["port"]
+        return Link(name, self._agent("ours.py", "hop-client", port, transport), server)
 
     def _chain(self) -> Link:
         workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY))

@@ -28,8 +28,14 @@ from tuplewire.client import Client
 from tuplewire.errors import ClosedError
 from tuplewire.message import TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
-from tuplewire_service.messaging.grpc import GrpcContext
+from tuplewire_service.messaging.base import (
+    IClientConnection,
+    IConnectionCallback,
+    IContext,
+    IServerConnection,
+    ReceivedBatch,
+)
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 
 
 class Sends(Protocol):
@@ -93,30 +99,47 @@ class Count(IConnectionCallback):
         self._meter.add(len(batch), batch.nbytes, lambda: batch.payloads)
 
 
-def hop_server() -> None:
-    """Role: `bind` with a callback."""
-    meter = Meter()
-    context = GrpcContext()
-    context.prepare({})
-    connection = context.bind(TOPOLOGY, 0, Count(meter))
-    serve({"port": lambda: {"port": connection.port}, "begin": meter.begin, "finish": meter.finish})
-    context.term()
+def _bound(transport: str, meter: Meter) -> tuple[IContext, IServerConnection]:
+    context = TransportFactory.make_context({TRANSPORT_KEY: transport})
+    return context, context.bind(TOPOLOGY, 0, Count(meter))
 
 
-def hop_client(port: str) -> None:
-    """Role: `connect`, then `send`."""
-    context = GrpcContext()
-    context.prepare({})
-    connection = context.connect(TOPOLOGY, "127.0.0.1", int(port))
-
+def _load(connection: IClientConnection) -> Load:
     def settle() -> LedgerSnapshot:
         deadline = time.monotonic() + WAIT_SECONDS
         while (ledger := connection.statistics().ledger).pending and time.monotonic() < deadline:
             time.sleep(0.001)
         return ledger
 
-    load = Load(connection, settle)
+    return Load(connection, settle)
+
+
+def hop_server(transport: str) -> None:
+    """Role: `bind` with a callback."""
+    meter = Meter()
+    context, server = _bound(transport, meter)
+    serve({"port": lambda: {"port": server.port}, "begin": meter.begin, "finish": meter.finish})
+    context.term()
+
+
+def hop_client(port: str, transport: str) -> None:
+    """Role: `connect`, then `send`."""
+    context = TransportFactory.make_context({TRANSPORT_KEY: transport})
+    load = _load(context.connect(TOPOLOGY, "127.0.0.1", int(port)))
     serve({"load": load.load, "settle": load.settle})
+    context.term()
+
+
+def hop_within(transport: str) -> None:
+    """Role: both in one process, whose processor time counts once."""
+    meter = Meter()
+    context, server = _bound(transport, meter)
+    load = _load(context.connect(TOPOLOGY, "127.0.0.1", server.port))
+
+    def settle() -> dict[str, Any]:
+        return {**load.settle(), "cpu_ns": 0}
+
+    serve({"begin": meter.begin, "finish": meter.finish, "load": load.load, "settle": settle})
     context.term()
 
 
@@ -162,6 +185,7 @@ def consumer(address: str) -> None:
 ROLES: dict[str, Callable[..., None]] = {
     "hop-server": hop_server,
     "hop-client": hop_client,
+    "hop-within": hop_within,
     "producer": producer,
     "consumer": consumer,
 }

@@ -7,7 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from links import BARE, CHAIN, HOP, MANY, SINGLE, SPREAD, STOPPED, UNBATCHED, ZMQ, Latencies, Trial
+from links import (
+    BARE,
+    CHAIN,
+    HOP,
+    HOP_LOCAL,
+    HOP_ZMQ,
+    MANY,
+    SINGLE,
+    SPREAD,
+    STOPPED,
+    UNBATCHED,
+    ZMQ,
+    Latencies,
+    Trial,
+)
 from workload import SENDERS, SPREAD_TASKS, Look
 
 
@@ -55,6 +69,15 @@ def _hop(frame: int) -> Row:
     )
 
 
+def _other_hop(link: str, transport: str, frame: int) -> Row:
+    return Row(
+        f"{link}/{frame}",
+        f"one hop, transport {transport}, frames of {frame}",
+        Cell(link, frame),
+        (Against(Cell(HOP, frame)), Against(_ZMQ)),
+    )
+
+
 def _chain(frame: int, look: Look) -> Row:
     touched = {"touch": "each payload read", "count": "payloads not read"}[look]
     return Row(
@@ -71,6 +94,8 @@ def _chain(frame: int, look: Look) -> Row:
 
 ROWS = (
     *(_hop(frame) for frame in (1, 100, 1000, 4000)),
+    *(_other_hop(HOP_ZMQ, "zmq", frame) for frame in (1, 1000)),
+    *(_other_hop(HOP_LOCAL, "local", frame) for frame in (1, 1000)),
     *(_chain(frame, "touch") for frame in (1, 100, 1000)),
     _chain(1000, "count"),
     Row(
@@ -91,6 +116,7 @@ LATENCY_TARGETS = {50: 3.0, 99: 5.0}
 """Percentile -> the ratio to a bare round trip that is not to be exceeded."""
 
 _TITLES = {
+    HOP: "transport grpc",
     BARE: "bare gRPC, same frames",
     UNBATCHED: "gRPC, one a frame",
     ZMQ: "pyzmq, direct",
