@@ -25,18 +25,18 @@ class TestGrpc(RelayConformance):
         return TransportFactory.make_context({TRANSPORT_KEY: "grpc"})
 
 
-class TestZmq(TransportConformance):
+class TestZmq(RelayConformance):
     """Over ZeroMQ's TCP."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
 
 
-class TestZmqIpc(TransportConformance):
+class TestZmqIpc(RelayConformance):
     """Over ZeroMQ's Unix sockets, as in Storm's local mode."""
 
     def make_context(self) -> IContext:
         return TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
 
-    def conf(self, settings: SessionSettings) -> Mapping[str, Any]:
-        return {**super().conf(settings), "storm.cluster.mode": "local"}
+    def conf(self, settings: SessionSettings, worker_id: str) -> Mapping[str, Any]:
+        return {**super().conf(settings, worker_id), "storm.cluster.mode": "local"}

@@ -15,7 +15,7 @@ FIND = """
 import sys
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 
-conf = {TRANSPORT_KEY: sys.argv[1], "toy.worker_id": "w7"}
+conf = {TRANSPORT_KEY: sys.argv[1], "tuplewire.transport.worker_id": "w7"}
 context = TransportFactory.make_context(conf)
 assert type(context).__module__ == "toy_transport.context", type(context)
 server = context.bind("words", 0)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tuplewire.config import SessionSettings
 from tuplewire.topology.settings import TopologySettings
-from tuplewire_service.messaging.factory import TransportFactory
+from tuplewire_service.messaging.grpc.settings import GrpcSettings
+from tuplewire_service.messaging.settings import key_of
+from tuplewire_service.messaging.zmq.settings import ZmqSettings
 from tuplewire_service.server.config import SETTINGS
 from tuplewire_service.server.settings_page import page
 
@@ -20,13 +22,13 @@ def test_current() -> None:
 
 
 def test_every_setting() -> None:
-    """Every setting of a worker, a session and a topology has its row, and every transport has some."""
+    """Every setting of a worker, a session, a topology and a transport has its row."""
     keys = {line.split("|")[1].strip(" `") for line in page().splitlines() if line.startswith("| `")}
     assert set(SETTINGS) <= keys
     assert {each.name for each in fields(SessionSettings)} <= keys
     assert {each.metadata["key"] for each in fields(TopologySettings)} <= keys
-    for transport in TransportFactory.known():
-        assert any(key.startswith(f"tuplewire.{transport}.") for key in keys)
+    for settings in (GrpcSettings, ZmqSettings):
+        assert {key_of(each) for each in fields(settings)} <= keys
 
 
 def test_every_row_is_whole() -> None:

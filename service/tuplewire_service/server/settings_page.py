@@ -12,6 +12,7 @@ from tuplewire.topology.settings import TopologySettings
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.settings import TransportSettings, key_of
+from tuplewire_service.messaging.zmq.settings import ZmqSettings
 from tuplewire_service.server.config import SETTINGS
 
 _HEAD = """# Settings
@@ -96,7 +97,7 @@ def _transport() -> Iterator[Row]:
     common = fields(TransportSettings)
     yield from (_row(key_of(each), each) for each in common)
     names = {each.name for each in common}
-    for settings in (GrpcSettings,):
+    for settings in (GrpcSettings, ZmqSettings):
         yield from (_row(key_of(each), each) for each in fields(settings) if each.name not in names)
 
 

@@ -12,7 +12,7 @@ from tuplewire.stream import Dial
 from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
 from tuplewire_service.messaging.sessions.client import SessionClient
 from tuplewire_service.messaging.sessions.server import SessionServer
-from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.messaging.settings import TransportSettings
 
 
 class SessionContext(IContext):

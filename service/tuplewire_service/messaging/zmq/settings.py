@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuplewire.config import declared
 from tuplewire.errors import ConfigError
-from tuplewire_service.messaging.sessions.settings import TransportSettings, keyed
+from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.zmq.flow import Window
 
 _MODES = ("local", "distributed")
@@ -13,22 +14,35 @@ _MODES = ("local", "distributed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqSettings(TransportSettings):
-    """TransportSettings, and those of Storm's plug-in under Storm's keys.
+    """Those of every transport, and Storm's plug-in's under Storm's keys."""
 
-    threads (`zmq.threads`): ZeroMQ's I/O threads. linger_millis (`zmq.linger.millis`): how long what was
-    written last may take to go out after a close. hwm (`zmq.hwm`): messages of a stream that may be on their
-    way and not read; 0: the bound in bytes alone counts. cluster_mode (`storm.cluster.mode`): `local` binds
-    and connects Unix sockets (`ipc`) in place of `tcp`.
-    ipc_directory (`tuplewire.zmq.ipc_directory`): where those are; by default a temporary directory that
-    belongs to the user. max_streams (`tuplewire.zmq.max_streams`): streams that a server serves at once.
-    """
-
-    threads: int = keyed("zmq.threads", 1)
-    linger_millis: int = keyed("zmq.linger.millis", 5000)
-    hwm: int = keyed("zmq.hwm", 1000)
-    cluster_mode: str = keyed("storm.cluster.mode", "distributed")
-    ipc_directory: str = keyed("tuplewire.zmq.ipc_directory", "")
-    max_streams: int = keyed("tuplewire.zmq.max_streams", 20_000)
+    threads: int = declared(1, "ZeroMQ's I/O threads", key="zmq.threads", storm="zmq.threads")
+    linger_millis: int = declared(
+        5000,
+        "how long what was written last may take to go out after a close",
+        key="zmq.linger.millis",
+        storm="zmq.linger.millis",
+    )
+    hwm: int = declared(
+        1000,
+        "messages of a stream that may be on their way and not read; 0: only the bound in bytes counts",
+        key="zmq.hwm",
+        storm="zmq.hwm",
+    )
+    cluster_mode: str = declared(
+        "distributed",
+        "local binds and connects Unix sockets (ipc) in place of tcp",
+        key="storm.cluster.mode",
+        storm="storm.cluster.mode",
+    )
+    ipc_directory: str = declared(
+        "",
+        "where those are (default: a temporary directory that belongs to the user)",
+        key="tuplewire.zmq.ipc_directory",
+    )
+    max_streams: int = declared(
+        20_000, "streams that a server serves at once", key="tuplewire.zmq.max_streams"
+    )
 
     def __post_init__(self) -> None:
         least = {"zmq.threads": (self.threads, 1), "tuplewire.zmq.max_streams": (self.max_streams, 1)}
