@@ -10,6 +10,8 @@ from typing import Any, Self
 from tuplewire.errors import ConfigError
 
 _PREFIX = "topology."
+LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
+"""Those that only whoever starts processes reads."""
 
 
 class ErrorPolicy(StrEnum):
@@ -97,7 +99,7 @@ class TopologySettings:
         for key, value in conf.items():
             if key in known:
                 values[known[key].name] = _checked(key, value, known[key].default)
-            elif key.startswith(_PREFIX):
+            elif key.startswith(_PREFIX) and key not in LAUNCHER_KEYS:
                 raise ConfigError(f"unknown setting {key!r}; known are: {', '.join(known)}")
         return cls(**values)
 

@@ -190,6 +190,11 @@ class ExecutorWorker:
         for spout in self.spouts:
             spout.deactivate()
 
+    def tick(self) -> None:
+        """Give each bolt that gets ticks one now: the last one, when the topology is over."""
+        for ticks, _ in list(self._ticks.values()):
+            ticks()
+
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do here; False when the time is over first.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -116,10 +116,11 @@ def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any
 class Captured:
     """Everything that the components of a topology emitted and received; thread-safe.
 
-    It grows for as long as the topology runs.
+    It grows for as long as the topology runs. components: those that are looked at; None: all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, components: Collection[str] | None = None) -> None:
+        self._components = components
         self._lock = threading.Lock()
         self._emitted: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
         self._received: defaultdict[str, list[Tuple]] = defaultdict(list)
@@ -128,13 +129,27 @@ class Captured:
         """Take in what a task has emitted."""
         with self._lock:
             for run in runs:
+                if self._components is not None and run.origin.component not in self._components:
+                    continue
                 key = (run.origin.component, run.origin.stream.name)
                 self._emitted[key] += [message.values for message in run.tuples]
 
     def receive(self, component: str, tuples: Sequence[Tuple]) -> None:
         """Take in what a component is given."""
+        if self._components is not None and component not in self._components:
+            return
         with self._lock:
             self._received[component] += tuples
+
+    def add_values(self, component: str, stream: str, values: Iterable[Sequence[Any]]) -> None:
+        """Take in the values of tuples that a component emitted elsewhere."""
+        with self._lock:
+            self._emitted[component, stream] += map(tuple, values)
+
+    def streams(self) -> list[tuple[str, str]]:
+        """Return each component and stream that something was emitted on."""
+        with self._lock:
+            return list(self._emitted)
 
     def tuples(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[Any, ...]]:
         """Return the values of what a component emitted on a stream, in order for each task.

@@ -48,16 +48,23 @@ class LocalCluster:
     ) -> None:
         self.shutdown()
 
-    def submit(self, name: str, conf: Mapping[str, Any], topology: Topology) -> LocalTopology:
+    def submit(
+        self,
+        name: str,
+        conf: Mapping[str, Any],
+        topology: Topology,
+        collect: Sequence[str] | None = None,
+    ) -> LocalTopology:
         """Run a topology; conf: settings by Storm's keys, and the user's own.
 
+        collect: the components whose tuples are kept to be looked at; by default all.
         Raises ConfigError for a name that is in use or a setting that is wrong, and the TaskError of a spout
         or bolt that cannot be opened. Source: Storm's `submitTopology`.
         """
         if name in self._running:
             raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
         timer = SimulatedTimer() if self._simulated_time else None
-        running = LocalTopology(name, conf, topology, timer)
+        running = LocalTopology(name, conf, topology, timer, collect)
         running.start()
         self._running[name] = running
         if timer is not None:

@@ -49,16 +49,21 @@ class TopologyStatus:
 class LocalTopology:
     """A topology that runs. Made by LocalCluster.submit.
 
-    captured: everything that its components emitted and received. errors, dead_letters: the last thousand of
-    each. topology: what runs.
+    captured: everything that its components emitted and received, or those of them that are collected.
+    errors, dead_letters: the last thousand of each. topology: what runs.
     """
 
     def __init__(
-        self, name: str, conf: Mapping[str, Any], topology: Topology, timer: SimulatedTimer | None
+        self,
+        name: str,
+        conf: Mapping[str, Any],
+        topology: Topology,
+        timer: SimulatedTimer | None,
+        collect: Sequence[str] | None = None,
     ) -> None:
         self.name = name
         self.topology = topology
-        self.captured = Captured()
+        self.captured = Captured(collect)
         self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
         self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
         self._conf = conf
@@ -179,6 +184,17 @@ class LocalTopology:
                 if left <= 0:
                     return False
                 self._moved.wait(min(left, _LOOK_SECONDS))
+
+    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
+        """Wait until it is idle, give bolts that get ticks their last one, wait, and return what was kept.
+
+        So a bolt that adds up emits what it has on a tick, and once more at the end. Raises as wait() does.
+        """
+        self.wait(timeout)
+        for worker in self._living():
+            worker.executors.tick()
+        self.wait(timeout)
+        return self.captured
 
     @property
     def failure(self) -> TuplewireError | None:
