@@ -17,6 +17,8 @@ from tuplewire.errors import ConfigError, TuplewireError
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "TUPLEWIRE_"
+PRIVATE = 0o600
+"""The mode of a file that is one user's alone."""
 _LAST_LINES = 20
 
 
@@ -71,12 +73,12 @@ class Child:
                     start_new_session=True,
                 )
         except PermissionError as error:
-            if user is None:
-                raise LaunchError(f"{command.name} cannot be started: {error}") from error
-            raise LaunchError(
-                f"{command.name} cannot run as {user.pw_name}: only root may start processes of other "
-                "users; run this as root, or set supervisor.run.worker.as.user to false"
-            ) from error
+            if user is None or error.filename is not None:
+                raise LaunchError(
+                    f"{command.name} cannot be started: {error}; "
+                    "give whoever it runs as the right to read and run that"
+                ) from error
+            raise _not_permitted(command.name, user.pw_name) from error
         except OSError as error:
             raise LaunchError(f"{command.name} cannot be started: {error}") from error
 
@@ -123,14 +125,24 @@ class Child:
 
 
 def _user_of(command: Command) -> pwd.struct_passwd | None:
-    if command.user is None:
-        return None
+    return None if command.user is None else _find_user(command.user)
+
+
+def _find_user(name: str) -> pwd.struct_passwd:
     try:
-        return pwd.getpwnam(command.user)
+        return pwd.getpwnam(name)
     except KeyError as error:
         raise ConfigError(
-            f"{command.name} is to run as {command.user!r}, and this machine has no such user"
+            f"processes are to run as {name!r}, and this machine has no such user: "
+            "name another, or set supervisor.run.worker.as.user to false"
         ) from error
+
+
+def _not_permitted(what: str, user: str) -> LaunchError:
+    return LaunchError(
+        f"{what} cannot run as {user}: only root may start processes of other users; "
+        "run this as root, or set supervisor.run.worker.as.user to false"
+    )
 
 
 def directory_for(path: Path, user: str | None) -> Path:
@@ -139,3 +151,18 @@ def directory_for(path: Path, user: str | None) -> Path:
     if user is not None:
         path.chmod(0o711)
     return path
+
+
+def write_private(path: Path, content: bytes, user: str | None) -> None:
+    """Write a new file that only one user may read, the one that processes run as; None: this process's.
+
+    Raises ConfigError for a user that does not exist, and LaunchError where it may not be another.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        if user is not None:
+            try:
+                os.fchown(descriptor, _find_user(user).pw_uid, -1)
+            except PermissionError as error:
+                raise _not_permitted("a process", user) from error

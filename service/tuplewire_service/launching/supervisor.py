@@ -31,7 +31,7 @@ class Restarts:
     def after(self, exit_code: int) -> float | None:
         """Return how many seconds to wait before the next start; None: there is none.
 
-        A process that ends with 0 has done what it had to.
+        A process that has ended with 0 was told to, by whomever, and has not failed.
         """
         if exit_code == 0 or not self.left:
             return None
@@ -40,10 +40,10 @@ class Restarts:
 
 
 class Supervisor:
-    """Watches one process in a thread, and starts it again when it fails.
+    """Watches one process in a thread until stop(), and starts it again when it fails.
 
     start: makes a child, at once and at each restart; returns when it is ready for work, or raises. restarts:
-    how often. given_up: told of the error when there is no further start; called in the thread.
+    how often. given_up: told when it has ended and there is no further start; called in the thread.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Supervisor:
     def _watch(self) -> None:
         while not self._stopping.is_set():
             code = self._child.wait()
-            if not code or self._stopping.is_set():
+            if code is None or self._stopping.is_set():
                 return
             name = self._child.command.name
             error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self._child.last_words()}")
@@ -89,13 +89,18 @@ class Supervisor:
 
     def _replace(self, child: Child) -> None:
         with self._lock:
+            self._child.end(time.monotonic())  # it has ended, and lets go of what it held here
             self._child = child
             if self._stopping.is_set():
                 child.terminate()
 
+    def no_more(self) -> None:
+        """Start it no more: its end is wanted, and no failure."""
+        self._stopping.set()
+
     def stop(self, deadline: float) -> int:
         """End the process, start it no more, and return its exit code; kill it at the deadline."""
-        self._stopping.set()
+        self.no_more()
         with self._lock:
             self._child.terminate()
         self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire_service.server.config import CONFIG_VARIABLE, SETTINGS, load_config, to_toml
+from tuplewire_service.server.executors import add_executors_parser
 from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
 Handler = Callable[[argparse.Namespace], int]
@@ -77,6 +78,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tuplewire {tuplewire.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_worker(commands)
+    add_executors_parser(commands)
     if "run" in arguments[:1]:
         from tuplewire_service.server.run import add_run_parser
 

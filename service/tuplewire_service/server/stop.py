@@ -62,13 +62,21 @@ class Stop:
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
-        self.requested = False
-        """Whether anybody has asked."""
+        self._asked = threading.Event()
 
     def request(self, request: StopRequest) -> None:
         """Ask the process to stop."""
-        self.requested = True
+        self._asked.set()
         self._requests.put(request)
+
+    @property
+    def requested(self) -> bool:
+        """Whether anybody has asked."""
+        return self._asked.is_set()
+
+    def wait_requested(self, timeout: float) -> bool:
+        """Wait at most so many seconds until somebody asks; whether anybody has."""
+        return self._asked.wait(timeout)
 
     def wait(self) -> StopRequest:
         """Block until somebody asks, and return the first request."""

@@ -1,0 +1,260 @@
+"""Topologies of which each worker is a process of this machine. Source: Storm's distributed mode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.topology.acker_tasks import with_ackers
+from tuplewire.topology.description import Topology
+from tuplewire.topology.settings import TopologySettings
+from tuplewire.topology.termination import ProcessReport, Termination
+from tuplewire_service.launching.child import Command, directory_for, write_private
+from tuplewire_service.launching.settings import LaunchSettings
+from tuplewire_service.topology.capture import Captured
+from tuplewire_service.topology.local_cluster import TopologyStatus, shares_of
+from tuplewire_service.topology.reference import SUFFIX, load_topology, save_topology
+from tuplewire_service.topology.worker_process import WorkerProcess
+
+_WAIT_SECONDS = 60.0
+_KILL_SECONDS = 10.0
+_FIRST_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.1
+_QUIET_SECONDS = 1.0
+"""How long nothing must have happened, once a process has been started again."""
+
+
+class DistributedTopology:
+    """A topology that runs in processes. Made by DistributedCluster.submit.
+
+    captured: what the components that are collected have emitted, after collect().
+    """
+
+    def __init__(
+        self, name: str, conf: Mapping[str, Any], topology: Topology | str, collect: Sequence[str]
+    ) -> None:
+        self.name = name
+        self.captured = Captured()
+        self.exit_codes: list[int] = []
+        self._active = self._failed = False
+        self._settings = LaunchSettings.of(conf)
+        self._workers: list[WorkerProcess] = []
+        self._temporary = tempfile.mkdtemp(prefix="tuplewire-")
+        user = self._settings.run_as
+        directory = directory_for(Path(self._temporary), user)
+        self.log_dir = directory_for(Path(self._settings.log_dir or directory), user)
+        try:
+            self._launch(dict(conf), topology, collect, directory)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def _launch(
+        self, conf: dict[str, Any], topology: Topology | str, collect: Sequence[str], directory: Path
+    ) -> None:
+        reference = topology
+        if isinstance(reference, Topology):
+            reference = save_topology(reference, directory / f"topology{SUFFIX}", self._settings.run_as)
+        if isinstance(topology, str):
+            topology = load_topology(topology)
+        for component in collect:
+            topology.component(component)
+        running = TopologySettings.of(conf)
+        shares = shares_of(with_ackers(topology, running.ackers), running.workers)
+        write_private(directory / "conf.json", _as_json(conf), self._settings.run_as)
+        for index, share in enumerate(shares):
+            port = self._settings.port_of(index)
+            worker_id = f"{self.name}-worker-{index}"
+            words = [
+                sys.executable,
+                *self._settings.interpreter_options(port=port, worker_id=worker_id, topology_id=self.name),
+                "-m",
+                "tuplewire_service",
+                "executors",
+                reference,
+                f"--topology-id={self.name}",
+                f"--worker-id={worker_id}",
+                f"--conf={directory / 'conf.json'}",
+                *(f"--collect={component}" for component in collect),
+            ]
+            command = Command(
+                name=worker_id,
+                words=words,
+                log=self.log_dir / f"{worker_id}.log",
+                environment=self._settings.environment,
+                user=self._settings.run_as,
+            )
+            self._workers.append(WorkerProcess(command, self._settings, share, port))
+        for worker in self._workers:
+            worker.await_bound()
+        owners = {task: worker.port for worker in self._workers for task in worker.tasks}
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            list(pool.map(lambda worker: worker.open(owners), self._workers))
+
+    def log_of(self, index: int) -> Path:
+        """Return the file that has the output of a worker."""
+        return self.log_dir / f"{self.name}-worker-{index}.log"
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The ids of the workers' processes, as they were started last."""
+        return [worker.process_id for worker in self._workers]
+
+    @property
+    def restarts(self) -> int:
+        """How often a process was started again."""
+        return sum(worker.starts - 1 for worker in self._workers)
+
+    def activate(self) -> None:
+        """Have the spouts asked for tuples. Source: Storm's `activate`."""
+        self._switch(active=True)
+
+    def deactivate(self) -> None:
+        """Have them asked no longer; what is on the way goes on. Source: Storm's `deactivate`."""
+        self._switch(active=False)
+
+    def _switch(self, *, active: bool) -> None:
+        self._active = active
+        for worker in self._workers:
+            worker.switch(active=active)
+
+    def wait(self, timeout: float = _WAIT_SECONDS) -> None:
+        """Wait until it is over: all spouts are exhausted, or inactive, and no tuple is on the way.
+
+        Raises ProcessFailedError, with the traceback of the user's code, or LaunchError, when a process has
+        failed for good, and TimeoutError after so many seconds. Where a process was started again, what was
+        in it is lost, and the counts do not add up any more: then it is over when for a second all were at
+        rest and nothing came or went.
+        """
+        deadline = time.monotonic() + timeout
+        pause = _FIRST_POLL_SECONDS
+        termination = self._termination()
+        while True:
+            wave = termination.wave
+            for worker in self._workers:
+                report = self._report(worker, wave)
+                if report is not None:
+                    termination.take(worker.name, wave, report)
+            if self.restarts and termination.exact:
+                termination = self._termination()
+            if termination.over:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"topology {self.name!r} was not over after {timeout} s")
+            pause = min(2 * pause, _POLL_SECONDS) if termination.exact else _QUIET_SECONDS
+            threading.Event().wait(pause)
+
+    def _report(self, worker: WorkerProcess, wave: int) -> ProcessReport | None:
+        try:
+            return worker.report(wave)
+        except TuplewireError:
+            self._failed = True
+            raise
+
+    def _termination(self) -> Termination:
+        return Termination((worker.name for worker in self._workers), exact=not self.restarts)
+
+    def finish(self, timeout: float = _WAIT_SECONDS) -> Captured:
+        """Wait until it is over, give bolts that get ticks their last one, wait, and return what was kept.
+
+        So a bolt that adds up emits what it has on a tick, and once more at the end. Raises as wait() does.
+        """
+        self.wait(timeout)
+        for worker in self._workers:
+            worker.tell("tick")
+        self.wait(timeout)
+        for worker in self._workers:
+            worker.collect(self.captured)
+        return self.captured
+
+    def status(self) -> TopologyStatus:
+        """Return a snapshot."""
+        state = "ACTIVE" if self._active else "INACTIVE"
+        executors = [each for worker in self._workers for each in worker.statistics()]
+        return TopologyStatus(self.name, state, executors)
+
+    def close(self, timeout: float = _KILL_SECONDS) -> None:
+        """End every process: spouts stop, executors finish, what was sent is seen off, connections close.
+
+        That may take so many seconds; a topology that has failed is ended at once. A process that does not
+        end is killed. Does nothing the second time.
+        """
+        workers, self._workers = self._workers, []
+        if workers:
+            seconds = 0.0 if self._failed else timeout
+            with ThreadPoolExecutor(len(workers)) as pool:
+                self.exit_codes = list(pool.map(lambda worker: worker.stop(seconds), workers))
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _as_json(conf: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(conf, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the settings cannot be written for other processes: {error}") from error
+
+
+class DistributedCluster:
+    """Runs topologies in processes of this machine, one for each worker, with a transport between them.
+
+    ::
+
+        with DistributedCluster() as cluster:
+            running = cluster.submit("words", {"topology.workers": 3}, topology, collect=["count"])
+            running.finish().tuples("count")
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, DistributedTopology] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def submit(
+        self,
+        name: str,
+        conf: Mapping[str, Any],
+        topology: Topology | str,
+        collect: Sequence[str] = (),
+    ) -> DistributedTopology:
+        """Run a topology; conf: settings by Storm's keys, and the user's own, in what JSON has a form for.
+
+        topology: the object, or `package.module:function` that returns it in each process. collect: the
+        components whose tuples finish() returns. Raises ConfigError for a name that is in use or a setting
+        that is wrong, and LaunchError or ProcessFailedError for a process that does not start.
+        """
+        if name in self._running:
+            raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
+        running = DistributedTopology(name, conf, topology, collect)
+        self._running[name] = running
+        running.activate()
+        return running
+
+    def kill(self, name: str, timeout: float = _KILL_SECONDS) -> None:
+        """End a topology, as DistributedTopology.close says. Source: Storm's `killTopology`."""
+        if name not in self._running:
+            known = ", ".join(map(repr, self._running)) or "none"
+            raise ConfigError(f"no topology {name!r} runs here; there are {known}")
+        self._running.pop(name).close(timeout)
+
+    def shutdown(self) -> None:
+        """Kill every topology; does nothing the second time. Source: Storm's `shutdown`."""
+        with contextlib.ExitStack() as stack:
+            for name in list(self._running):
+                stack.callback(self.kill, name)

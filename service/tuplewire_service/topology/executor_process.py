@@ -1,0 +1,158 @@
+"""A process that runs executors of a topology, and does what another says. Source: Storm's `Worker`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.topology.acker_tasks import with_ackers
+from tuplewire.topology.description import Topology
+from tuplewire.topology.settings import TopologySettings
+from tuplewire.topology.termination import Failure
+from tuplewire.topology.worker import ExecutorWorker
+from tuplewire_service.messaging.base import IContext
+from tuplewire_service.messaging.factory import TransportFactory
+from tuplewire_service.topology.capture import Captured
+from tuplewire_service.topology.channel import Channel, from_report, from_statistics
+from tuplewire_service.topology.context_link import Address, ContextLink
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_ROWS = 5000
+
+
+class ExecutorProcess:
+    """The executors, transport and link of one process, from the port that it binds to its end.
+
+    collect: the components whose tuples are kept, to be handed over at the end.
+    Raises ConfigError for settings that are wrong, and BindError for a port that is in use.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        topology_id: str,
+        conf: Mapping[str, Any],
+        port: int,
+        collect: Sequence[str] = (),
+    ) -> None:
+        self._topology_id = topology_id
+        self._topology = with_ackers(topology, TopologySettings.of(conf).ackers)
+        self._conf = conf
+        self._context: IContext = TransportFactory.make_context(conf)
+        self._link = ContextLink(self._context, topology_id, port)
+        self._worker: ExecutorWorker | None = None
+        self.captured = Captured(collect)
+
+    @property
+    def port(self) -> int:
+        """The port that is bound."""
+        return self._link.port
+
+    @property
+    def worker(self) -> ExecutorWorker:
+        """The executors; TuplewireError before start()."""
+        if self._worker is None:
+            raise TuplewireError("this process has no executors yet: it is told its tasks first")
+        return self._worker
+
+    def start(self, tasks: Sequence[int], owners: Mapping[int, Address], timeout: float) -> None:
+        """Open these tasks, and connect to the workers that have the others; as ExecutorWorker.start."""
+        self._link.connect({task: owner for task, owner in owners.items() if task not in set(tasks)})
+        self._worker = ExecutorWorker(
+            self._topology,
+            tasks,
+            topology_id=self._topology_id,
+            conf=self._conf,
+            link=self._link,
+            emitted=self.captured.add,
+        )
+        self._worker.start(timeout)
+
+    def close(self, timeout: float) -> None:
+        """Stop the spouts, finish what is here, see off what was sent, and end; at most so many seconds."""
+        try:
+            if self._worker is not None:
+                self._worker.close(timeout)
+        finally:
+            self._context.term()
+
+
+def serve(
+    process: ExecutorProcess, channel: Channel, stopped: Callable[[], bool], stop_seconds: float
+) -> int:
+    """Do what is asked over a channel until told to stop, and return the exit code.
+
+    stopped: whether the process is to end by itself, then within stop_seconds. An error is told with its
+    traceback, and ends the process; so does the end of whoever asks.
+    """
+    channel.send("bound", process.port)
+    code, close_seconds = 1, 0.0
+    try:
+        close_seconds = _answer(process, channel, stopped, stop_seconds)
+        code = 0
+    except UnreachableError as error:
+        logger.warning("process.alone", extra={"reason": str(error)})
+    except Exception as error:
+        logger.exception("process.failed")
+        _tell_failure(channel, error)
+    finally:
+        process.close(close_seconds)
+    return code
+
+
+def _tell_failure(channel: Channel, error: Exception) -> None:
+    failure = Failure.of(error)
+    try:
+        channel.send("failed", failure.summary, failure.traceback)
+    except UnreachableError:
+        logger.warning("process.alone", extra={"reason": failure.summary})
+
+
+def _answer(
+    process: ExecutorProcess, channel: Channel, stopped: Callable[[], bool], stop_seconds: float
+) -> float:
+    """Do what is asked, and return how long the end may take."""
+    while not stopped():
+        message = channel.receive(_POLL_SECONDS)
+        if message is None:
+            if process._worker is not None:
+                process.worker.check()
+            continue
+        kind, values = message
+        match kind:
+            case "start":
+                tasks, owners, timeout = values
+                process.start(tasks, {task: (host, port) for task, host, port in owners}, timeout)
+                channel.send("started")
+            case "activate":
+                process.worker.activate()
+            case "deactivate":
+                process.worker.deactivate()
+            case "tick":
+                process.worker.tick()
+            case "report":
+                report = process.worker.report()
+                process.worker.check()
+                channel.send("report", *values, *from_report(report))
+            case "statistics":
+                channel.send("statistics", *map(from_statistics, process.worker.statistics()))
+            case "collect":
+                _hand_over(process.captured, channel)
+            case "close":
+                return float(values[0])
+            case _:
+                raise TuplewireError(f"nobody here knows what {kind!r} asks for: two releases?")
+    return stop_seconds
+
+
+def _hand_over(captured: Captured, channel: Channel) -> None:
+    for component, stream in captured.streams():
+        rows = captured.tuples(component, stream)
+        for begin in range(0, len(rows), _ROWS):
+            channel.send("rows", component, stream, rows[begin : begin + _ROWS])
+    captured.clear()
+    channel.send("collected")

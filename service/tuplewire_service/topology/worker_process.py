@@ -1,0 +1,171 @@
+"""The process of one worker, as whoever started it sees it. Source: Storm's `Container` and `Slot`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.topology.executor import ExecutorStatistics
+from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport
+from tuplewire_service.launching.child import Child, Command, LaunchError
+from tuplewire_service.launching.settings import LaunchSettings
+from tuplewire_service.launching.supervisor import Supervisor
+from tuplewire_service.topology.capture import Captured
+from tuplewire_service.topology.channel import Channel, channel_pair, to_report, to_statistics
+
+_HOST = "127.0.0.1"
+_ANSWER_SECONDS = 30.0
+_STOP_MARGIN_SECONDS = 10.0
+
+
+class WorkerProcess:
+    """Started, started again where that is wanted, asked, and ended; thread-safe.
+
+    command: what is run; its port and channel are added. tasks: those that it gets. port: 0 for any free one;
+    a process that is started again keeps the port that it had.
+    """
+
+    def __init__(self, command: Command, settings: LaunchSettings, tasks: Sequence[int], port: int) -> None:
+        self.name = command.name
+        self.tasks = tasks
+        self.port = port
+        self.starts = 0
+        self.failure: TuplewireError | None = None
+        self.given_up: TuplewireError | None = None
+        self.active = False
+        self._command = command
+        self._settings = settings
+        self._owners: list[tuple[int, str, int]] = []
+        self._channel: Channel | None = None
+        self._lock = threading.RLock()
+        self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
+
+    def _start(self) -> Child:
+        """Start the process; at a restart also bring it to where it was."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+            self._channel, theirs = channel_pair()
+            with theirs:
+                words = [*self._command.words, f"--port={self.port}", f"--control={theirs.fileno()}"]
+                child = Child(replace(self._command, words=words, descriptors=[theirs.fileno()]))
+            self.starts += 1
+            if self.starts > 1:
+                try:
+                    self.await_bound(child)
+                    self.open()
+                    if self.active:
+                        self.tell("activate")
+                except TuplewireError:
+                    child.end(time.monotonic())
+                    raise
+            return child
+
+    def _give_up(self, error: TuplewireError) -> None:
+        self.given_up = self.failure or error
+
+    def await_bound(self, child: Child | None = None) -> None:
+        """Wait until it has bound its port; LaunchError, with its last words, when it does not."""
+        child = child or self._supervisor.child
+        try:
+            (self.port,) = self._receive("bound", self._settings.start_seconds)
+        except UnreachableError as error:
+            code = child.wait(self._settings.stop_seconds)
+            raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
+
+    def open(self, owners: Mapping[int, int] | None = None) -> None:
+        """Have it open its tasks; owners: the port of each task of the topology, by default as before."""
+        if owners is not None:
+            self._owners = [(task, _HOST, port) for task, port in owners.items()]
+        with self._lock:
+            self.tell("start", list(self.tasks), self._owners, self._settings.start_seconds)
+            self._receive("started", self._settings.start_seconds + _ANSWER_SECONDS)
+
+    @property
+    def process_id(self) -> int:
+        """The id of its process."""
+        return self._supervisor.child.process_id
+
+    def switch(self, *, active: bool) -> None:
+        """Have its spouts asked for tuples, or not; also once it is started again."""
+        with self._lock:
+            self.active = active
+            with contextlib.suppress(UnreachableError):  # whoever asks for its report will hear
+                self.tell("activate" if active else "deactivate")
+
+    def tell(self, kind: str, *values: Any) -> None:
+        """Send it a message; UnreachableError when it is gone."""
+        with self._lock:
+            if self._channel is None:
+                raise UnreachableError(f"{self.name} has not been started")
+            self._channel.send(kind, *values)
+
+    def _receive(self, wanted: str, timeout: float) -> list[Any]:
+        """Return the values of the next message; raises the failure that it tells in its place."""
+        if self._channel is None:
+            raise UnreachableError(f"{self.name} has not been started")
+        message = self._channel.receive(timeout)
+        if message is None:
+            raise LaunchError(
+                f"{self.name} has not answered for {timeout:g} s\n{self._supervisor.child.last_words()}"
+            )
+        kind, values = message
+        if kind == "failed":
+            self.failure = ProcessFailedError(self.name, Failure(*values))
+            raise self.failure
+        if kind != wanted:
+            raise LaunchError(f"{self.name} answers {kind!r} where {wanted!r} was to come: two releases?")
+        return values
+
+    def report(self, wave: int) -> ProcessReport | None:
+        """Return what it has to say; None while it is being started again.
+
+        Raises the error by which it has failed for good.
+        """
+        try:
+            with self._lock:
+                self.tell("report", wave)
+                _, *values = self._receive("report", _ANSWER_SECONDS)
+            return to_report(values)
+        except (UnreachableError, ProcessFailedError):
+            self.check()
+            return None
+
+    def check(self) -> None:
+        """Raise the error by which it has failed for good, if it has."""
+        if self.failure is not None and not self._settings.restarts:
+            raise self.failure
+        if self.given_up is not None:
+            raise self.given_up
+
+    def statistics(self) -> list[ExecutorStatistics]:
+        """Return a snapshot of its executors."""
+        with self._lock:
+            self.tell("statistics")
+            return list(map(to_statistics, self._receive("statistics", _ANSWER_SECONDS)))
+
+    def collect(self, captured: Captured) -> None:
+        """Take over what it has kept of the tuples that its components emitted."""
+        with self._lock:
+            self.tell("collect")
+            while self._channel is not None:
+                message = self._channel.receive(_ANSWER_SECONDS)
+                if message is None or message[0] != "rows":
+                    break
+                captured.add_values(*message[1])
+
+    def stop(self, seconds: float) -> int:
+        """End it, in so many seconds in good order; kill it some seconds later. Returns its exit code."""
+        self._supervisor.no_more()
+        with contextlib.suppress(UnreachableError):
+            self.tell("close", seconds)
+        self._supervisor.child.wait(seconds + _STOP_MARGIN_SECONDS)
+        code = self._supervisor.stop(time.monotonic() + _STOP_MARGIN_SECONDS)
+        if self._channel is not None:
+            self._channel.close()
+        return code

@@ -1,0 +1,101 @@
+"""A topology that other processes import: words of some lines, counted, the counts emitted on ticks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Spout,
+    SpoutOutputCollector,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+
+LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 300
+EXPECTED = Counter(word for line in LINES for word in line.split())
+POISON = "poison"
+DEADLY = "deadly"
+
+
+class Lines(Spout):
+    """Emits its lines, and those that fail once more."""
+
+    outputs = ("line",)
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        super().open(conf, context, collector)
+        self.left = list(range(len(self.lines)))
+
+    def next_tuple(self) -> None:
+        number = self.left.pop()
+        self.collector.emit([self.lines[number]], message_id=number)
+
+    @property
+    def exhausted(self) -> bool:
+        return not self.left
+
+    def fail(self, message_id: Any) -> None:
+        self.left.append(message_id)
+
+
+class Split(BasicBolt):
+    """Emits words; raises at one of them, and at another ends its process, once."""
+
+    outputs = ("word",)
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.once = conf.get("mine.once")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        for word in message["line"].split():
+            if word == POISON:
+                raise ValueError("a word that nobody bears")
+            if word == DEADLY and self.once and not Path(self.once).exists():
+                Path(self.once).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            collector.emit([word])
+
+
+class Count(BasicBolt):
+    """Counts, and emits every count on a tick."""
+
+    outputs = ("word", "count", "process")
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.counts: Counter[str] = Counter()
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message.is_tick:
+            for word, count in self.counts.items():
+                collector.emit([word, count, os.getpid()])
+        else:
+            self.counts[message["word"]] += 1
+
+
+def topology_of(lines: list[str]) -> Topology:
+    """Return the topology: count has the tasks 1 and 2, lines 3, split 4 and 5."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines(lines))
+    builder.set_bolt("split", Split(), 2).shuffle_grouping("lines")
+    count = builder.set_bolt("count", Count(), 2).fields_grouping("split", "word")
+    count.add_configuration("topology.tick.tuple.freq.secs", 3600)
+    return builder.create_topology()
+
+
+def topology() -> Topology:
+    """Return it with LINES, for those who name it."""
+    return topology_of(LINES)

@@ -1,0 +1,331 @@
+"""Topologies in processes of their own: launched, watched, and ended in good order."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import words
+from helpers.words import EXPECTED, LINES, topology_of
+
+from tuplewire.errors import ConfigError, TopologyError
+from tuplewire.topology.termination import ProcessFailedError
+from tuplewire_service.launching.child import LaunchError
+from tuplewire_service.testing import eventually
+from tuplewire_service.topology.capture import Captured
+from tuplewire_service.topology.cluster import cluster_of
+from tuplewire_service.topology.distributed_cluster import DistributedCluster, DistributedTopology
+from tuplewire_service.topology.reference import load_topology, save_topology
+
+SECONDS = 120.0
+TESTS = str(Path(words.__file__).parents[1])
+PATH = os.pathsep.join([TESTS, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+CONF: dict[str, Any] = {
+    "storm.cluster.mode": "distributed",
+    "topology.workers": 2,
+    "topology.environment": {"PYTHONPATH": PATH},
+}
+
+
+@contextmanager
+def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[DistributedTopology]:
+    """Run a topology in processes; they must all be gone with the block."""
+    with DistributedCluster() as cluster:
+        topology_running = cluster.submit("words", CONF | conf, topology, collect=["count"])
+        yield topology_running
+        processes = topology_running.process_ids
+    for process in processes:
+        assert not Path(f"/proc/{process}").exists()
+
+
+def counts_of(captured: Captured) -> dict[str, int]:
+    """Return the counts that were emitted."""
+    return {word: count for word, count, _ in captured.tuples("count")}
+
+
+@pytest.mark.parametrize("mode", ["local", "distributed"])
+def test_the_mode_decides_where_workers_run(mode: str) -> None:
+    """One setting says whether workers share this process or have their own; the results are equal."""
+    conf = {**CONF, "storm.cluster.mode": mode}
+    with cluster_of(conf) as cluster:
+        captured = cluster.submit("words", conf, words.topology(), collect=["count"]).finish(SECONDS)
+    assert counts_of(captured) == EXPECTED
+    processes = {process for _, _, process in captured.tuples("count")}
+    assert (processes == {os.getpid()}) == (mode == "local")
+    assert len(processes) == (1 if mode == "local" else 2)
+
+
+def test_tuples_are_followed_and_all_end_well() -> None:
+    """A spout hears of all its tuples across processes; every process ends with 0."""
+    with running() as topology:
+        assert counts_of(topology.finish(SECONDS)) == EXPECTED
+        (spout,) = (each for each in topology.status().executors if each.component == "lines")
+        assert (spout.counts.acked, spout.counts.failed, spout.pending) == (len(LINES), 0, 0)
+        acker_tasks = [each for each in topology.status().executors if each.component == "__acker"]
+        assert len(acker_tasks) == 2
+    assert topology.exit_codes == [0, 0]
+
+
+def test_an_error_comes_with_its_traceback() -> None:
+    """What a bolt raises in a process is raised here, with the place in the user's code; all end."""
+    with (
+        running(topology_of([*LINES, words.POISON])) as topology,
+        pytest.raises(ProcessFailedError, match=r"'split': ValueError: a word that nobody bears") as raised,
+    ):
+        topology.finish(SECONDS)
+    assert "in execute" in raised.value.__notes__[0]
+    assert "words.py" in raised.value.__notes__[0]
+
+
+def test_a_process_that_dies_fails_the_topology() -> None:
+    """Without restarts a killed process is an error that names it, and has its last words."""
+    with running(topology_of(LINES * 1000)) as topology:
+        os.kill(topology.process_ids[1], signal.SIGKILL)
+        with pytest.raises(LaunchError, match=r"words-worker-1 ended with code -9\nthe last lines of"):
+            topology.wait(SECONDS)
+
+
+def test_a_process_that_fails_is_started_again(tmp_path: Path) -> None:
+    """With restarts a killed process comes back on its port, and every line is processed in the end."""
+    lines = [*LINES, words.DEADLY]
+    conf = {
+        "supervisor.worker.restarts": 2,
+        "topology.message.timeout.secs": 3,
+        "topology.max.spout.pending": 50,
+        "mine.once": str(tmp_path / "once"),
+    }
+    with running(topology_of(lines), **conf) as topology:
+        topology.wait(SECONDS)
+        assert topology.restarts == 1
+        (spout,) = (each for each in topology.status().executors if each.component == "lines")
+        assert (spout.counts.acked, spout.pending) == (len(lines), 0)
+
+
+def test_restarts_have_a_limit() -> None:
+    """A process that fails again and again is given up after so many starts, with what it failed by."""
+    with (
+        running(topology_of([words.POISON]), **{"supervisor.worker.restarts": 1}) as topology,
+        pytest.raises(ProcessFailedError, match="a word that nobody bears"),
+    ):
+        topology.wait(SECONDS)
+    assert topology.log_dir
+
+
+def test_ports_and_logs(tmp_path: Path) -> None:
+    """Workers bind the ports that are named, in turn, and write a log each, where the setting says."""
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("127.0.0.1", 0))
+        ports = [first.getsockname()[1], second.getsockname()[1]]
+    conf = {"supervisor.slots.ports": ports, "storm.log.dir": str(tmp_path)}
+    with running(**conf) as topology:
+        for port in ports:
+            socket.create_connection(("127.0.0.1", port), timeout=10).close()
+        topology.finish(SECONDS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["words-worker-0.log", "words-worker-1.log"]
+
+
+def test_too_few_ports() -> None:
+    """Fewer ports than workers is an error that says so, before anything is left running."""
+    with pytest.raises(ConfigError, match=r"supervisor\.slots\.ports names 1 port"):
+        DistributedCluster().submit("words", {**CONF, "supervisor.slots.ports": [0]}, words.topology())
+
+
+def test_options_of_the_interpreter() -> None:
+    """The interpreter of each worker gets the options of the settings, with its names in place."""
+    conf = {"worker.childopts": "-X importtime=0 -X tuplewire=%WORKER-ID%", "topology.workers": 1}
+    with running(**conf) as topology:
+        (process,) = topology.process_ids
+        command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+        assert "tuplewire=words-worker-0" in command
+        assert topology.finish(SECONDS).tuples("count")
+
+
+def test_processes_end_with_their_parent(tmp_path: Path) -> None:
+    """When the one that started them is killed, the processes end by themselves."""
+    program = (
+        "import sys\n"
+        "from tuplewire_service.topology.distributed_cluster import DistributedCluster\n"
+        f"running = DistributedCluster().submit('words', {CONF!r}, 'helpers.words:topology')\n"
+        "print(*running.process_ids, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        processes = [int(word) for word in parent.stdout.readline().split()]
+        assert len(processes) == 2
+        parent.kill()
+        parent.communicate()
+    eventually(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), 60)
+
+
+# --- other users ---------------------------------------------------------------------------------------
+
+
+AS_NOBODY = """
+import os
+from helpers import words
+from tuplewire_service.topology.distributed_cluster import DistributedCluster
+conf = {"topology.workers": 2, "supervisor.run.worker.as.user": True, "topology.submitter.user": USER}
+with DistributedCluster() as cluster:
+    running = cluster.submit("words", conf, words.topology(), collect=["count"])
+    users = {os.stat(f"/proc/{process}").st_uid for process in running.process_ids}
+    counts = {word: count for word, count, _ in running.finish().tuples("count")}
+    print(users, counts == words.EXPECTED)
+"""
+
+
+def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProcess[str]:
+    """Run a program with an interpreter that every user may run; skips the test where there is none."""
+    system = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    for interpreter in (sys.executable, system):
+        with suppress(OSError):
+            subprocess.run([interpreter, "-c", ""], user="nobody", check=True)
+            break
+    else:
+        pytest.skip("no interpreter here that another user may run")
+    return subprocess.run(
+        [interpreter, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([PATH, *filter(None, sys.path)])},
+        user=user,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start processes of other users")
+def test_workers_run_as_another_user() -> None:
+    """Where it is permitted, the processes are the other user's, and the topology reaches them."""
+    ended = run_by_anybody(AS_NOBODY.replace("USER", "'nobody'"), None)
+    assert ended.stdout == f"{{{pwd.getpwnam('nobody').pw_uid}}} True\n", ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start this as somebody who is not")
+def test_another_user_where_that_is_not_permitted() -> None:
+    """Whoever is not root is told so, and what to do."""
+    ended = run_by_anybody(AS_NOBODY.replace("USER", "'root'"), "nobody")
+    assert "cannot run as root: only root may start processes of other users" in ended.stderr
+
+
+def test_unknown_user() -> None:
+    """A user that does not exist is named."""
+    conf = {**CONF, "supervisor.run.worker.as.user": True, "topology.submitter.user": "no-such-user"}
+    with pytest.raises(ConfigError, match="no-such-user"):
+        DistributedCluster().submit("words", conf, "helpers.words:topology")
+
+
+# --- how the topology reaches a process ----------------------------------------------------------------
+
+
+def test_a_saved_topology_is_private(tmp_path: Path) -> None:
+    """What is run when it is read can be read by its user alone, and is refused where others could write."""
+    path = tmp_path / "topology.pickle"
+    assert save_topology(words.topology(), path) == str(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_topology(str(path)).components == words.topology().components
+    path.chmod(0o620)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        load_topology(str(path))
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("words", "names no topology"),
+        ("no.such.module:topology", "cannot load the topology"),
+        ("helpers.words:nothing", "has no attribute 'nothing'"),
+        ("helpers.words:LINES", "gives list, and no Topology"),
+        ("/no/such.pickle", "cannot read the topology in /no/such.pickle"),
+    ],
+)
+def test_wrong_references(reference: str, problem: str) -> None:
+    """A name that leads to no topology is an error that says where it ended."""
+    with pytest.raises(ConfigError, match=problem):
+        load_topology(reference)
+
+
+def test_a_topology_that_does_not_travel(tmp_path: Path) -> None:
+    """A spout that holds what cannot be written is an error that says what to do."""
+    topology = words.topology()
+    topology.components["lines"].template.lock = threading.Lock()
+    with pytest.raises(TopologyError, match=r"make in open\(\) or prepare\(\)"):
+        save_topology(topology, tmp_path / "topology.pickle")
+
+
+# --- the command ---------------------------------------------------------------------------------------
+
+
+def test_the_command_by_hand(tmp_path: Path) -> None:
+    """Two processes that are started by hand with one assignment run until they are told to stop."""
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.bind(("127.0.0.1", 0))
+        ports = [first.getsockname()[1], second.getsockname()[1]]
+    assignment = {
+        "version": 1,
+        "topology": "words",
+        "workers": [
+            {"worker_id": "a", "address": f"127.0.0.1:{ports[0]}", "tasks": [1, 3, 5]},
+            {"worker_id": "b", "address": f"127.0.0.1:{ports[1]}", "tasks": [2, 4]},
+        ],
+    }
+    (tmp_path / "workers.json").write_text(json.dumps(assignment))
+    conf = {"topology.acker.executors": 0, "supervisor.worker.shutdown.sleep.secs": 1}
+    (tmp_path / "conf.json").write_text(json.dumps(conf))
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tuplewire_service",
+                "executors",
+                "helpers.words:topology",
+                f"--assignment={tmp_path / 'workers.json'}",
+                f"--worker-id={worker}",
+                f"--conf={tmp_path / 'conf.json'}",
+            ],
+            env={**os.environ, "PYTHONPATH": PATH},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for worker in "ab"
+    ]
+    deadline = time.monotonic() + SECONDS
+    for port in ports:
+        eventually(partial(_listens, port), deadline - time.monotonic())
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        _, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, "Traceback" in errors) == (0, False), errors
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
