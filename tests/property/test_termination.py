@@ -128,6 +128,23 @@ def test_a_message_behind_the_wave() -> None:
     assert not termination.take("b", 2, ProcessReport(at_rest=True, sent=1, taken=1))
 
 
+def test_counts_that_do_not_add_up() -> None:
+    """After a restart it is over when all were at rest in two waves and no count has changed."""
+    termination = Termination("ab", exact=False)
+    left = {
+        "a": ProcessReport(at_rest=True, sent=9, taken=0),
+        "b": ProcessReport(at_rest=True, sent=0, taken=4),
+    }
+    for process, report in left.items():
+        termination.take(process, 1, report)
+    assert not termination.take("a", 2, ProcessReport(at_rest=True, sent=10, taken=0))
+    assert not termination.take("b", 2, left["b"])
+    for wave in (3, 4):
+        for process, report in left.items():
+            termination.take(process, wave, report)
+        assert termination.over == (wave == 4)
+
+
 def test_an_answer_to_an_older_question_does_not_count() -> None:
     """A report that was made before the wave began says nothing about it."""
     termination = Termination("ab")
