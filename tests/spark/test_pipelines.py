@@ -26,10 +26,10 @@ from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.message import TaskMessageBatch
 from tuplewire.pipelines import flights, wordcount
 from tuplewire.pipelines.attachment import Attachment
+from tuplewire.pipelines.input import InputError
 from tuplewire.pipelines.jobs import PipelineError, bolt_frame, run_jobs
 from tuplewire.pipelines.report import Progress
 from tuplewire.pipelines.stream import Outlet, receive
-from tuplewire.pipelines.text import InputError
 
 pytestmark = pytest.mark.spark
 

@@ -22,18 +22,11 @@ import pyarrow as pa
 from tuplewire.errors import ConfigError
 from tuplewire.message import TaskMessageBatch
 from tuplewire.pipelines.attachment import Attachment, WorkerEndpoint, spread
+from tuplewire.pipelines.input import InputError, check_file
 from tuplewire.pipelines.jobs import bolt_frame, check_slots, run_jobs
 from tuplewire.pipelines.report import Progress, RunResult, write_account, write_table
 from tuplewire.pipelines.stream import Outlet, receive
-from tuplewire.pipelines.text import (
-    REPORT,
-    InputError,
-    SkipTally,
-    check_file,
-    read_lines,
-    report,
-    skipped_rows,
-)
+from tuplewire.pipelines.text import REPORT, SkipTally, read_lines, report, skipped_rows
 from tuplewire.spark.java import cache_dir
 from tuplewire.topology import fields
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TextIO
 
-from tuplewire.pipelines.text import SkippedRows
+from tuplewire.pipelines.input import SkippedRows
 from tuplewire.session.ledger import LedgerSnapshot
 
 if TYPE_CHECKING:

@@ -4,55 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tuplewire.errors import TuplewireError
+from tuplewire.pipelines.input import SHOWN_CHARACTERS, SHOWN_ROWS, SkippedRow, SkippedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-SHOWN_ROWS = 5
-"""How many bad rows are kept to be shown; all of them are counted."""
-
 _INDEX_BITS = 33
-_SHOWN_CHARACTERS = 120
-
-
-class InputError(TuplewireError):
-    """The input cannot be used at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedRow:
-    """A row that was left out: its line number in the file (from 1), why, and the row itself."""
-
-    line: int
-    problem: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedRows:
-    """How many rows were left out, and the first of them."""
-
-    count: int
-    first: Sequence[SkippedRow]
-
-
-def check_file(path: Path) -> None:
-    """Raise InputError unless the path is a readable file with something in it."""
-    try:
-        if path.is_dir():
-            raise InputError(f"{path} is a directory: name one file")
-        with path.open("rb") as file:
-            if not file.read(1):
-                raise InputError(f"{path} is empty: there is nothing to run on")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def read_lines(spark: SparkSession, path: Path, *parsed: Column) -> DataFrame:
@@ -85,7 +47,7 @@ class SkipTally:
         bad = rows.filter(problems.is_valid())
         self.count += len(bad)
         for row in bad.slice(0, SHOWN_ROWS - len(self.first)).to_pylist():
-            text = row["line"].decode("utf-8", "backslashreplace")[:_SHOWN_CHARACTERS]
+            text = row["line"].decode("utf-8", "backslashreplace")[:SHOWN_CHARACTERS]
             self.first.append({"id": row["id"], "problem": row["problem"], "text": text})
         return rows.filter(problems.is_null())
 

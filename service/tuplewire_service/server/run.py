@@ -117,7 +117,7 @@ def _run_flights(arguments: argparse.Namespace) -> int:
 
 def _run_wordcount(arguments: argparse.Namespace) -> int:
     from tuplewire.pipelines import wordcount
-    from tuplewire.pipelines.text import check_file
+    from tuplewire.pipelines.input import check_file
 
     check_file(arguments.input)
     wordcount.check_output(arguments.output)
