@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuplewire_service.server.cli": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
     "tuplewire_service.server.run": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
     "tuplewire_service.server.settings_page": (CLIENT, "tuplewire.topology", "tuplewire_service"),
+    "tuplewire_service.server.run_words": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
     "tuplewire_service.server.executors": (CLIENT, "tuplewire.topology", "tuplewire_service"),
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }

@@ -45,3 +45,9 @@ def check_file(path: Path) -> None:
                 raise InputError(f"{path} is empty: there is nothing to run on")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def check_output(output: Path | None) -> None:
+    """Raise InputError when the output directory is there already."""
+    if output is not None and output.exists():
+        raise InputError(f"{output} exists already: name another directory for the output, or remove it")

@@ -90,7 +90,7 @@ class RunResult:
     @property
     def ok(self) -> bool:
         """Whether the answer is Spark's, and every ledger adds up with nothing dropped or pending."""
-        return not self.differences and all(map(_clean, self.ledgers.values()))
+        return not self.differences and all(map(is_clean, self.ledgers.values()))
 
 
 def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -106,26 +106,34 @@ def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[s
 
 def write_account(stream: TextIO, result: RunResult) -> None:
     """Write what was skipped, whether the result is right, the ledgers, the rate, the metrics' URLs."""
-    _write_skipped(stream, result.skipped)
+    write_skipped(stream, result.skipped)
     if result.differences:
         stream.write("This is NOT what Spark's own groupBy gives on the same rows:\n")
         stream.writelines(f"  {difference}\n" for difference in result.differences)
     else:
         stream.write("Equal to Spark's own groupBy on the same rows: yes\n")
-    for worker_id, ledger in result.ledgers.items():
-        verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
-        stream.write(f"Ledger of {worker_id}: {ledger} ({verdict})\n")
+    write_ledgers(stream, result.ledgers)
     rate = result.messages / result.seconds
     stream.write(f"{result.messages:,} messages in {result.seconds:.1f} s: {rate:,.0f} messages/s\n")
-    for worker_id, url in result.metrics_urls.items():
-        stream.write(f"Metrics of {worker_id}, while it runs: {url}\n")
+    stream.writelines(
+        f"Metrics of {worker_id}, while it runs: {url}\n" for worker_id, url in result.metrics_urls.items()
+    )
 
 
-def _clean(ledger: LedgerSnapshot) -> bool:
+def write_ledgers(stream: TextIO, ledgers: Mapping[str, LedgerSnapshot]) -> None:
+    """Write the ledger of each worker, and whether it adds up."""
+    for worker_id, ledger in ledgers.items():
+        verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
+        stream.write(f"Ledger of {worker_id}: {ledger} ({verdict})\n")
+
+
+def is_clean(ledger: LedgerSnapshot) -> bool:
+    """Whether a ledger adds up, with nothing pending or dropped."""
     return ledger.balanced and not ledger.pending and not any(ledger.dropped.values())
 
 
-def _write_skipped(stream: TextIO, skipped: SkippedRows) -> None:
+def write_skipped(stream: TextIO, skipped: SkippedRows) -> None:
+    """Write how many rows were left out, and the first of them; nothing where there are none."""
     if not skipped.count:
         return
     stream.write(f"Skipped {skipped.count:,} bad row(s):\n")

@@ -19,7 +19,7 @@ from tuplewire.config import KIB
 from tuplewire.errors import ConfigError
 from tuplewire.message import TaskMessageBatch
 from tuplewire.pipelines.attachment import Attachment, WorkerEndpoint, spread
-from tuplewire.pipelines.input import InputError, check_file
+from tuplewire.pipelines.input import InputError, check_file, check_output
 from tuplewire.pipelines.jobs import bolt_frame, check_slots, run_jobs
 from tuplewire.pipelines.report import Progress, RunResult, write_account, write_table
 from tuplewire.pipelines.stream import Outlet, receive
@@ -151,12 +151,6 @@ def write_result(stream: TextIO, result: RunResult, output: Path | None = None) 
 
 
 # --- input ------------------------------------------------------------------------------------
-
-
-def check_output(output: Path | None) -> None:
-    """Raise InputError when the output directory is there already."""
-    if output is not None and output.exists():
-        raise InputError(f"{output} exists already: name another directory for the output, or remove it")
 
 
 def check_lines(lines: DataFrame) -> DataFrame:

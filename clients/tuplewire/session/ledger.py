@@ -44,6 +44,19 @@ class LedgerSnapshot:
     dropped: dict[str, int] = field(default_factory=dict)
     pending: int = 0
 
+    def __add__(self, other: LedgerSnapshot) -> LedgerSnapshot:
+        """Return the balance of both together."""
+        reasons = self.dropped.keys() | other.dropped.keys()
+        return LedgerSnapshot(
+            self.accepted + other.accepted,
+            self.acknowledged + other.acknowledged,
+            {
+                reason: self.dropped.get(reason, 0) + other.dropped.get(reason, 0)
+                for reason in sorted(reasons)
+            },
+            self.pending + other.pending,
+        )
+
     @property
     def balanced(self) -> bool:
         """Whether it adds up."""

@@ -1,4 +1,4 @@
-"""The command `tuplewire run`: a pipeline on local workers and a local Spark."""
+"""The command `tuplewire run`: a pipeline on local workers and a local Spark, or a topology without it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ examples:
   tuplewire run flights
   tuplewire run flights --input flights.csv --workers 3 --bolts 3
   tuplewire run wordcount --input book.txt --output counts
+  tuplewire run wordcount --input book.txt --mode processes --workers 3
 """
 
 
@@ -66,6 +67,13 @@ def add_run_parser(commands: Any) -> None:
     words.add_argument("--input", type=Path, metavar="FILE", required=True, help="text in UTF-8, of any size")
     words.add_argument(
         "--output", type=Path, metavar="DIR", help="a new directory for all words, as CSV with a header"
+    )
+    words.add_argument(
+        "--mode",
+        choices=("spark", "local", "processes"),
+        default="spark",
+        help="where it runs: on PySpark and workers (the default), as a topology in this process, "
+        "or with a process for each worker",
     )
     words.add_argument("--splitters", type=_positive, default=2, metavar="N", help="split bolts (default 2)")
     words.add_argument("--counters", type=_positive, default=2, metavar="N", help="count bolts (default 2)")
@@ -116,11 +124,14 @@ def _run_flights(arguments: argparse.Namespace) -> int:
 
 
 def _run_wordcount(arguments: argparse.Namespace) -> int:
-    from tuplewire.pipelines import wordcount
-    from tuplewire.pipelines.input import check_file
+    from tuplewire.pipelines.input import check_file, check_output
 
     check_file(arguments.input)
-    wordcount.check_output(arguments.output)
+    check_output(arguments.output)
+    if arguments.mode != "spark":
+        return _run_topology(arguments)
+    from tuplewire.pipelines import wordcount
+
     sizes = {"n_splitters": arguments.splitters, "n_counters": arguments.counters}
     return _run(
         "wordcount",
@@ -132,6 +143,19 @@ def _run_wordcount(arguments: argparse.Namespace) -> int:
         ),
         write=lambda result: wordcount.write_result(sys.stdout, result, arguments.output),
     )
+
+
+def _run_topology(arguments: argparse.Namespace) -> int:
+    # gRPC's notes about connections that end are not for whoever watches a run.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from tuplewire_service.server.run_words import run_words
+
+    try:
+        result = run_words(arguments, "local" if arguments.mode == "local" else "distributed")
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    return EXIT_OK if result.ok else EXIT_FAILED
 
 
 def _run(

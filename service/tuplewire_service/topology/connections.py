@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tuplewire.errors import ClosedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import ConnectionStatus, IClientConnection, IContext
 
 logger = logging.getLogger(__name__)
@@ -34,19 +35,21 @@ class OutboundConnections:
         self._connections: dict[Address, IClientConnection] = {}
         self._owners: Mapping[int, IClientConnection] = {}
         self._leaving: dict[IClientConnection, threading.Thread] = {}
-        self._dropped = 0
+        self._ended = LedgerSnapshot()
+
+    @property
+    def ledger(self) -> LedgerSnapshot:
+        """The balance of what was sent to all other workers together, in messages."""
+        with self._lock:
+            total = self._ended
+            for each in (*self._connections.values(), *self._leaving):
+                total += each.statistics().ledger
+            return total
 
     @property
     def lost(self) -> int:
         """Messages that were handed over and will never arrive, so far."""
-        dropped = sum(map(_dropped, self._all()))
-        with self._lock:
-            return self.refused + self._dropped + dropped
-
-    @property
-    def pending(self) -> int:
-        """Messages that no worker has acknowledged yet."""
-        return sum(each.statistics().ledger.pending for each in self._all())
+        return self.refused + sum(self.ledger.dropped.values())
 
     @property
     def addresses(self) -> Collection[Address]:
@@ -93,7 +96,7 @@ class OutboundConnections:
         end(connection, _CLOSE_SECONDS)
         with self._lock:
             del self._leaving[connection]
-            self._dropped += _dropped(connection)
+            self._ended += connection.statistics().ledger
 
     def forget(self, address: Address) -> None:
         """End the connection to a worker that is gone, and what is on the way to it."""
@@ -103,7 +106,7 @@ class OutboundConnections:
         if connection is not None:
             connection.abort()
             with self._lock:
-                self._dropped += _dropped(connection)
+                self._ended += connection.statistics().ledger
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
         """Send each worker its messages in one batch, waiting for room; ClosedError once closed."""
@@ -150,10 +153,6 @@ class OutboundConnections:
             thread.join(max(0.0, deadline - time.monotonic()))
             connection.abort()
             thread.join()
-
-
-def _dropped(connection: IClientConnection) -> int:
-    return sum(connection.statistics().ledger.dropped.values())
 
 
 def end(connection: IClientConnection, timeout: float) -> None:

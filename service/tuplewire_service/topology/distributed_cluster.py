@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
 from tuplewire.topology.settings import TopologySettings
@@ -23,7 +24,8 @@ from tuplewire.topology.termination import ProcessReport, Termination
 from tuplewire_service.launching.child import Command, directory_for, write_private
 from tuplewire_service.launching.settings import LaunchSettings
 from tuplewire_service.topology.capture import Captured
-from tuplewire_service.topology.local_cluster import TopologyStatus, shares_of
+from tuplewire_service.topology.local_topology import TopologyStatus
+from tuplewire_service.topology.local_worker import shares
 from tuplewire_service.topology.reference import SUFFIX, load_topology, save_topology
 from tuplewire_service.topology.worker_process import WorkerProcess
 
@@ -71,9 +73,9 @@ class DistributedTopology:
         for component in collect:
             topology.component(component)
         running = TopologySettings.of(conf)
-        shares = shares_of(with_ackers(topology, running.ackers), running.workers)
+        portions = shares(with_ackers(topology, running.ackers), running.workers)
         write_private(directory / "conf.json", _as_json(conf), self._settings.run_as)
-        for index, share in enumerate(shares):
+        for index, share in enumerate(portions):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
             words = [
@@ -183,6 +185,10 @@ class DistributedTopology:
         state = "ACTIVE" if self._active else "INACTIVE"
         executors = [each for worker in self._workers for each in worker.statistics()]
         return TopologyStatus(self.name, state, executors)
+
+    def ledgers(self) -> dict[str, LedgerSnapshot]:
+        """Return, for each worker, the balance of what it sent to others, in messages."""
+        return {worker.name: worker.ledger() for worker in self._workers}
 
     def close(self, timeout: float = _KILL_SECONDS) -> None:
         """End every process: spouts stop, executors finish, what was sent is seen off, connections close.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from tuplewire.errors import TuplewireError, UnreachableError
@@ -16,7 +17,8 @@ from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.topology.capture import Captured
 from tuplewire_service.topology.channel import Channel, from_report, from_statistics
-from tuplewire_service.topology.context_link import Address, ContextLink
+from tuplewire_service.topology.connections import Address
+from tuplewire_service.topology.context_link import ContextLink
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +45,14 @@ class ExecutorProcess:
         self._topology = with_ackers(topology, TopologySettings.of(conf).ackers)
         self._conf = conf
         self._context: IContext = TransportFactory.make_context(conf)
-        self._link = ContextLink(self._context, topology_id, port)
+        self.link = ContextLink(self._context, topology_id, port)
         self._worker: ExecutorWorker | None = None
         self.captured = Captured(collect)
 
     @property
     def port(self) -> int:
         """The port that is bound."""
-        return self._link.port
+        return self.link.port
 
     @property
     def worker(self) -> ExecutorWorker:
@@ -61,13 +63,13 @@ class ExecutorProcess:
 
     def start(self, tasks: Sequence[int], owners: Mapping[int, Address], timeout: float) -> None:
         """Open these tasks, and connect to the workers that have the others; as ExecutorWorker.start."""
-        self._link.connect({task: owner for task, owner in owners.items() if task not in set(tasks)})
+        self.link.connect({task: owner for task, owner in owners.items() if task not in set(tasks)})
         self._worker = ExecutorWorker(
             self._topology,
             tasks,
             topology_id=self._topology_id,
             conf=self._conf,
-            link=self._link,
+            link=self.link,
             emitted=self.captured.add,
         )
         self._worker.start(timeout)
@@ -140,6 +142,8 @@ def _answer(
                 channel.send("report", *values, *from_report(report))
             case "statistics":
                 channel.send("statistics", *map(from_statistics, process.worker.statistics()))
+            case "ledger":
+                channel.send("ledger", *astuple(process.link.connections.ledger))
             case "collect":
                 _hand_over(process.captured, channel)
             case "close":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.errors import ClosedError, TopologyError, TuplewireError
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acker import Acker, Root
 from tuplewire.topology.description import Topology
 from tuplewire.topology.executor import Executor, ExecutorStatistics
@@ -208,6 +209,14 @@ class LocalTopology:
         return TopologyStatus(
             self.name, state, [each for worker in self._workers for each in worker.executors.statistics()]
         )
+
+    def ledgers(self) -> dict[str, LedgerSnapshot]:
+        """Return, for each of several workers, the balance of what it sent to others, in messages."""
+        return {
+            f"{self.name}-worker-{index}": worker.link.connections.ledger
+            for index, worker in enumerate(self._workers)
+            if worker.link is not None
+        }
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
         """Deactivate it, let what is on the way finish, at most so many seconds, and end every worker.

@@ -46,7 +46,7 @@ class LocalWorker:
     @property
     def pending(self) -> int:
         """Messages that are on the way to other workers."""
-        return 0 if self.link is None else self.link.connections.pending
+        return 0 if self.link is None else self.link.connections.ledger.pending
 
     @property
     def begun(self) -> int:

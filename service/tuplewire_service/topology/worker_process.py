@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.executor import ExecutorStatistics
 from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport
 from tuplewire_service.launching.child import Child, Command, LaunchError
@@ -148,6 +149,12 @@ class WorkerProcess:
         with self._lock:
             self.tell("statistics")
             return list(map(to_statistics, self._receive("statistics", _ANSWER_SECONDS)))
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return the balance of what it has sent to other workers."""
+        with self._lock:
+            self.tell("ledger")
+            return LedgerSnapshot(*self._receive("ledger", _ANSWER_SECONDS))
 
     def collect(self, captured: Captured) -> None:
         """Take over what it has kept of the tuples that its components emitted."""

@@ -1,0 +1,91 @@
+"""`tuplewire run wordcount`: one topology, wherever it runs, with one result."""
+
+from __future__ import annotations
+
+import csv
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SECONDS = 300.0
+BAD = b"not \xff text\n"
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    """Return a text of some thousand words, with lines that are none in it."""
+    choice = random.Random(7)
+    vocabulary = [f"w{number}" for number in range(300)] + ["naïve", "日本", '"quoted"', "a,b"]
+    lines = [" ".join(choice.choices(vocabulary, k=6)).encode() + b"\n" for _ in range(2000)]
+    lines[10:10] = [BAD]
+    lines.insert(1500, BAD)
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        [sys.executable, "-m", "tuplewire_service", "run", "wordcount", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+@pytest.mark.parametrize(
+    "mode", ["local", "processes", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
+)
+def test_every_mode_counts_the_same(mode: str, book: Path, tmp_path: Path) -> None:
+    """What is written is what collections.Counter gives; the account says so, and what was left out."""
+    output = tmp_path / "output"
+    ended = run(f"--input={book}", f"--mode={mode}", f"--output={output}", "--workers=2")
+    assert ended.returncode == 0, ended.stderr
+    counts: dict[str, int] = {}
+    for part in output.glob("*.csv"):
+        with part.open(encoding="utf-8", newline="") as file:
+            counts |= {row["word"]: int(row["count"]) for row in csv.DictReader(file)}
+    good = [line for line in book.read_bytes().splitlines() if b"\xff" not in line]
+    assert counts == Counter(word for line in good for word in line.decode().split())
+    assert "Skipped 2 bad row(s):\n  line 11 is not UTF-8: not \\xff text\n" in ended.stdout
+    assert "on the same" in ended.stdout
+    assert ended.stdout.count("(balances)") == 2
+    assert "NOT" not in ended.stdout
+
+
+def test_one_worker_in_this_process(book: Path) -> None:
+    """One worker has nobody to send to, and needs no transport; several spouts' work is not doubled."""
+    ended = run(f"--input={book}", "--mode=local", "--workers=1", "--splitters=1", "--counters=3")
+    assert ended.returncode == 0, ended.stderr
+    assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
+    assert "Ledger" not in ended.stdout
+
+
+def test_it_needs_no_spark(book: Path) -> None:
+    """Without Spark's mode nothing of Spark is loaded."""
+    program = (
+        "import sys\n"
+        "from tuplewire_service.server.cli import main\n"
+        f"assert main(['run', 'wordcount', '--mode=local', '--input={book}']) == 0\n"
+        "assert not {'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys(), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=SECONDS)
+
+
+@pytest.mark.parametrize("mode", ["local", "processes"])
+def test_wrong_usage(mode: str, book: Path, tmp_path: Path) -> None:
+    """What is only Spark's, a missing file and an output that is there are refused, each in one line."""
+    for arguments, code, problem in (
+        ([f"--input={book}", "--cores=2"], 64, "--cores is for Spark"),
+        (["--input=/no/such"], 1, "cannot read /no/such"),
+        ([f"--input={book}", f"--output={tmp_path}"], 1, "exists already"),
+    ):
+        ended = run(f"--mode={mode}", *arguments)
+        assert (ended.returncode, ended.stderr.count("\n")) == (code, 1), ended.stderr
+        assert problem in ended.stderr

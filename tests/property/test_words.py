@@ -1,0 +1,99 @@
+"""The parts of a text file that several spouts read: together every line once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuplewire.pipelines import words
+from tuplewire.pipelines.words import Lines, pieces_of, wordcount_topology
+from tuplewire.pipelines.words_result import expected_counts, skipped_lines
+from tuplewire.topology import SpoutOutputCollector, TopologyContext
+from tuplewire.topology.collector import Outbox
+from tuplewire.topology.description import Topology
+
+parts = st.sampled_from([b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\xff", "é".encode(), b"\xef\xbb\xbf"])
+texts = st.lists(parts, max_size=40).map(b"".join)
+
+
+def unexpected(error: Exception) -> None:
+    """Raise what a spout reports."""
+    raise error
+
+
+def rest(spout: Lines) -> None:
+    """Have a spout emit until it is exhausted."""
+    while not spout.exhausted:
+        spout.next_tuple()
+
+
+def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Return what a spout emits: lines, and what it leaves out."""
+    spout = Lines(topology.component("lines").template.path)
+    outbox = Outbox(topology, task)
+    context = TopologyContext("t", topology, task)
+    spout.open({}, context, SpoutOutputCollector(outbox, unexpected))
+    rest(spout)
+    spout.close()
+    emitted = [(run.origin.stream.name, message) for run in outbox.take() for message in run.tuples]
+    lines = [message.values[0] for stream, message in emitted if stream == "default"]
+    return lines, [message.values for stream, message in emitted if stream == "skipped"]
+
+
+@given(texts, st.integers(1, 5))
+def test_every_line_is_read_once(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes, n_spouts: int
+) -> None:
+    """Wherever a file is cut, the spouts emit each line once, in whole, and count what they leave out."""
+    path = tmp_path_factory.mktemp("words") / "text"
+    path.write_bytes(text)
+    topology = wordcount_topology(path, n_spouts=n_spouts)
+    lines: list[str] = []
+    skipped: list[tuple[object, ...]] = []
+    for task in topology.tasks_of("lines"):
+        more, left_out = read(topology, task)
+        lines += more
+        skipped += left_out
+    wanted = text.removeprefix(b"\xef\xbb\xbf").splitlines()
+    good = [line.decode() for line in wanted if b"\xff" not in line]
+    assert lines == good
+    rows = skipped_lines(path, skipped)
+    bad = [number for number, line in enumerate(wanted, 1) if b"\xff" in line]
+    assert (rows.count, [row.line for row in rows.first]) == (len(bad), bad[:5])
+    assert expected_counts(path) == Counter(word for line in good for word in line.split())
+
+
+@given(st.lists(st.text("aé", min_size=1, max_size=30), max_size=40))
+def test_pieces_of_a_long_line(tokens: list[str]) -> None:
+    """A long line is cut between words, into pieces that are as long as they may be and no longer."""
+    line = " ".join(tokens)
+    limit = words.MAX_LINE_BYTES
+    try:
+        words.MAX_LINE_BYTES = 64
+        pieces = list(pieces_of(line))
+    finally:
+        words.MAX_LINE_BYTES = limit
+    assert " ".join(pieces) == line
+    assert all(len(piece.encode()) <= 64 for piece in pieces)
+
+
+def test_a_failed_line_comes_again(tmp_path: Path) -> None:
+    """A line that fails is emitted once more, and the spout is not exhausted before."""
+    path = tmp_path / "text"
+    path.write_text("a b\nc\n")
+    topology = wordcount_topology(path)
+    (task,) = topology.tasks_of("lines")
+    spout, outbox = Lines(str(path)), Outbox(topology, task)
+    spout.open({}, TopologyContext("t", topology, task), SpoutOutputCollector(outbox, unexpected))
+    rest(spout)
+    first, second = (message for run in outbox.take() for message in run.tuples)
+    spout.ack(second.message_id[0][1])
+    spout.fail(first.message_id[0][1])
+    rest(spout)
+    ((again,),) = (run.tuples for run in outbox.take())
+    assert (again.values, again.message_id) == (first.values, first.message_id)
+    spout.close()
