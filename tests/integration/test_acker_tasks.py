@@ -33,6 +33,7 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.server.launch import LocalWorkers
 from tuplewire_service.testing import eventually
 from tuplewire_service.topology.context_link import ContextLink
+from tuplewire_service.topology.local_cluster import LocalCluster
 
 SECONDS = 60.0
 COUNT = 3000
@@ -192,6 +193,17 @@ def test_what_fails_in_another_process_comes_again(link: str) -> None:
         ask_until_over(workers)
     assert sorted(fates.failed) == list(range(0, COUNT, 100))
     assert sorted(fates.acked) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_acker_tasks_in_one_process(workers: int) -> None:
+    """A topology that has acker tasks is followed by them in a LocalCluster, too."""
+    fates = Fates()
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": workers}, topology_of(fates, Look(fates)))
+        running.wait(SECONDS)
+        assert sorted(fates.acked) == list(range(COUNT))
+        assert sum(each.counts.executed for each in running.status().executors) > 3 * COUNT
 
 
 def test_max_spout_pending_between_processes() -> None:

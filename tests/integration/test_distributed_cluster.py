@@ -145,6 +145,13 @@ def test_too_few_ports() -> None:
         DistributedCluster().submit("words", {**CONF, "supervisor.slots.ports": [0]}, words.topology())
 
 
+def test_local_transport_between_processes() -> None:
+    """A transport that reaches nobody outside a process is refused, and not waited for."""
+    conf = {**CONF, "storm.messaging.transport": "local"}
+    with pytest.raises(ConfigError, match="joins workers of one process only"):
+        DistributedCluster().submit("words", conf, words.topology())
+
+
 def test_options_of_the_interpreter() -> None:
     """The interpreter of each worker gets the options of the settings, with its names in place."""
     conf = {"worker.childopts": "-X importtime=0 -X tuplewire=%WORKER-ID%", "topology.workers": 1}

@@ -43,9 +43,9 @@ class ExecutorWorker:
 
     tasks: those that run here, whole executors; by default all. conf: settings by Storm's keys, and the
     user's own. link: to other processes; not needed where all tasks are here. timer: by default one that goes
-    with the clock. acker, idle: shared by the workers of one process; without them tuples are followed by an
-    acker of this process where there is no link, and else by the acker tasks of the topology (with_ackers),
-    or by nobody. error, dead_letter: told of every error, and given every tuple that is given up; called in
+    with the clock. acker, idle: shared by the workers of one process. Tuples are followed by the topology's
+    acker tasks (with_ackers); where it has none by `acker`, without a link by one that is made here, and else
+    by nobody. error, dead_letter: told of every error, and given every tuple that is given up; called in
     executors' threads. emitted, received: get everything that components emit, and that bolts are given, to
     look at in a test.
     """
@@ -359,9 +359,9 @@ class ExecutorWorker:
 
 
 def _follower(topology: Topology, acker: Acker | None, task: int) -> Follower | None:
-    if acker is not None:
-        return LocalFollower(acker, task)
-    return AckerFollower(topology, task) if ACKER_COMPONENT in topology.components else None
+    if ACKER_COMPONENT in topology.components:
+        return AckerFollower(topology, task)
+    return None if acker is None else LocalFollower(acker, task)
 
 
 class _Ticks:

@@ -23,6 +23,7 @@ from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.termination import ProcessReport, Termination
 from tuplewire_service.launching.child import Command, directory_for, write_private
 from tuplewire_service.launching.settings import LaunchSettings
+from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.topology.capture import Captured
 from tuplewire_service.topology.local_topology import TopologyStatus
 from tuplewire_service.topology.local_worker import shares
@@ -51,6 +52,10 @@ class DistributedTopology:
         self.exit_codes: list[int] = []
         self._active = self._failed = False
         self._settings = LaunchSettings.of(conf)
+        if conf.get(TRANSPORT_KEY) == "local":
+            raise ConfigError(
+                f"{TRANSPORT_KEY} 'local' joins workers of one process only: take another, such as 'grpc'"
+            )
         self._workers: list[WorkerProcess] = []
         self._temporary = tempfile.mkdtemp(prefix="tuplewire-")
         user = self._settings.run_as
