@@ -264,7 +264,8 @@ def test_nobody_follows_without_ackers() -> None:
 def test_it_is_over_when_spouts_are_inactive() -> None:
     """Spouts that have more are over once they are asked no longer and nothing is on the way."""
     fates = Fates()
-    with several(topology_of(fates, Look(fates), 10**7), "grpc") as workers:
+    conf = {"topology.max.spout.pending": 200}
+    with several(topology_of(fates, Look(fates), 10**6), "grpc", conf) as workers:
         eventually(lambda: fates.acked, SECONDS)
         for worker in workers:
             worker.deactivate()

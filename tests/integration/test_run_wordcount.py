@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -89,3 +90,30 @@ def test_wrong_usage(mode: str, book: Path, tmp_path: Path) -> None:
         ended = run(f"--mode={mode}", *arguments)
         assert (ended.returncode, ended.stderr.count("\n")) == (code, 1), ended.stderr
         assert problem in ended.stderr
+
+
+@pytest.mark.parametrize("mode", ["local", "processes"])
+def test_ctrl_c(mode: str, book: Path) -> None:
+    """Ctrl-C ends a run in good order, with the exit code that a shell expects and no process left."""
+    book.write_bytes(book.read_bytes() * 300)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuplewire_service", "run", "wordcount", f"--input={book}", f"--mode={mode}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("Counting"):
+            assert process.poll() is None
+        children = _children(process.pid)
+        assert len(children) == (2 if mode == "processes" else 0)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (130, "Stopped.\n")
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def _children(process_id: int) -> list[int]:
+    """Return the processes that a process has started."""
+    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
