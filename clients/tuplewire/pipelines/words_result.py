@@ -14,7 +14,7 @@ from tuplewire.pipelines.input import SHOWN_ROWS, InputError, SkippedRow, Skippe
 from tuplewire.pipelines.report import is_clean, write_ledgers, write_skipped, write_table
 from tuplewire.pipelines.words import lines_of
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.topology.executor import ExecutorStatistics
+from tuplewire.topology.statistics import ExecutorStatistics
 
 SHOWN_WORDS = 20
 SHOWN_DIFFERENCES = 5

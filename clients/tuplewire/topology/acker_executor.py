@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import partial
 
 from tuplewire.errors import MalformedTupleError
 from tuplewire.topology.acker_tasks import Fate, Trees, to_block
@@ -44,6 +43,7 @@ class AckerExecutor(Executor[AckerTask]):
         """There is nothing to let go of."""
 
     def _turn(self) -> None:
+        self._wait()
         for column in self.queue.consume(BATCH):
             self._take(column)
         if self._rotation_due:
@@ -61,7 +61,7 @@ class AckerExecutor(Executor[AckerTask]):
                 self._told(task.id, error, message)
         if fates:
             self._tell(task, fates)
-        self.counts.executed += len(column.tuples)
+        self.tally.count_executed(column.tuples)
         if column.done is not None:
             column.done()
         self._surroundings.idle.executed(len(column.tuples))
@@ -75,4 +75,4 @@ class AckerExecutor(Executor[AckerTask]):
             AddressedTuples(spout, [Tuple([to_block(some)], topology.origin(task.id, stream))])
             for (spout, stream), some in roots.items()
         ]
-        self._surroundings.transfer(columns, partial(self._undeliverable, task))
+        self._transfer(task, columns)

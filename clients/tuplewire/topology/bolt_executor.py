@@ -11,16 +11,21 @@ from tuplewire.topology.acker import Root
 from tuplewire.topology.collector import Outbox, OutputCollector
 from tuplewire.topology.component import Bolt
 from tuplewire.topology.executor import BATCH, Executor, Task
+from tuplewire.topology.pulse import Doing
 from tuplewire.topology.receive_queue import AddressedTuples
 from tuplewire.topology.tuples import Tuple
 
 
 @dataclass(slots=True, eq=False)
 class BoltTask(Task):
-    """A task of a bolt. open: tuples that descend from a spout's, and are neither acked nor failed yet."""
+    """A task of a bolt.
+
+    open: tuples that descend from a spout's, and are neither acked nor failed yet; with the time since when,
+    for those that are timed, else 0.
+    """
 
     bolt: Bolt = field(kw_only=True)
-    open: set[Tuple] = field(default_factory=set)
+    open: dict[Tuple, float] = field(default_factory=dict)
 
 
 class BoltExecutor(Executor[BoltTask]):
@@ -38,7 +43,7 @@ class BoltExecutor(Executor[BoltTask]):
         for task in self._tasks.values():
             for message in list(task.open):
                 if any(root[0] in gone for root in message.message_id):
-                    task.open.remove(message)
+                    del task.open[message]
                 else:
                     held.update(message.message_id)
         return held
@@ -61,6 +66,7 @@ class BoltExecutor(Executor[BoltTask]):
         task.bolt.cleanup()
 
     def _turn(self) -> None:
+        self._wait()
         for column in self.queue.consume(BATCH):
             self._execute(column)
 
@@ -68,12 +74,17 @@ class BoltExecutor(Executor[BoltTask]):
         task = self._tasks[column.task]
         if self._surroundings.received is not None:
             self._surroundings.received(self.component.id, column.tuples)
-        execute = task.bolt.execute
+        execute, pulse = task.bolt.execute, self.pulse
+        pulse.enter(task.id, Doing.EXECUTE)
+        began, sending = pulse.clock(), self.tally.sending_seconds
+        timed = began
         for message in column.tuples:
             if self._stopping:
                 return
+            pulse.calls += 1
             if message.message_id:
-                task.open.add(message)
+                task.open[message] = timed
+                timed = 0.0
             try:
                 execute(message)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -81,22 +92,25 @@ class BoltExecutor(Executor[BoltTask]):
                 self._raised(column.task, error, message)
             if len(task.outbox) >= BATCH:
                 self._flush(task)
+        self.tally.execute_seconds += pulse.clock() - began - (self.tally.sending_seconds - sending)
         self._flush(task)
-        self.counts.executed += len(column.tuples)
+        self.tally.count_executed(column.tuples)
         if column.done is not None:
             column.done()
         self._surroundings.idle.executed(len(column.tuples))
 
     def _acked(self, task: BoltTask, message: Tuple) -> None:
-        self.counts.acked += 1
-        if message in task.open:
-            task.open.remove(message)
+        self.tally.acked[message.origin] += 1
+        since = task.open.pop(message, None)
+        if since is not None:
             task.acked.append(message.message_id)
+            if since:
+                self.tally.process_count += 1
+                self.tally.process_seconds += self.pulse.clock() - since
 
     def _failed(self, task: BoltTask, message: Tuple) -> None:
-        self.counts.failed += 1
-        if message in task.open:
-            task.open.remove(message)
+        self.tally.failed[message.origin] += 1
+        if task.open.pop(message, None) is not None:
             task.failed.append(message.message_id)
 
     def _reported(self, task: int, error: Exception) -> None:

@@ -6,7 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -18,9 +18,11 @@ from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.follower import Follower
 from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
 from tuplewire.topology.idle import IdleWatch
-from tuplewire.topology.receive_queue import AddressedTuples, QueueStatistics, ReceiveQueue
+from tuplewire.topology.pulse import Doing, Pulse
+from tuplewire.topology.receive_queue import AddressedTuples, ReceiveQueue
 from tuplewire.topology.routing import Outgoing
 from tuplewire.topology.settings import ErrorPolicy, TopologySettings
+from tuplewire.topology.statistics import ExecutorStatistics, Tally
 from tuplewire.topology.tuples import MessageId, Tuple
 
 logger = logging.getLogger(__name__)
@@ -65,33 +67,6 @@ class Surroundings:
     loads: LoadSource = nothing
 
 
-@dataclass(slots=True)
-class Counts:
-    """What an executor has done so far, in tuples; errors: raised or reported. Source: Storm's statistics.
-
-    emitted: by spout or bolt. transferred: copies of them, one for each task that gets one. acked, failed: by
-    a bolt; told to a spout.
-    """
-
-    emitted: int = 0
-    transferred: int = 0
-    executed: int = 0
-    acked: int = 0
-    failed: int = 0
-    errors: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorStatistics:
-    """A snapshot of an executor. pending: tuples of its spouts that are on the way."""
-
-    component: str
-    tasks: range
-    counts: Counts
-    queue: QueueStatistics
-    pending: int
-
-
 @dataclass(slots=True, eq=False)
 class Task:
     """What every task of an executor has; acked, failed: ids of tuples, for the acker to hear at the end."""
@@ -108,7 +83,13 @@ TaskKind = TypeVar("TaskKind", bound=Task)
 
 
 class Executor(ABC, Generic[TaskKind]):
-    """Runs tasks of one component in a thread of its own, fed by one receive queue."""
+    """Runs tasks of one component in a thread of its own, fed by one receive queue.
+
+    tally: what it has done. pulse: what it is doing. opening, closing: what the user's code is called for.
+    """
+
+    opening = Doing.PREPARE
+    closing = Doing.CLEANUP
 
     def __init__(self, tasks: range, surroundings: Surroundings) -> None:
         self.tasks = tasks
@@ -116,7 +97,8 @@ class Executor(ABC, Generic[TaskKind]):
         self.conf = {**surroundings.conf, **self.component.configuration}
         self.settings = TopologySettings.of(self.conf)
         self.queue = ReceiveQueue(self.settings.receive_queue_tuples)
-        self.counts = Counts()
+        self.tally = Tally()
+        self.pulse = Pulse(tasks[0])
         self._surroundings = surroundings
         self._tasks: dict[int, TaskKind] = {}
         self._refresh_due = False
@@ -160,6 +142,11 @@ class Executor(ABC, Generic[TaskKind]):
         return not self._thread.is_alive()
 
     @property
+    def thread_id(self) -> int:
+        """The number of its thread, as sys._current_frames() has it; -1 before it starts."""
+        return self._thread.ident or -1
+
+    @property
     def pending(self) -> int:
         """Tuples of its spouts that are on the way; bolts have none."""
         return 0
@@ -167,7 +154,7 @@ class Executor(ABC, Generic[TaskKind]):
     def statistics(self) -> ExecutorStatistics:
         """Return a snapshot."""
         return ExecutorStatistics(
-            self.component.id, self.tasks, replace(self.counts), self.queue.statistics(), self.pending
+            self.component.id, self.tasks, self.tally.snapshot(), self.queue.statistics(), self.pending
         )
 
     # --- its thread -----------------------------------------------------------------------------------
@@ -175,9 +162,12 @@ class Executor(ABC, Generic[TaskKind]):
     def _main(self) -> None:
         try:
             for task in self.tasks:
+                self.pulse.enter(task, self.opening)
                 self._tasks[task] = self._always(task, partial(self._open, task))
+            self._wait()
             self._opened.set()
             while not self._stopping:
+                self.pulse.turn()
                 self._turn()
         except TaskError as error:
             self._surroundings.failed(error)
@@ -191,9 +181,14 @@ class Executor(ABC, Generic[TaskKind]):
             self._opened.set()
             if not self._abandoned:
                 self._close_all()
+            self.pulse.doing = Doing.ENDED
+
+    def _wait(self) -> None:
+        self.pulse.doing = Doing.WAITING
 
     def _close_all(self) -> None:
         for task in self._tasks.values():
+            self.pulse.enter(task.id, self.closing)
             try:
                 self._close(task)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -230,7 +225,7 @@ class Executor(ABC, Generic[TaskKind]):
     def _told(self, task: int, error: Exception, message: Tuple | None = None) -> TaskError:
         """Count, log and tell an error."""
         told = TaskError(self.component.id, task, error, message)
-        self.counts.errors += 1
+        self.tally.errors += 1
         logger.warning("task.error", extra={"reason": str(told)})
         self._surroundings.error(told)
         return told
@@ -260,18 +255,30 @@ class Executor(ABC, Generic[TaskKind]):
         runs = task.outbox.take()
         began = self._began(task, runs)
         lost: list[Tuple] = []
-        columns = [column for run in runs for column in self._columns(task, run, lost)]
-        self.counts.emitted += sum(len(run.tuples) for run in runs)
-        self.counts.transferred += sum(len(column.tuples) for column in columns)
+        columns: list[AddressedTuples] = []
+        for run in runs:
+            copies = self._columns(task, run, lost)
+            stream = run.origin.stream.name
+            self.tally.emitted[stream] += len(run.tuples)
+            self.tally.transferred[stream] += sum(len(column.tuples) for column in copies)
+            columns += copies
         columns += self._tell_acker(task, began, columns, lost)
         if runs and self._surroundings.emitted is not None:
             self._surroundings.emitted(runs)
         if columns:
-            self._surroundings.transfer(columns, partial(self._undeliverable, task))
+            self._transfer(task, columns)
         if task.failed:  # copies that could not be sent
-            told = self._tell_acker(task)
-            self._surroundings.transfer(told, partial(self._undeliverable, task))
+            self._transfer(task, self._tell_acker(task))
         return runs
+
+    def _transfer(self, task: Task, columns: Sequence[AddressedTuples]) -> None:
+        """Send columns on their way, waiting for room."""
+        pulse = self.pulse
+        doing, began = pulse.doing, pulse.clock()
+        pulse.doing = Doing.SENDING
+        self._surroundings.transfer(columns, partial(self._undeliverable, task))
+        pulse.enter(pulse.task, doing)
+        self.tally.sending_seconds += pulse.clock() - began
 
     def _columns(self, task: Task, run: Emitted, lost: list[Tuple]) -> list[AddressedTuples]:
         """Return what goes to each task; a tuple at which a grouping raises is lost, and no other."""

@@ -34,9 +34,9 @@ class Link(ABC):
         """Look again at where the tasks of others are; called before open(), and every so often."""
 
     @property
-    def ready(self) -> bool:
-        """Whether every connection that is needed stands; by default there is nothing to wait for."""
-        return True
+    def not_ready(self) -> str:
+        """Which connections do not stand that are needed; empty, as by default, when all do."""
+        return ""
 
     def loads(self) -> Mapping[int, float]:
         """Return the load, from 0 to 1, of each task of other processes that is heard of; by default none."""

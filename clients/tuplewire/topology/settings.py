@@ -76,6 +76,16 @@ class TopologySettings:
     refresh_seconds: float = _setting(
         "task.refresh.poll.secs", 10.0, "how often a worker looks again where the tasks are that it sends to"
     )
+    heartbeat_seconds: float = _setting(
+        "worker.heartbeat.frequency.secs",
+        1.0,
+        "how often a worker looks at its executors and says that it is alive",
+    )
+    task_timeout_seconds: float = _setting(
+        "nimbus.task.timeout.secs",
+        30.0,
+        "how long one call of a spout or bolt may take before its executor counts as stuck",
+    )
     error_policy: ErrorPolicy = _setting(
         "topology.error.policy",
         ErrorPolicy.FAIL,

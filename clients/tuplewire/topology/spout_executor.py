@@ -15,9 +15,10 @@ from tuplewire.topology.collector import Emitted, Outbox, SpoutOutputCollector
 from tuplewire.topology.component import Spout
 from tuplewire.topology.executor import BATCH, Executor, Surroundings, Task
 from tuplewire.topology.follower import keys_of
+from tuplewire.topology.pulse import Doing
 from tuplewire.topology.receive_queue import AddressedTuples
 from tuplewire.topology.rotating_map import RotatingMap
-from tuplewire.topology.tuples import ACK_STREAM
+from tuplewire.topology.tuples import ACK_STREAM, Origin
 
 _ROUND_SECONDS = 0.001
 """How long a task may go on emitting before what it has emitted goes out."""
@@ -29,12 +30,16 @@ _BUSY = -1
 _FOR_GOOD = sys.maxsize
 
 
+Pending = tuple[Any, Origin, float]
+"""The message id of a tuple on the way, its stream, and when it was emitted, by the pulse's clock."""
+
+
 @dataclass(slots=True, eq=False)
 class SpoutTask(Task):
-    """A task of a spout. pending: the message ids of what it has on the way, by the follower's keys."""
+    """A task of a spout. pending: what it has on the way, by the follower's keys."""
 
     spout: Spout = field(kw_only=True)
-    pending: RotatingMap[Any, Any] = field(default_factory=RotatingMap)
+    pending: RotatingMap[Any, Pending] = field(default_factory=RotatingMap)
 
 
 class SpoutExecutor(Executor[SpoutTask]):
@@ -44,6 +49,9 @@ class SpoutExecutor(Executor[SpoutTask]):
     asked. Where no task can be asked, and while inactive, it waits on its queue; where none has anything, it
     looks again after the time that the settings say. It becomes active once its surroundings are ready.
     """
+
+    opening = Doing.OPEN
+    closing = Doing.CLOSE
 
     def __init__(self, tasks: range, surroundings: Surroundings) -> None:
         super().__init__(tasks, surroundings)
@@ -104,6 +112,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         task.spout.close()
 
     def _turn(self) -> None:
+        self._wait()
         for column in self.queue.consume(BATCH, self._patience()):
             self._tell(column)
         if self._rotation_due:
@@ -125,6 +134,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _switch(self) -> None:
         wanted = self._wanted
         for task in self._tasks.values():
+            self.pulse.enter(task.id, Doing.ACTIVATE if wanted else Doing.DEACTIVATE)
             self._always(task.id, task.spout.activate if wanted else task.spout.deactivate)
         self._rested = _BUSY
         self._active = wanted
@@ -141,9 +151,9 @@ class SpoutExecutor(Executor[SpoutTask]):
                 continue
             processed = fate.source_stream == ACK_STREAM
             for key in keys:
-                message_id = task.pending.pop(key)
-                if message_id is not None:
-                    self._tell_one(task, message_id, processed=processed)
+                pending = task.pending.pop(key)
+                if pending is not None:
+                    self._tell_one(task, pending, processed=processed)
         self._rested = _BUSY  # it may have something again
         self._finished = False
         self._send(task)
@@ -151,13 +161,17 @@ class SpoutExecutor(Executor[SpoutTask]):
             column.done()
         self._surroundings.idle.executed(len(column.tuples))
 
-    def _tell_one(self, task: SpoutTask, message_id: Any, *, processed: bool) -> None:
+    def _tell_one(self, task: SpoutTask, pending: Pending, *, processed: bool) -> None:
+        message_id, origin, since = pending
+        self.pulse.enter(task.id, Doing.ACK if processed else Doing.FAIL)
         try:
             if processed:
-                self.counts.acked += 1
+                self.tally.acked[origin] += 1
+                self.tally.complete_count += 1
+                self.tally.complete_seconds += self.pulse.clock() - since
                 task.spout.ack(message_id)
             else:
-                self.counts.failed += 1
+                self.tally.failed[origin] += 1
                 task.spout.fail(message_id)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             self._raised(task.id, error)
@@ -166,8 +180,8 @@ class SpoutExecutor(Executor[SpoutTask]):
         """Tell spouts that what took too long has failed."""
         for task in self._tasks.values():
             expired = task.pending.rotate()
-            for message_id in expired.values():
-                self._tell_one(task, message_id, processed=False)
+            for pending in expired.values():
+                self._tell_one(task, pending, processed=False)
             if expired:
                 self._rested = _BUSY
                 self._finished = False
@@ -199,12 +213,14 @@ class SpoutExecutor(Executor[SpoutTask]):
         """Have a task emit until it has nothing more, its bound or a moment is over; False if it may not."""
         deadline = time.monotonic() + _ROUND_SECONDS
         bound = self.settings.max_spout_pending or sys.maxsize
-        outbox = task.outbox
+        outbox, pulse = task.outbox, self.pulse
         asked = False
+        pulse.enter(task.id, Doing.NEXT_TUPLE)
         try:
             while len(task.pending) + len(outbox) < bound and not task.spout.exhausted:
                 asked = True
                 before = len(outbox)
+                pulse.calls += 1
                 task.spout.next_tuple()
                 if len(outbox) == before or len(outbox) >= BATCH or time.monotonic() >= deadline:
                     break
@@ -219,15 +235,18 @@ class SpoutExecutor(Executor[SpoutTask]):
             for run in runs:
                 for message in run.tuples:
                     for _, message_id in message.message_id:
-                        self.counts.acked += 1
+                        self.tally.acked[run.origin] += 1
+                        self.pulse.enter(task.id, Doing.ACK)
                         self._always(task.id, partial(task.spout.ack, message_id))
 
     def _began(self, task: SpoutTask, runs: Sequence[Emitted]) -> list[Any]:
         if task.follower is None:
             return []
+        origins = [run.origin for run in runs for message in run.tuples if message.message_id]
         began = task.follower.begin(runs)
-        for key, message_id in began:
-            task.pending.put(key, message_id)
+        now = self.pulse.clock()
+        for (key, message_id), origin in zip(began, origins, strict=True):
+            task.pending.put(key, (message_id, origin, now))
         return [key for key, _ in began]
 
     def _reported(self, task: int, error: Exception) -> None:

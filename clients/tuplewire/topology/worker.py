@@ -6,18 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ClosedError, TopologyError, TuplewireError
+from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.topology.acker import Acker
 from tuplewire.topology.acker_executor import AckerExecutor
 from tuplewire.topology.bolt_executor import BoltExecutor
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import ACKER_COMPONENT, Kind, Topology
-from tuplewire.topology.executor import Executor, ExecutorStatistics, Surroundings
+from tuplewire.topology.executor import Executor, Surroundings
 from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.follower import AckerFollower, Follower, LocalFollower
 from tuplewire.topology.grouping import Locality
+from tuplewire.topology.heartbeat import Heartbeats, WorkerHeartbeat
 from tuplewire.topology.idle import IdleWatch
 from tuplewire.topology.link import Link
 from tuplewire.topology.receive_queue import AddressedTuples, ReceiveQueue
@@ -25,10 +27,12 @@ from tuplewire.topology.rotating_map import PARTS
 from tuplewire.topology.serializer import MessagePackTupleSerializer, TupleSerializer
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.spout_executor import SpoutExecutor
+from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.termination import Failure, ProcessReport
+from tuplewire.topology.ticks import Ticks
 from tuplewire.topology.timer import Cancel, SystemTimer, Timer
 from tuplewire.topology.transfer import Deserializing, Transfer
-from tuplewire.topology.tuples import Tuple, tick
+from tuplewire.topology.tuples import Tuple
 
 _REFRESH_SECONDS = 1.0
 _OPEN_SECONDS = 60.0
@@ -47,7 +51,7 @@ class ExecutorWorker:
     acker tasks (with_ackers); where it has none by `acker`, without a link by one that is made here, and else
     by nobody. error, dead_letter: told of every error, and given every tuple that is given up; called in
     executors' threads. emitted, received: get everything that components emit, and that bolts are given, to
-    look at in a test.
+    look at in a test. state_file: where the worker says that it is alive, as JSON, at each heartbeat.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class ExecutorWorker:
         dead_letter: Callable[[DeadLetter], None] = log_only,
         emitted: Callable[[Sequence[Emitted]], None] | None = None,
         received: Callable[[str, Sequence[Tuple]], None] | None = None,
+        state_file: Path | None = None,
     ) -> None:
         conf = dict(conf or {})
         self.settings = TopologySettings.of(conf)
@@ -75,6 +80,7 @@ class ExecutorWorker:
         self._link = link
         self._lock = threading.Lock()
         self._closed = False
+        self._started = False
         serializer = serializer or MessagePackTupleSerializer(topology)
         self._queues: dict[int, ReceiveQueue] = {}
         self._transfer = Transfer(
@@ -95,7 +101,7 @@ class ExecutorWorker:
             idle=self.idle,
             emitted=emitted,
             received=received,
-            ready=lambda: link is None or link.ready,
+            ready=lambda: link is None or not link.not_ready,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
         )
@@ -115,9 +121,11 @@ class ExecutorWorker:
         )
         self._owns_timer = timer is None
         self._timer = timer or SystemTimer(self._timer_failed)
+        self._heartbeats = Heartbeats(
+            topology_id, lambda: self.executors, lambda: self._not_ready, state_file
+        )
         self._recurring: list[Cancel] = []
-        self._ticks: dict[int, tuple[_Ticks, Cancel]] = {}
-        self._late: dict[_Ticks, None] = {}
+        self._ticks = Ticks(self._timer, self.idle, self.tell)
 
     def _runs(self, tasks: range) -> bool:
         here = self.tasks.intersection(tasks)
@@ -150,10 +158,13 @@ class ExecutorWorker:
     # --- life -------------------------------------------------------------------------------------------
 
     def start(self, timeout: float = _OPEN_SECONDS) -> None:
-        """Open and prepare every task, then take in what arrives; spouts wait for activate().
+        """Say that it is alive, look where other workers are, open every task, then take in what arrives.
 
+        That is Storm's order; spouts wait for activate().
         Raises the TaskError of one that cannot be opened, and TimeoutError when that takes too long.
         """
+        self._heartbeats.beat()
+        self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
         if self._link is not None:
             self._link.refresh()
         self._open(self.executors, timeout)
@@ -162,6 +173,7 @@ class ExecutorWorker:
             self._link.open(tasks, self.deserializing.receive, self._failed)
             self._recurring.append(self._timer.every(self.settings.refresh_seconds, self._link.refresh))
         self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
+        self._started = True
 
     def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -174,8 +186,7 @@ class ExecutorWorker:
         for executor in executors:
             if isinstance(executor, BoltExecutor) and executor.settings.tick_seconds:
                 for task in executor.tasks:
-                    ticks = _Ticks(task, executor.settings.tick_seconds, self._tick)
-                    self._ticks[task] = ticks, self._timer.every(executor.settings.tick_seconds, ticks)
+                    self._ticks.add(task, executor.settings.tick_seconds)
             period = self.settings.message_timeout_seconds / PARTS
             if isinstance(executor, AckerExecutor | SpoutExecutor) and self._has_ackers and period:
                 self._recurring.append(self._timer.every(period, executor.rotate))
@@ -192,8 +203,7 @@ class ExecutorWorker:
 
     def tick(self) -> None:
         """Give each bolt that gets ticks one now: the last one, when the topology is over."""
-        for ticks, _ in list(self._ticks.values()):
-            ticks()
+        self._ticks.give()
 
     def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do here; False when the time is over first.
@@ -244,13 +254,15 @@ class ExecutorWorker:
         if self._link is not None:
             self._link.close(max(1.0, deadline - time.monotonic()))
             stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
+        self._heartbeats.beat()
         if stuck:
             raise TimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
 
     def _end_timer(self) -> None:
         if self._owns_timer:
             self._timer.close()
-        for cancel in (*self._recurring, *(cancel for _, cancel in self._ticks.values())):
+        self._ticks.close()
+        for cancel in self._recurring:
             cancel()
 
     def kill(self, timeout: float) -> list[Executor[Any]]:
@@ -277,9 +289,7 @@ class ExecutorWorker:
     def resume(self) -> None:
         """Let the ticks come that are late, each once; spouts are left as they are."""
         self.idle.resume()
-        late, self._late = self._late, {}
-        for ticks in late:
-            ticks()
+        self._ticks.catch_up()
 
     def add(self, tasks: range, timeout: float = _OPEN_SECONDS) -> None:
         """Run an executor more; while nothing is on the way to it. Raises as start() does."""
@@ -289,11 +299,7 @@ class ExecutorWorker:
     def remove(self, tasks: range, timeout: float) -> None:
         """End an executor; while nothing is on the way to it. TimeoutError if it does not end in time."""
         executor = next(each for each in self.executors if each.tasks == tasks)
-        for task in tasks:
-            ticks, cancel = self._ticks.pop(task, (None, None))
-            if ticks is not None and cancel is not None:
-                cancel()
-                self._late.pop(ticks, None)
+        self._ticks.remove(tasks)
         executor.stop()
         if not executor.join(timeout):
             raise TimeoutError(f"{executor} did not end within {timeout} s")
@@ -324,19 +330,6 @@ class ExecutorWorker:
         """Hand a task what no component has emitted: a tick, or what has become of a spout's tuples."""
         self._transfer.tell(column)
 
-    def _tick(self, ticks: _Ticks) -> None:
-        """Hand a task a tick, or keep it back while paused."""
-        if not self.idle.enter():
-            self._late[ticks] = None
-            return
-        ticks.waits()
-        try:
-            self.tell(ticks.column)
-        except ClosedError:
-            return  # the executor has ended, and needs none
-        finally:
-            self.idle.executed(1)
-
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""
         loads = dict(self._link.loads()) if self._link is not None else {}
@@ -353,6 +346,24 @@ class ExecutorWorker:
         for executor in self.executors:
             executor.refresh()
 
+    @property
+    def _not_ready(self) -> str:
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        if self._closed or not self._started:
+            return "stopped" if self._closed else "starting"
+        return "" if self._link is None else self._link.not_ready
+
+    @property
+    def heartbeat(self) -> WorkerHeartbeat:
+        """What the worker and its executors were doing at the last heartbeat; for a status service."""
+        return self._heartbeats.last
+
+    @property
+    def not_ready(self) -> str:
+        """Why it does not do its work now, in one line; empty when it does. For a readiness probe."""
+        return self._heartbeats.not_ready
+
     def statistics(self) -> list[ExecutorStatistics]:
         """Return a snapshot of every executor."""
         return [executor.statistics() for executor in self.executors]
@@ -362,23 +373,3 @@ def _follower(topology: Topology, acker: Acker | None, task: int) -> Follower | 
     if ACKER_COMPONENT in topology.components:
         return AckerFollower(topology, task)
     return None if acker is None else LocalFollower(acker, task)
-
-
-class _Ticks:
-    """Gives a task its ticks; one that has not come to the last yet gets no other."""
-
-    def __init__(self, task: int, seconds: float, give: Callable[[_Ticks], None]) -> None:
-        self._give = give
-        self._waits = False
-        self.column = AddressedTuples(task, [tick(seconds)], self._done)
-
-    def _done(self) -> None:
-        self._waits = False
-
-    def __call__(self) -> None:
-        if not self._waits:
-            self._give(self)
-
-    def waits(self) -> None:
-        """Note that the task has one in its queue."""
-        self._waits = True

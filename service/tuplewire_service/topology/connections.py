@@ -57,11 +57,6 @@ class OutboundConnections:
         return frozenset(self._connections)
 
     @property
-    def ready(self) -> bool:
-        """Whether every connection stands."""
-        return all(each.status is ConnectionStatus.READY for each in list(self._connections.values()))
-
-    @property
     def not_ready(self) -> list[Address]:
         """The workers to which no connection stands."""
         connections = list(self._connections.items())

@@ -74,9 +74,10 @@ class ContextLink(Link):
         )
 
     @property
-    def ready(self) -> bool:
+    def not_ready(self) -> str:
         """See Link. Tasks that are missing are not waited for, as in Storm."""
-        return self.connections.ready
+        waiting = self.connections.not_ready
+        return f"no connection to {', '.join(f'{host}:{port}' for host, port in waiting)}" if waiting else ""
 
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:  # noqa: ARG002
         """See Link. A connection that breaks is made again, and never fails for good."""

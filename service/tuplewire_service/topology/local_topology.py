@@ -15,10 +15,11 @@ from tuplewire.errors import ClosedError, TopologyError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acker import Acker, Root
 from tuplewire.topology.description import Topology
-from tuplewire.topology.executor import Executor, ExecutorStatistics
+from tuplewire.topology.executor import Executor
 from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.receive_queue import AddressedTuples
 from tuplewire.topology.settings import TopologySettings
+from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.timer import SimulatedTimer
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory

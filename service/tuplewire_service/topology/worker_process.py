@@ -11,7 +11,7 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.topology.executor import ExecutorStatistics
+from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport
 from tuplewire_service.launching.child import Child, Command, LaunchError
 from tuplewire_service.launching.settings import LaunchSettings

@@ -1,0 +1,214 @@
+"""Heartbeats: what executors are doing, the state file, and executors that are stuck."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire.topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
+from tuplewire.topology.heartbeat import ExecutorBeat
+from tuplewire.topology.pulse import CallWatch, Doing, Pulse
+from tuplewire.topology.worker import ExecutorWorker
+from tuplewire_service.testing import eventually
+from tuplewire_service.topology.capture import FeederSpout
+
+SECONDS = 30.0
+
+
+class Clock:
+    """Time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_call_is_timed_from_look_to_look() -> None:
+    """A call that goes on is told by the second; another call, and what is not the user's, begins anew."""
+    clock = Clock()
+    pulse = Pulse(7, clock)
+    watch = CallWatch(pulse)
+    seen = []
+    for doing, calls in (
+        (Doing.WAITING, 0),
+        (Doing.EXECUTE, 1),
+        (Doing.EXECUTE, 1),
+        (Doing.EXECUTE, 1),
+        (Doing.EXECUTE, 5),
+        (Doing.EXECUTE, 5),
+        (Doing.SENDING, 5),
+        (Doing.SENDING, 5),
+        (Doing.WAITING, 5),
+        (Doing.ACK, 6),
+        (Doing.ACK, 6),
+    ):
+        clock.now += 1
+        pulse.doing, pulse.calls = doing, calls
+        seen.append(watch.look())
+    assert seen == [0, 0, 1, 2, 0, 1, 0, 0, 0, 0, 1]
+
+
+class Do(BasicBolt):
+    """Calls a function with each tuple."""
+
+    def __init__(self, function: Callable[[Tuple], Any]) -> None:
+        self.function = function
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        self.function(message)
+
+
+def fed(feeder: FeederSpout, function: Callable[[Tuple], Any]) -> Topology:
+    """Return a bolt "b" (task 1) behind a spout "s" (task 2)."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("b", Do(function)).shuffle_grouping("s")
+    return builder.create_topology()
+
+
+@contextmanager
+def running(topology: Topology, **settings: Any) -> Iterator[ExecutorWorker]:
+    """Run a topology, with a heartbeat every twentieth of a second."""
+    conf = {"worker.heartbeat.frequency.secs": 0.05, **settings.pop("conf", {})}
+    worker = ExecutorWorker(topology, conf=conf, **settings)
+    try:
+        worker.start()
+        worker.activate()
+        yield worker
+    finally:
+        worker.close()
+
+
+def beat_of(worker: ExecutorWorker, component: str) -> ExecutorBeat:
+    """Return what the last heartbeat says of a component's executor."""
+    return next(beat for beat in worker.heartbeat.executors if beat.component == component)
+
+
+@pytest.fixture
+def feeder() -> FeederSpout:
+    """Return a spout to feed."""
+    return FeederSpout(["number"])
+
+
+def test_executors_beat(feeder: FeederSpout) -> None:
+    """Loops that turn are seen to turn; one in the user's code is there, at that task, and for so long."""
+    go = threading.Event()
+    with running(fed(feeder, lambda _: go.wait(SECONDS))) as worker:
+        eventually(lambda: beat_of(worker, "b").doing == "waiting", SECONDS)
+        feeder.feed([1])
+        eventually(lambda: beat_of(worker, "b").call_seconds > 0.2, SECONDS)
+        beat = beat_of(worker, "b")
+        assert (beat.task, beat.doing, beat.stuck) == (1, "execute", False)
+        assert beat.turned_seconds >= beat.call_seconds
+        assert beat_of(worker, "s").call_seconds < beat.call_seconds
+        go.set()
+        eventually(lambda: beat_of(worker, "b").doing == "waiting", SECONDS)
+        assert beat_of(worker, "b").call_seconds == 0
+
+
+def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCaptureFixture) -> None:
+    """One that does not come back is not ready, and is logged once, with its stack, until it moves again."""
+    caplog.set_level("INFO", "tuplewire.topology.heartbeat")
+    go = threading.Event()
+
+    def never_ending_lookup(_: Tuple) -> None:
+        go.wait(SECONDS)
+
+    conf = {"nimbus.task.timeout.secs": 0.2}
+    with running(fed(feeder, never_ending_lookup), conf=conf) as worker:
+        eventually(lambda: not worker.not_ready, SECONDS)
+        feeder.feed([1])
+        eventually(lambda: worker.not_ready, SECONDS)
+        assert worker.not_ready == worker.heartbeat.not_ready == "task 1 of 'b' has been in execute() for 0 s"
+        before = worker.heartbeat.time
+        eventually(lambda: worker.heartbeat.time > before + 0.2, SECONDS)
+        go.set()
+        eventually(lambda: not worker.not_ready, SECONDS)
+    (record,) = (each.__dict__ for each in caplog.records if each.message == "executor.stuck")
+    assert (record["component"], record["task"], record["doing"]) == ("b", 1, "execute")
+    assert record["seconds"] >= 0.2
+    assert "never_ending_lookup" in record["stack"]
+    assert [each.message for each in caplog.records].count("executor.moves_again") == 1
+
+
+def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
+    """A component's own setting says when it counts as stuck."""
+    go = threading.Event()
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    slow = builder.set_bolt("b", Do(lambda _: go.wait(SECONDS))).shuffle_grouping("s")
+    slow.add_configuration("nimbus.task.timeout.secs", 600)
+    with running(builder.create_topology(), conf={"nimbus.task.timeout.secs": 0.1}) as worker:
+        feeder.feed([1])
+        eventually(lambda: beat_of(worker, "b").call_seconds > 0.3, SECONDS)
+        assert not worker.not_ready
+        go.set()
+
+
+def test_the_state_file(feeder: FeederSpout, tmp_path: Path) -> None:
+    """The file is whole at every moment, has everything, and is written again and again."""
+    file = tmp_path / "heartbeat.json"
+    with running(fed(feeder, lambda _: None), topology_id="words", state_file=file) as worker:
+        eventually(lambda: not json.loads(file.read_text())["not_ready"], SECONDS)
+        first = json.loads(file.read_text())
+        assert first["topology_id"] == "words"
+        assert first["process_id"] == os.getpid()
+        assert abs(first["time_secs"] - time.time()) < SECONDS
+        assert [(each["component"], each["tasks"]) for each in first["executors"]] == [
+            ("b", [1, 1]),
+            ("s", [2, 2]),
+        ]
+        eventually(lambda: json.loads(file.read_text())["time_secs"] > first["time_secs"], SECONDS)
+        assert worker.heartbeat.to_json().keys() == first.keys()
+    last = json.loads(file.read_text())
+    assert last["not_ready"] == "stopped"
+    assert {each["doing"] for each in last["executors"]} == {"ended"}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_written(
+    feeder: FeederSpout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and the worker works."""
+    done = threading.Event()
+    with running(fed(feeder, lambda _: done.set()), state_file=tmp_path / "none" / "file") as worker:
+        feeder.feed([1])
+        assert worker.wait_idle(SECONDS)
+        assert not worker.not_ready
+    assert done.is_set()
+    assert "heartbeat.not_written" in {each.message for each in caplog.records}
+
+
+def test_a_worker_that_cannot_start_says_why(feeder: FeederSpout) -> None:
+    """What a bolt raises is why the worker is not ready."""
+
+    class Broken(Do):
+        def prepare(self, *_: object) -> None:
+            raise OSError("no such table")
+
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("b", Broken(print)).shuffle_grouping("s")
+    worker = ExecutorWorker(builder.create_topology())
+    assert worker.not_ready == "starting"
+    with pytest.raises(Exception, match="no such table"):
+        worker.start()
+    assert worker.not_ready == "failed: task 1 of 'b': OSError: no such table"
+    worker.close()
+
+
+def test_a_wrong_frequency() -> None:
+    """A frequency that is none is an error by its name."""
+    with pytest.raises(ConfigError, match=r"worker.heartbeat.frequency.secs"):
+        ExecutorWorker(fed(FeederSpout(["number"]), print), conf={"worker.heartbeat.frequency.secs": "often"})
