@@ -142,6 +142,32 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
     assert [each.message for each in caplog.records].count("executor.moves_again") == 1
 
 
+def test_many_short_calls_are_not_one_long_one() -> None:
+    """A bolt that is busy with one column for long is not stuck while its calls come back."""
+
+    class Burst(FeederSpout):
+        def __deepcopy__(self, memo: object) -> Burst:  # type: ignore[override]
+            return self
+
+        def next_tuple(self) -> None:
+            for number in range(self.left):
+                self.collector.emit([number])
+            self.left = 0
+
+        left = 100
+
+    longest = []
+
+    def work(_: Tuple) -> None:
+        threading.Event().wait(0.02)
+        longest.append(beat_of(worker, "b").call_seconds)
+
+    with running(fed(Burst(["number"]), work)) as worker:
+        assert worker.wait_idle(SECONDS)
+    assert len(longest) == 100
+    assert max(longest) < 1.0, "all hundred take two seconds"
+
+
 def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
     """A component's own setting says when it counts as stuck."""
     go = threading.Event()
