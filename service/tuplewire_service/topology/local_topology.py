@@ -17,6 +17,7 @@ from tuplewire.topology.acker import Acker, Root
 from tuplewire.topology.description import Topology
 from tuplewire.topology.executor import Executor
 from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.heartbeat import ExecutorBeat
 from tuplewire.topology.receive_queue import AddressedTuples
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.statistics import ExecutorStatistics
@@ -218,6 +219,10 @@ class LocalTopology:
             for index, worker in enumerate(self._workers)
             if worker.link is not None
         }
+
+    def beats(self) -> list[ExecutorBeat]:
+        """Return what every executor was doing at its worker's last heartbeat."""
+        return [beat for worker in self._living() for beat in worker.executors.heartbeat.executors]
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
         """Deactivate it, let what is on the way finish, at most so many seconds, and end every worker.

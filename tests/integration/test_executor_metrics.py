@@ -1,0 +1,235 @@
+"""Metrics of executors: what Prometheus reads, and what a probe hears of an executor that is stuck."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    FailedError,
+    Stream,
+    Topology,
+    TopologyBuilder,
+    Tuple,
+)
+from tuplewire.topology.worker import ExecutorWorker
+from tuplewire_service.server.admin import AdminServer
+from tuplewire_service.testing import eventually
+from tuplewire_service.topology.capture import FeederSpout
+from tuplewire_service.topology.local_cluster import LocalCluster
+from tuplewire_service.topology.metrics import ExecutorCollector
+
+SECONDS = 30.0
+
+
+class Sort(BasicBolt):
+    """Emits odd and even numbers on streams of their own, and fails negative ones."""
+
+    outputs = (Stream("number", name="odd"), Stream("number", name="even"))
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] < 0:
+            raise FailedError
+        collector.emit([message["number"]], stream="odd" if message["number"] % 2 else "even")
+
+
+class End(BasicBolt):
+    """Takes what comes."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Do nothing."""
+
+
+def sorting(feeder: FeederSpout) -> Topology:
+    """Return numbers that are sorted by "sort"; "all" gets all, and in both its tasks, "odd" the odd ones."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", feeder)
+    builder.set_bolt("sort", Sort(), 2).shuffle_grouping("numbers")
+    builder.set_bolt("odd", End()).shuffle_grouping("sort", "odd")
+    builder.set_bolt("all", End(), 2).all_grouping("sort", "odd").all_grouping("sort", "even")
+    return builder.create_topology()
+
+
+def samples(registry: CollectorRegistry) -> dict[str, float]:
+    """Return what a scrape reads, by name with labels."""
+    return {
+        f"{sample.name.removeprefix('tuplewire_')} {' '.join(sample.labels.values())}": sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def sorted_numbers() -> Iterator[CollectorRegistry]:
+    """Run ten numbers, three of them negative, through two workers, and return their metrics."""
+    feeder = FeederSpout(["number"])
+    registry = CollectorRegistry()
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": 2}, sorting(feeder))
+        for number in range(6, -4, -1):
+            feeder.feed([number], message_id=number)
+        running.wait()
+        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        yield registry
+
+
+def test_counts_by_stream(sorted_numbers: CollectorRegistry) -> None:
+    """Emitted, transferred, executed, acked and failed are told by component and stream, as by Storm."""
+    read = samples(sorted_numbers)
+    counts = {name: value for name, value in read.items() if "_tuples_total " in name and "queue" not in name}
+    assert counts == {
+        "emitted_tuples_total numbers default": 10,
+        "emitted_tuples_total sort even": 4,
+        "emitted_tuples_total sort odd": 3,
+        "transferred_tuples_total numbers default": 10,
+        "transferred_tuples_total sort even": 8,
+        "transferred_tuples_total sort odd": 9,
+        "executed_tuples_total all sort even": 8,
+        "executed_tuples_total all sort odd": 6,
+        "executed_tuples_total odd sort odd": 3,
+        "executed_tuples_total sort numbers default": 10,
+        "acked_tuples_total all sort even": 8,
+        "acked_tuples_total all sort odd": 6,
+        "acked_tuples_total numbers numbers default": 7,
+        "acked_tuples_total odd sort odd": 3,
+        "acked_tuples_total sort numbers default": 7,
+        "failed_tuples_total numbers numbers default": 3,
+        "failed_tuples_total sort numbers default": 3,
+    }
+
+
+def test_latencies(sorted_numbers: CollectorRegistry) -> None:
+    """Times are there with their numbers: execute for every tuple, complete for those processed."""
+    read = samples(sorted_numbers)
+    assert read["execute_latency_seconds_count sort"] == 10
+    assert read["complete_latency_seconds_count numbers"] == 7
+    assert 1 <= read["process_latency_seconds_count sort"] <= 7
+    for name in ("execute_latency", "process_latency"):
+        assert 0 < read[f"{name}_seconds_sum sort"] < SECONDS
+    assert read["complete_latency_seconds_sum numbers"] >= read["execute_latency_seconds_sum odd"]
+    assert "execute_latency_seconds_count numbers" not in read
+    assert read["sending_seconds_total numbers"] > 0
+
+
+def test_queues(sorted_numbers: CollectorRegistry) -> None:
+    """Every executor's queue has what Storm tells of it."""
+    read = samples(sorted_numbers)
+    arrived = sum(
+        value for name, value in read.items() if name.startswith("receive_queue_arrived_tuples_total sort")
+    )
+    assert arrived == 10
+    assert read["receive_queue_tuples odd 4-4"] == 0
+    assert read["receive_queue_capacity_tuples odd 4-4"] == 32_768
+    for name in ("fill_ratio", "overflow_tuples", "arrivals_per_second", "sojourn_seconds"):
+        assert f"receive_queue_{name} odd 4-4" in read
+    assert read["spout_pending_tuples numbers"] == 0
+
+
+def test_promtool_finds_nothing(sorted_numbers: CollectorRegistry) -> None:
+    """Prometheus's own checker has nothing to say about names, types and help texts."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("NOT CHECKED: promtool is missing; Debian's package prometheus has it")
+    run = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=generate_latest(sorted_numbers),
+        capture_output=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
+
+
+def test_series_do_not_grow() -> None:
+    """However many tuples there are, the series are as many as before."""
+    feeder = FeederSpout(["number"])
+    registry = CollectorRegistry()
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {"topology.workers": 2}, sorting(feeder))
+        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        names = []
+        for _ in range(2):
+            for number in range(-3, 100):
+                feeder.feed([number], message_id=number)
+            running.wait()
+            names.append(samples(registry).keys())
+        assert names[0] == names[1]
+
+
+def test_a_full_queue_is_seen() -> None:
+    """A bolt that does not come along shows: its queue is full, and its spout waits."""
+    go = threading.Event()
+    feeder = FeederSpout(["number"])
+
+    class Wait(BasicBolt):
+        def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+            go.wait(SECONDS)
+
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("b", Wait()).shuffle_grouping("s")
+    registry = CollectorRegistry()
+    with LocalCluster() as cluster:
+        conf = {"topology.executor.receive.buffer.size": 4}
+        running = cluster.submit("t", conf, builder.create_topology())
+        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        for number in range(20):
+            feeder.feed([number])
+        eventually(lambda: samples(registry)["receive_queue_fill_ratio b 1-1"] == 1, SECONDS)
+        assert samples(registry)["receive_queue_sojourn_seconds b 1-1"] > 0
+        go.set()
+        running.wait()
+        assert samples(registry)["receive_queue_fill_ratio b 1-1"] == 0
+
+
+def test_a_stuck_executor_is_seen_from_outside() -> None:
+    """Readiness and metrics name an executor that is stuck, and nothing is wrong any more when it moves."""
+    go = threading.Event()
+    feeder = FeederSpout(["number"])
+
+    class Wait(BasicBolt):
+        def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+            go.wait(SECONDS)
+
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("b", Wait()).shuffle_grouping("s")
+    conf = {"worker.heartbeat.frequency.secs": 0.05, "nimbus.task.timeout.secs": 0.2}
+    worker = ExecutorWorker(builder.create_topology(), conf=conf)
+    registry = CollectorRegistry()
+    registry.register(ExecutorCollector(worker.statistics, lambda: worker.heartbeat.executors))
+    admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.not_ready)
+
+    def ready() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{admin.address}/readyz", timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    assert ready() == (503, "not ready: starting\n")
+    worker.start()
+    worker.activate()
+    assert ready()[0] == 200
+    assert samples(registry)["executor_stuck b 1-1"] == 0
+    feeder.feed([1])
+    eventually(lambda: ready()[0] == 503, SECONDS)
+    assert "task 1 of 'b' has been in execute() for" in ready()[1]
+    read = samples(registry)
+    assert (read["executor_stuck b 1-1"], read["executor_stuck s 2-2"]) == (1, 0)
+    assert read["executor_call_seconds b 1-1"] >= 0.2
+    go.set()
+    eventually(lambda: ready()[0] == 200, SECONDS)
+    assert samples(registry)["executor_stuck b 1-1"] == 0
+    worker.close()
+    admin.close()
