@@ -100,7 +100,7 @@ class BoltExecutor(Executor[BoltTask]):
         self._surroundings.idle.executed(len(column.tuples))
 
     def _acked(self, task: BoltTask, message: Tuple) -> None:
-        self.tally.acked[message.origin] += 1
+        self.tally.just_acked.append(message.origin)
         since = task.open.pop(message, None)
         if since is not None:
             task.acked.append(message.message_id)

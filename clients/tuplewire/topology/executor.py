@@ -252,6 +252,7 @@ class Executor(ABC, Generic[TaskKind]):
             self._refresh_due = False
             for each in self._tasks.values():
                 each.outgoing.refresh()
+        self.tally.count_acked()
         runs = task.outbox.take()
         began = self._began(task, runs)
         lost: list[Tuple] = []

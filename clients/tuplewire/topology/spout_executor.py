@@ -143,6 +143,8 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _tell(self, column: AddressedTuples) -> None:
         """Tell a spout what has become of its tuples."""
         task = self._tasks[column.task]
+        now = self.pulse.clock()
+        self.pulse.task = task.id
         for fate in column.tuples:
             try:
                 keys = keys_of(fate)
@@ -153,7 +155,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             for key in keys:
                 pending = task.pending.pop(key)
                 if pending is not None:
-                    self._tell_one(task, pending, processed=processed)
+                    self._tell_one(task, pending, now, processed=processed)
         self._rested = _BUSY  # it may have something again
         self._finished = False
         self._send(task)
@@ -161,17 +163,19 @@ class SpoutExecutor(Executor[SpoutTask]):
             column.done()
         self._surroundings.idle.executed(len(column.tuples))
 
-    def _tell_one(self, task: SpoutTask, pending: Pending, *, processed: bool) -> None:
+    def _tell_one(self, task: SpoutTask, pending: Pending, now: float, *, processed: bool) -> None:
         message_id, origin, since = pending
-        self.pulse.enter(task.id, Doing.ACK if processed else Doing.FAIL)
+        tally, pulse = self.tally, self.pulse
+        pulse.doing = Doing.ACK if processed else Doing.FAIL
+        pulse.calls += 1
         try:
             if processed:
-                self.tally.acked[origin] += 1
-                self.tally.complete_count += 1
-                self.tally.complete_seconds += self.pulse.clock() - since
+                tally.just_acked.append(origin)
+                tally.complete_count += 1
+                tally.complete_seconds += now - since
                 task.spout.ack(message_id)
             else:
-                self.tally.failed[origin] += 1
+                tally.failed[origin] += 1
                 task.spout.fail(message_id)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             self._raised(task.id, error)
@@ -180,8 +184,9 @@ class SpoutExecutor(Executor[SpoutTask]):
         """Tell spouts that what took too long has failed."""
         for task in self._tasks.values():
             expired = task.pending.rotate()
+            self.pulse.task = task.id
             for pending in expired.values():
-                self._tell_one(task, pending, processed=False)
+                self._tell_one(task, pending, self.pulse.clock(), processed=False)
             if expired:
                 self._rested = _BUSY
                 self._finished = False
@@ -235,7 +240,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             for run in runs:
                 for message in run.tuples:
                     for _, message_id in message.message_id:
-                        self.tally.acked[run.origin] += 1
+                        self.tally.just_acked.append(run.origin)
                         self.pulse.enter(task.id, Doing.ACK)
                         self._always(task.id, partial(task.spout.ack, message_id))
 

@@ -102,6 +102,8 @@ class Tally:
         self.executed: Counter[Origin] = Counter()
         self.acked: Counter[Origin] = Counter()
         self.failed: Counter[Origin] = Counter()
+        self.just_acked: list[Origin] = []
+        """Where what was acked since count_acked() had come from; for the executor to append to."""
         self.errors = 0
         self.execute_seconds = 0.0
         self.process_count = 0
@@ -111,12 +113,14 @@ class Tally:
         self.sending_seconds = 0.0
 
     def count_executed(self, tuples: Sequence[Tuple]) -> None:
-        """Count a column, which is of one stream nearly always."""
-        origins = list(map(_origin, tuples))
-        if origins.count(origins[0]) == len(origins):
-            self.executed[origins[0]] += len(origins)
-        else:
-            self.executed.update(origins)
+        """Count a column."""
+        _count(self.executed, list(map(_origin, tuples)))
+
+    def count_acked(self) -> None:
+        """Count what was acked since the last time."""
+        if self.just_acked:
+            _count(self.acked, self.just_acked)
+            self.just_acked = []
 
     def snapshot(self) -> Counts:
         """Return the counts of now."""
@@ -133,6 +137,14 @@ class Tally:
             complete=Latency(self.complete_count, self.complete_seconds),
             sending_seconds=self.sending_seconds,
         )
+
+
+def _count(counts: Counter[Origin], origins: list[Origin]) -> None:
+    """Count origins, which are one and the same nearly always."""
+    if origins.count(origins[0]) == len(origins):
+        counts[origins[0]] += len(origins)
+    else:
+        counts.update(origins)
 
 
 def _by_stream(counts: Counter[Origin]) -> Counter[StreamId]:
