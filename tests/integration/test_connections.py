@@ -52,7 +52,7 @@ def topology() -> Topology:
     return chain(FeederSpout(["number"]))
 
 
-@pytest.fixture(params=["local", "grpc"])
+@pytest.fixture(params=["local", "grpc", "zmq"])
 def context(request: pytest.FixtureRequest) -> Iterator[IContext]:
     """Return a context of each transport."""
     made = TransportFactory.make_context({TRANSPORT_KEY: request.param})

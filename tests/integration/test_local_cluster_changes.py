@@ -29,7 +29,7 @@ from tuplewire_service.topology.capture import FeederSpout
 from tuplewire_service.topology.local_cluster import LocalCluster
 
 SECONDS = 60.0
-TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc"])
+TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 
 
 class Shared:

@@ -68,7 +68,7 @@ class NotedLink(ContextLink):
         super().open(tasks, receive, failed)
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
-        self.notes("transfer")
+        self.notes.again("transfer")
         super().send(groups)
 
     def close(self, timeout: float) -> None:
@@ -139,7 +139,7 @@ def topology_of(notes: Notes) -> Topology:
     return builder.create_topology()
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc"])
+@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_workers_life(transport: str, tmp_path: Path) -> None:
     """It says that it lives, connects, opens, receives; it ends from the spouts to the connections.
 
@@ -180,8 +180,8 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
     assert not closing.is_alive()
     assert notes.seen[4:] == [
         "spouts stop",
-        "transfer",
         "last tuple executed",
+        "transfer",
         "executors end",
         "connections close",
     ]
