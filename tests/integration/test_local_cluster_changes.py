@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +27,10 @@ from tuplewire.topology import (
 )
 from tuplewire.topology.grouping import Fields
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.capture import FeederSpout
+from tuplewire_service.topology.capture import FeederSpout, with_sources
 from tuplewire_service.topology.local_cluster import LocalCluster
 
+README = Path(__file__).parents[2] / "service" / "README.md"
 SECONDS = 60.0
 TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 
@@ -350,3 +353,15 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
         go.set()
         running.wait()
         assert (running.worker_of(1), feeder.acked) == (before, [1])
+
+
+def test_the_example_of_the_docs() -> None:
+    """The README's test of a killed worker and a moved task is under ten lines, and passes."""
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    whole, test = blocks[:2]
+    assert len([line for line in test.splitlines() if line.strip()]) < 10
+    namespace: dict[str, Any] = {"__name__": "example", "with_sources": with_sources}
+    exec(compile(whole, str(README), "exec"), namespace)  # noqa: S102 - our own docs
+    exec(compile(test, str(README), "exec"), namespace)  # noqa: S102 - our own docs
+    namespace["WORDS"] = {word for line in namespace["LINES"] for word in line.split()}
+    namespace["test_no_word_is_lost"](namespace["builder"].create_topology())
