@@ -240,7 +240,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             for run in runs:
                 for message in run.tuples:
                     for _, message_id in message.message_id:
-                        self.tally.just_acked.append(run.origin)
+                        self.tally.acked[run.origin] += 1
                         self.pulse.enter(task.id, Doing.ACK)
                         self._always(task.id, partial(task.spout.ack, message_id))
 
