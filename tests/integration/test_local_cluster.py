@@ -16,7 +16,7 @@ from tuplewire.topology.failure import TaskError
 from tuplewire_service.topology.capture import FeederSpout
 from tuplewire_service.topology.local_cluster import LocalCluster, complete_topology
 
-README = Path(__file__).parents[2] / "service" / "README.md"
+PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"
 
 
 class Split(BasicBolt):
@@ -76,14 +76,14 @@ def feeder() -> FeederSpout:
     ids=["one worker", "local", "grpc"],
 )
 def test_the_example_of_the_docs(conf: dict[str, Any]) -> None:
-    """The word count of the README is a program in under 40 lines of code, and counts as a Counter does."""
-    code = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    """The word count of the page is a program in under 40 lines of code, and counts as a Counter does."""
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
     assert len([line for line in code[1].splitlines() if line.strip()]) < 40
     setting = '{"topology.workers": 2}'
     assert setting in code[1]
     namespace: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code[1].replace(setting, repr(conf)), str(README), "exec"), namespace)  # noqa: S102 - our own docs
+    exec(compile(code[1].replace(setting, repr(conf)), str(PAGE), "exec"), namespace)  # noqa: S102 - our own docs
     assert namespace["counts"] == Counter(word for line in namespace["LINES"] for word in line.split())
 
 
