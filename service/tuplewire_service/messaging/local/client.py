@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from tuplewire.errors import RefusedError
+from tuplewire.session.send import OutFrame
 from tuplewire_service.messaging.base import ConnectionStatus
 from tuplewire_service.messaging.local.endpoint import Endpoint
 from tuplewire_service.messaging.session import ReceivingSession, SessionClient, SessionServer
@@ -31,30 +32,32 @@ class LocalClient(SessionClient):
 
     def carry(self, server: SessionServer | None) -> bool:
         """See Carried."""
-        self.tell()
         session = self._session
         if self.status is ConnectionStatus.CLOSED:
             if self._server is not None and session is not None:
                 self._server.goodbye(session)
+            self.tell()
             return False
         if server is None or session is None or self._server is not server:
-            return self._reopen(server)
-        if (update := session.update()) is not None:
-            self.update(update)
-            return True
+            more = self._reopen(server)
+            self.tell()
+            return more
         if follow := self.next_follow():
             session.follow(follow)
-            return True
         frame = self.next_frame() if server.taken else None
-        if frame is None:
-            return False
-        groups = [group for run in frame.runs for group in run]
+        taken = frame is None or self._hand_over(frame, server, session)
+        if (update := session.update()) is not None:
+            self.update(update)
+        self.tell()
+        return frame is not None if taken else self._reopen(server)
+
+    def _hand_over(self, frame: OutFrame, server: SessionServer, session: ReceivingSession) -> bool:
+        groups = frame.runs[0] if len(frame.runs) == 1 else [group for run in frame.runs for group in run]
         try:
-            taken = server.take(session, frame.sequence, groups, self._version())
+            return server.take(session, frame.sequence, groups, self._version())
         except RefusedError as error:
             logger.warning("connection.refused", extra={"peer": f"local:{self.port}", "reason": str(error)})
-            taken = False
-        return True if taken else self._reopen(server)
+            return False
 
     def _reopen(self, server: SessionServer | None) -> bool:
         """Go on at the server that is there now: it gets what the one before has not taken."""
