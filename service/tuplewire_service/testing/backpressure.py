@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tuplewire.errors import BufferFullError
+from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
 from tuplewire_service.messaging.base import IClientConnection, IConnectionCallback, ReceivedBatch
 from tuplewire_service.testing.scenery import (
@@ -164,6 +166,35 @@ class BackpressureConformance(Scenery):
                 for done in [threads.submit(send, number) for number in (0, 1)]:
                     done.result()
             eventually(lambda: counts == [1000, 1000], timeout=20)
+
+    def test_a_lock_of_the_callback_may_be_held_at_a_release(self) -> None:
+        """To release is to deliver nothing: who does it may hold a lock that the callback takes."""
+        lock = threading.Lock()
+        held: list[tuple[ReceivedBatch, TaskGroup]] = []
+        count = 2 * RECEIVE_MESSAGES
+
+        class Locking(IConnectionCallback):
+            def recv(self, batch: ReceivedBatch) -> None:
+                assert lock.acquire(timeout=5), "whoever releases delivers"
+                batch.hold()
+                held.extend((batch, group) for group in batch.groups)
+                lock.release()
+
+        with self.pair(Locking()) as (_, client):
+
+            def release_all() -> bool:
+                with lock:
+                    for batch, group in held:
+                        batch.origin.release(group.task, len(group), len(group.data))
+                    held.clear()
+                return client.statistics().ledger.pending == 0
+
+            client.send(TaskMessageBatch.from_columns(1, [b"x"] * count))
+            eventually(lambda: held)
+            assert client.statistics().ledger.pending > 0
+            eventually(release_all, timeout=20)
+            assert_ledger(client, count)
+            eventually(release_all)
 
     def test_a_stopped_task_leaves_the_others_going(self) -> None:
         """Messages to other tasks pass those of a task whose receiver holds."""

@@ -13,11 +13,14 @@ from tuplewire_service.messaging.settings import TransportSettings
 
 logger = logging.getLogger(__name__)
 
+_RETRY_SECONDS = 0.05
+
 
 class LocalClient(SessionClient):
     """Sends to a port of the same process. Source: Storm's `LocalClient`.
 
-    Every send carries first what has waited; what no send and no event would carry, a timer does.
+    Every send carries first what has waited, and calls the server's callback in the sender's thread; what no
+    send and no event would carry, a timer does.
     """
 
     def __init__(self, endpoint: Endpoint, port: int, settings: TransportSettings) -> None:
@@ -46,10 +49,24 @@ class LocalClient(SessionClient):
             session.follow(follow)
         frame = self.next_frame() if server.taken else None
         taken = frame is None or self._hand_over(frame, server, session)
-        if (update := session.update()) is not None:
-            self.update(update)
+        self._acknowledge(session)
         self.tell()
         return frame is not None if taken else self._reopen(server)
+
+    def _acknowledge(self, session: ReceivingSession) -> None:
+        with session.lock:  # one after the other, since a refusal goes with its acknowledgement
+            if (update := session.update()) is not None:
+                self.update(update)
+
+    def _released(self) -> None:
+        """Take account of a release; what it makes room for is carried later, in another thread.
+
+        Whoever releases may hold a lock that the server's callback takes.
+        """
+        if (session := self._session) is not None:
+            self._acknowledge(session)
+            if self.waiting:
+                self._endpoint.later(self, 0.0)
 
     def _hand_over(self, frame: OutFrame, server: SessionServer, session: ReceivingSession) -> bool:
         groups = frame.runs[0] if len(frame.runs) == 1 else [group for run in frame.runs for group in run]
@@ -62,17 +79,16 @@ class LocalClient(SessionClient):
     def _reopen(self, server: SessionServer | None) -> bool:
         """Go on at the server that is there now: it gets what the one before has not taken."""
         if self._session is not None:
-            if (update := self._session.update()) is not None:
-                self.update(update)
+            self._acknowledge(self._session)
             self._session = None
             self.lost()
         if server is None:
             return False
         sending = self.sending
         try:
-            session, opened = server.welcome(sending, self._wake)
+            session, opened = server.welcome(sending, self._released)
         except RefusedError:
-            self._endpoint.later()
+            self._endpoint.later(self, _RETRY_SECONDS)
             return False
         self._server, self._session = server, session
         self.opened(opened, server.loads)

@@ -9,7 +9,6 @@ from tuplewire.errors import BindError
 from tuplewire_service.messaging.session import SessionServer
 
 _FIRST_EPHEMERAL_PORT = 49152
-_RETRY_SECONDS = 0.05
 
 
 class Carried(Protocol):
@@ -31,8 +30,9 @@ class Endpoint:
         self._lock = threading.Lock()
         self._clients: dict[Carried, None] = {}
         self._due: dict[Carried, None] = {}
+        self._late: dict[Carried, None] = {}
         self._carrying = False
-        self._retry: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
 
     @property
     def clients(self) -> list[Carried]:
@@ -50,9 +50,9 @@ class Endpoint:
         """Carry for this client no more, but what it asks for itself."""
         with self._lock:
             self._clients.pop(client, None)
-            if not self._clients and self._retry is not None:
-                self._retry.cancel()
-                self._retry = None
+            if not self._clients and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
     def serve(self, *clients: Carried) -> None:
         """Carry what these clients have, or leave it to the thread that carries already."""
@@ -80,18 +80,25 @@ class Endpoint:
             self._carrying = False
             return None
 
-    def later(self) -> None:
-        """Serve every client again soon: no event will tell when the server is ready for them."""
+    def later(self, client: Carried, seconds: float) -> None:
+        """Carry what this client has after so long, in a thread that holds nobody's locks."""
         with self._lock:
-            if self._retry is None and self._clients:
-                self._retry = threading.Timer(_RETRY_SECONDS, self._serve_again)
-                self._retry.daemon = True
-                self._retry.start()
+            if client not in self._clients:
+                return
+            if self._carrying and not seconds:
+                self._due[client] = None
+                return
+            self._late[client] = None
+            if self._timer is None:
+                self._timer = threading.Timer(seconds, self._time_passed)
+                self._timer.daemon = True
+                self._timer.start()
 
-    def _serve_again(self) -> None:
+    def _time_passed(self) -> None:
         with self._lock:
-            self._retry = None
-        self.serve(*self.clients)
+            self._timer = None
+            late, self._late = self._late, {}
+        self.serve(*late)
 
 
 class Registry:

@@ -112,6 +112,11 @@ class SessionClient(IRelayConnection):
                 self._settled += self._window.update(update)
                 self._changed.notify_all()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there may be something to write or to tell."""
+        return bool(self._window.messages or self._callbacks)
+
     def tell(self) -> None:
         """Tell a relay what has settled, and what the receiver is done with."""
         with self._changed:
