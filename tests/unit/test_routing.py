@@ -155,7 +155,8 @@ def test_every_subscriber_gets_the_stream() -> None:
     }
 
 
-def test_field_that_cannot_decide() -> None:
+@pytest.mark.parametrize("value", [frozenset("a"), {"a"}, ["a"]])
+def test_field_that_cannot_decide(value: Any) -> None:
     """A value whose form differs between processes is an error that names the bolt and the stream."""
     builder = TopologyBuilder()
     builder.set_bolt("sink", Sink()).fields_grouping("words", "word")
@@ -164,7 +165,7 @@ def test_field_that_cannot_decide() -> None:
     with pytest.raises(
         TopologyError, match=r"'sink' subscribes to stream 'default' of 'words': a grouping's key"
     ):
-        Outgoing(topology, 2).route("default", [Tuple([1, 2.5], topology.origin(2, "default"))])
+        Outgoing(topology, 2).route("default", [Tuple([1, value], topology.origin(2, "default"))])
 
 
 def test_custom_grouping_needs_its_code() -> None:

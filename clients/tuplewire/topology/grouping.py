@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -129,6 +130,17 @@ class LocalOrShuffle(RingGrouping):
         self._turn_to(local or list(self.tasks))
 
 
+@contextmanager
+def _keys_only(keys: Iterable[Key]) -> Iterator[None]:
+    """Name what is no key, and cannot even be looked up."""
+    try:
+        yield
+    except TypeError:
+        for key in keys:
+            stable_hash(key)
+        raise
+
+
 class Fields(SingleGrouping):
     """Equal keys go to one task, whichever process asks.
 
@@ -142,7 +154,8 @@ class Fields(SingleGrouping):
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
         """Return a task for each message, given the values of the grouping's fields in each."""
-        return list(map(self._task_of, keys))
+        with _keys_only(keys):
+            return list(map(self._task_of, keys))
 
     def _hashed(self, key: Key) -> int:
         return self.tasks[stable_hash(key) % len(self.tasks)]
@@ -164,11 +177,12 @@ class PartialKey(SingleGrouping):
         """Return a task for each message, given the values of the grouping's fields in each."""
         sent = self._sent
         chosen = []
-        for key in keys:
-            one, other = self._pair_of(key)
-            task = one if sent[one] <= sent[other] else other
-            sent[task] += 1
-            chosen.append(task)
+        with _keys_only(keys):
+            for key in keys:
+                one, other = self._pair_of(key)
+                task = one if sent[one] <= sent[other] else other
+                sent[task] += 1
+                chosen.append(task)
         return chosen
 
     def _hashed(self, key: Key) -> tuple[int, int]:
