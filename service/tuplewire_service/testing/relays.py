@@ -5,9 +5,16 @@ from __future__ import annotations
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import Settled
-from tuplewire_service.messaging.base import IRelayConnection
+from tuplewire_service.messaging.base import Intake, IRelayConnection
 from tuplewire_service.testing.conformance import TransportConformance
-from tuplewire_service.testing.scenery import HOST, TOPOLOGY, UNKNOWN_TASK, Recorder, assert_ledger
+from tuplewire_service.testing.scenery import (
+    HOST,
+    TOPOLOGY,
+    UNKNOWN_TASK,
+    Recorder,
+    assert_ledger,
+    is_settled,
+)
 from tuplewire_service.testing.waiting import eventually
 
 
@@ -75,3 +82,24 @@ class RelayConformance(TransportConformance):
                 assert [each.token for each in told for _ in range(each.messages)] == [0, 0, 1, 1, 2, 2, 3]
                 assert {each.dropped for each in told} == {"overflow"}
             client.abort()
+
+    def test_intake_may_be_for_workers_only(self) -> None:
+        """Workers go on, programs wait, until a later call lets them in again; nothing is lost or doubled."""
+        recorder = Recorder()
+        with self.context() as context, self.context("w1") as other:
+            server = context.bind(TOPOLOGY, 0, recorder)
+            program = context.connect(TOPOLOGY, HOST, server.port)
+            worker = other.connect(TOPOLOGY, HOST, server.port)
+            for client in (program, worker):
+                client.send(1, b"before")
+                eventually(is_settled(client))
+            server.stop_intake(Intake.WORKERS)
+            program.send(2, b"program")
+            worker.send(3, b"worker")
+            eventually(is_settled(worker), timeout=20)
+            assert recorder.payloads(2) == []
+            assert program.statistics().ledger.pending == 1
+            server.stop_intake(Intake.ALL)
+            eventually(is_settled(program), timeout=20)
+            assert [recorder.payloads(task) for task in (2, 3)] == [[b"program"], [b"worker"]]
+            assert len(recorder.payloads(1)) == 2

@@ -47,7 +47,9 @@ class LocalClient(SessionClient):
             return more
         if follow := self.next_follow():
             session.follow(follow)
-        frame = self.next_frame() if server.taken else None
+        if not server.takes(session):
+            session.intake = self.sending.intake  # a worker may be about to go by now
+        frame = self.next_frame() if server.takes(session) else None
         taken = frame is None or self._hand_over(frame, server, session)
         self._acknowledge(session)
         self.tell()

@@ -59,10 +59,9 @@ class SessionServer(IServerConnection):
     def _opened(self) -> None:
         """Let come what waits: somebody takes messages now."""
 
-    @property
-    def taken(self) -> bool:
-        """Whether somebody takes messages; until then frames wait with their senders."""
-        return self._inbox.open
+    def takes(self, session: ReceivingSession) -> bool:
+        """Whether frames of this sender are taken now; until then they wait with it."""
+        return self._inbox.open and session.intake <= self._intake
 
     def refusal(self, sending: Sending) -> RefusedError | None:
         """Return why a sender is not let in now, and must try again; None when it is."""

@@ -52,13 +52,16 @@ class ToyServer(SessionServer):
 
     def _serve(self, wire: Wire) -> None:
         session: ReceivingSession | None = None
+        taking = True
         with contextlib.suppress(RefusedError, OSError):
             for kind, *content in wire:
                 if session is None:
                     session = self._hello(wire, *content)
                 elif kind == "frame":
                     self._someone_takes.wait()
-                    self.take(session, *content)  # what is not taken is not acknowledged either
+                    taking = taking and self.take(session, *content)
+                    if not taking:
+                        wire.end()  # the sender connects again, until it is let in
                 elif kind == "follow":
                     session.follow(*content)
                 elif kind == "goodbye":
