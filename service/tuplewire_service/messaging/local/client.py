@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from tuplewire.errors import RefusedError
-from tuplewire.session.send import OutFrame
+from tuplewire.session.frame import OutFrame
 from tuplewire_service.messaging.base import ConnectionStatus
 from tuplewire_service.messaging.local.endpoint import Endpoint
 from tuplewire_service.messaging.session import ReceivingSession, SessionClient, SessionServer
