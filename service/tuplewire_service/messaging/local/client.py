@@ -8,15 +8,15 @@ from tuplewire.errors import RefusedError
 from tuplewire.session.frame import OutFrame
 from tuplewire_service.messaging.base import ConnectionStatus
 from tuplewire_service.messaging.local.endpoint import Endpoint
-from tuplewire_service.messaging.session import ReceivingSession, SessionClient, SessionServer
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.threaded import ReceivingSession, ThreadedClient, ThreadedServer
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.05
 
 
-class LocalClient(SessionClient):
+class LocalClient(ThreadedClient):
     """Sends to a port of the same process. Source: Storm's `LocalClient`.
 
     Every send carries first what has waited, and calls the server's callback in the sender's thread; what no
@@ -26,14 +26,14 @@ class LocalClient(SessionClient):
     def __init__(self, endpoint: Endpoint, port: int, settings: TransportSettings) -> None:
         super().__init__(port, settings.worker_id, settings.session)
         self._endpoint = endpoint
-        self._server: SessionServer | None = None
+        self._server: ThreadedServer | None = None
         self._session: ReceivingSession | None = None
         endpoint.join(self)
 
     def _wake(self) -> None:
         self._endpoint.serve(self)
 
-    def carry(self, server: SessionServer | None) -> bool:
+    def carry(self, server: ThreadedServer | None) -> bool:
         """See Carried."""
         session = self._session
         if self.status is ConnectionStatus.CLOSED:
@@ -70,7 +70,7 @@ class LocalClient(SessionClient):
             if self.waiting:
                 self._endpoint.later(self, 0.0)
 
-    def _hand_over(self, frame: OutFrame, server: SessionServer, session: ReceivingSession) -> bool:
+    def _hand_over(self, frame: OutFrame, server: ThreadedServer, session: ReceivingSession) -> bool:
         groups = frame.runs[0] if len(frame.runs) == 1 else [group for run in frame.runs for group in run]
         try:
             return server.take(session, frame.sequence, groups, self._version())
@@ -78,7 +78,7 @@ class LocalClient(SessionClient):
             logger.warning("connection.refused", extra={"peer": f"local:{self.port}", "reason": str(error)})
             return False
 
-    def _reopen(self, server: SessionServer | None) -> bool:
+    def _reopen(self, server: ThreadedServer | None) -> bool:
         """Go on at the server that is there now: it gets what the one before has not taken."""
         if self._session is not None:
             self._acknowledge(self._session)

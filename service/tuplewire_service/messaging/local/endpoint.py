@@ -6,7 +6,7 @@ import threading
 from typing import Protocol
 
 from tuplewire.errors import BindError
-from tuplewire_service.messaging.session import SessionServer
+from tuplewire_service.messaging.threaded import ThreadedServer
 
 _FIRST_EPHEMERAL_PORT = 49152
 
@@ -14,7 +14,7 @@ _FIRST_EPHEMERAL_PORT = 49152
 class Carried(Protocol):
     """A client, as its endpoint sees it."""
 
-    def carry(self, server: SessionServer | None) -> bool:
+    def carry(self, server: ThreadedServer | None) -> bool:
         """Carry one frame, or one acknowledgement; return whether there may be more."""
 
 
@@ -26,7 +26,7 @@ class Endpoint:
     """
 
     def __init__(self) -> None:
-        self.server: SessionServer | None = None
+        self.server: ThreadedServer | None = None
         self._lock = threading.Lock()
         self._clients: dict[Carried, None] = {}
         self._due: dict[Carried, None] = {}
@@ -113,7 +113,7 @@ class Registry:
         with self._lock:
             return self._endpoints.setdefault((topology, port), Endpoint())
 
-    def bind(self, topology: str, port: int, server: SessionServer) -> tuple[int, Endpoint]:
+    def bind(self, topology: str, port: int, server: ThreadedServer) -> tuple[int, Endpoint]:
         """Put a server there (port 0: at any free one); BindError where there is one."""
         with self._lock:
             if port == 0:

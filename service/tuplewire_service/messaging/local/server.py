@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from tuplewire_service.messaging.base import IConnectionCallback, Intake
 from tuplewire_service.messaging.local.client import LocalClient
 from tuplewire_service.messaging.local.endpoint import registry
-from tuplewire_service.messaging.session import SessionServer
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.threaded import ThreadedServer
 
 
-class LocalServer(SessionServer):
+class LocalServer(ThreadedServer):
     """Gets what clients of the same process send to its port. Source: Storm's `LocalServer`."""
 
     def __init__(

@@ -9,12 +9,12 @@ import threading
 from toy_transport.wire import Wire
 from tuplewire.config import SessionSettings
 from tuplewire_service.messaging.base import ConnectionStatus
-from tuplewire_service.messaging.session import SessionClient
+from tuplewire_service.messaging.threaded import ThreadedClient
 
 _RETRY_SECONDS = 0.05
 
 
-class ToyClient(SessionClient):
+class ToyClient(ThreadedClient):
     """Connects by itself, again and again."""
 
     def __init__(

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from toy_transport.wire import Wire
 from tuplewire.errors import BindError, RefusedError
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.session import ReceivingSession, Sending, SessionServer
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.threaded import ReceivingSession, Sending, ThreadedServer
 
 
-class ToyServer(SessionServer):
+class ToyServer(ThreadedServer):
     """Listens for the senders of one topology."""
 
     def __init__(

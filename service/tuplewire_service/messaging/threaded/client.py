@@ -17,10 +17,10 @@ from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import Opened, SendWindow
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
-from tuplewire_service.messaging.session.receiving import Sending
+from tuplewire_service.messaging.threaded.receiving import Sending
 
 
-class SessionClient(IRelayConnection):
+class ThreadedClient(IRelayConnection):
     """Keeps what is sent until it is settled. From any thread.
 
     A transport calls opened() when a receiver has answered its `sending`, next_frame() for what to write

@@ -59,7 +59,7 @@ class ReceivingSession:
         """Tells this memory of the sender from any other."""
         self.intake = sending.intake
         self.wake: Callable[[], None] = lambda: None
-        """See SessionServer.welcome."""
+        """See ThreadedServer.welcome."""
         self.lock = threading.RLock()
         self.delivering = False
         """Whether a frame is with the callback: until what it refuses is known, nothing may be told."""

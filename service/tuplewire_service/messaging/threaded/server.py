@@ -24,8 +24,8 @@ from tuplewire_service.messaging.base import (
     by_via,
 )
 from tuplewire_service.messaging.inbox import Inbox
-from tuplewire_service.messaging.session.receiving import ReceivingSession, Sending
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.threaded.receiving import ReceivingSession, Sending
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ OTHER_SOURCE = "other"
 MAX_SOURCES = 1000
 
 
-class SessionServer(IServerConnection):
+class ThreadedServer(IServerConnection):
     """Keeps a session for each sender, and gives what they send to whoever takes it.
 
     A transport calls welcome() for each sender that connects, take() for each frame, and goodbye() for one
