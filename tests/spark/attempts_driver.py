@@ -1,6 +1,6 @@
 """A driver of its own, on two executors that fail: python attempts_driver.py ADDRESS DIRECTORY.
 
-Writes the numbers to 999, atomically. One attempt of a partition fails halfway. One of another kills its
+Writes the numbers to 3999, atomically. One attempt of a partition fails halfway. One of another kills its
 executor, and with it the shuffle output that its stage reads: Spark runs that stage again. DIRECTORY gets a
 file for each attempt.
 """
@@ -43,8 +43,10 @@ def main(address: str, directory: str) -> None:
         context = TaskContext.get()
         assert context is not None
         (place / f"attempt-{context.partitionId()}-{context.taskAttemptId()}").touch()
-        for batch in batches:
+        for number, batch in enumerate(batches):
             yield batch
+            if number < 10:
+                continue  # enough for what buffers there are: the writer has had some
             if context.partitionId() == 0 and happens(place, "failed"):
                 raise RuntimeError("this attempt is to fail")
             if context.partitionId() == 1 and happens(place, "killed"):
@@ -61,8 +63,8 @@ def main(address: str, directory: str) -> None:
     }
     with local_session("attempts", conf=conf) as spark:
         (
-            spark.range(0, 1000, 1, 2)
-            .selectExpr("cast(id % 4 + 1 as int) as task", "cast(id as string) as message")
+            spark.range(0, 4000, 1, 2)
+            .selectExpr("cast(id % 4 + 1 as int) as task", "concat(id, repeat(' ', 2000)) as message")
             .repartition(4)
             .mapInArrow(failing, "task int, message string")
             .write.format("tuplewire")

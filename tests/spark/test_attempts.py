@@ -31,7 +31,7 @@ def test_one_attempt_of_each_partition_is_seen(launch: Any, tmp_path: Path) -> N
         assert attempts["0"] > 1
         assert attempts["1"] > 1
         with ControlClient(address) as control:
-            assert sum(each.queued_messages for each in control.status().tasks) == 1000
+            assert sum(each.queued_messages for each in control.status().tasks) == 4000
         with Client(address, topology="spark") as client, client.recv([1, 2, 3, 4], timeout=20) as batches:
-            got = [int(payload) for _, payload in collect(batches, 1000)]
-    assert sorted(got) == list(range(1000))
+            got = [int(payload) for _, payload in collect(batches, 4000)]
+    assert sorted(got) == list(range(4000))
