@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from tuplewire.spark.client_handle import ClientHandle
+
+__all__ = ["ClientHandle", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -19,3 +21,11 @@ def register(spark: SparkSession) -> None:
     from tuplewire.spark.data_source import TuplewireDataSource
 
     spark.dataSource.register(TuplewireDataSource)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ClientHandle":
+        from tuplewire.spark.client_handle import ClientHandle
+
+        return ClientHandle
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

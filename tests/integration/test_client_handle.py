@@ -1,0 +1,100 @@
+"""The handle of a client for Spark functions, where a Spark task ends as it should not."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, numbers, pair_of_workers, queued
+from helpers.traffic import client_of
+from pyspark import TaskContext
+
+from tuplewire.errors import ClosedError, ConfigError, FlushTimeoutError, RefusedMessagesError
+from tuplewire.spark.client_handle import ClientHandle, ForgottenFlushError, close_clients
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Pair]:
+    """Run two workers for all tests of this file."""
+    with pair_of_workers() as pair:
+        yield pair
+
+
+@pytest.fixture(autouse=True)
+def _no_task_left() -> Iterator[None]:
+    """Leave no Spark task and no connection behind."""
+    yield
+    TaskContext._setTaskContext(None)
+    close_clients()
+
+
+def attempt(attempt_id: int) -> None:
+    """Be an attempt of a Spark task."""
+    context = TaskContext()
+    context._taskAttemptId = attempt_id
+    TaskContext._setTaskContext(context)
+
+
+def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
+    """What a block has sent is at the worker when it is over, and the next block uses the same session."""
+    task = workers.near_task()
+    handle = pickle.loads(pickle.dumps(ClientHandle(workers.near.address, topology=TOPOLOGY)))  # noqa: S301
+    for count in (10, 20):
+        with handle as client:
+            client.send(numbered(task, range(10)))
+        assert queued(workers.near, task) == count
+    with handle as client, client.recv([task], timeout=20) as batches:
+        assert numbers(collect(batches, 20)) == [*range(10), *range(10)]
+    assert acknowledged(workers.near, task) == 20
+
+
+def test_after_an_error_the_next_block_starts_clean(workers: Pair) -> None:
+    """A refused message fails its own block and no other."""
+    task = workers.near_task()
+    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
+    with pytest.raises(RefusedMessagesError), handle as client:
+        client.send(numbered(99_999, range(1)))
+    with handle as client:
+        client.send(numbered(task, range(5)))
+    assert queued(workers.near, task) == 5
+    with client_of(workers.near.address) as other, other.recv([task], timeout=20) as batches:
+        collect(batches, 5)
+
+
+def test_a_block_that_was_never_left(workers: Pair) -> None:
+    """The next task of the process is told, as the one that forgot is over."""
+    task = workers.near_task()
+    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
+    attempt(7)
+    handle.__enter__().send(numbered(task, range(1)))
+    attempt(8)
+    with pytest.raises(ForgottenFlushError, match="task attempt 7 has sent messages"):
+        handle.__enter__()
+    with handle as client:
+        client.send(numbered(task, range(1)))
+
+
+def test_nothing_is_sent_outside_the_block(workers: Pair) -> None:
+    """The client of a block that is over refuses everything."""
+    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
+    with handle as client:
+        pass
+    with pytest.raises(ClosedError, match="block of this client is over"):
+        client.send(numbered(0, range(1)))
+    with pytest.raises(ClosedError, match="block of this client is over"):
+        client.recv([0])
+
+
+def test_missing_worker_and_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is not there fails the block; a wrong setting already the handle."""
+    with (
+        pytest.raises(FlushTimeoutError, match=r"127\.0\.0\.1:1 is not connected"),
+        ClientHandle("127.0.0.1:1", timeout=0.3) as client,
+    ):
+        client.send(numbered(0, range(1)))
+    with pytest.raises(ConfigError, match="unknown setting 'max_pending'"):
+        ClientHandle("127.0.0.1:1", max_pending=1)
+    monkeypatch.delenv("TUPLEWIRE_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="TUPLEWIRE_ADDRESS"):
+        ClientHandle().__enter__()
