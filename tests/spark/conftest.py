@@ -42,7 +42,8 @@ def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Ru
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Start the session that all tests share, with slots for four bolts and two spouts."""
-    with local_session("tuplewire-tests", cores=CORES) as session:
+    conf = {"spark.connect.grpc.binding.port": "0"}  # any: for those that serve Spark Connect
+    with local_session("tuplewire-tests", cores=CORES, conf=conf) as session:
         yield session
 
 

@@ -1,0 +1,41 @@
+"""A program that reaches Spark by Spark Connect: python connect_client.py REMOTE ADDRESS DIRECTORY.
+
+Writes a thousand rows to tasks 1 and 2, streams them on to tasks 3 and 4, and prints how many it reads there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tuplewire.spark import register
+
+
+def main(remote: str, address: str, directory: str) -> None:
+    """Write, stream, read."""
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    register(spark)
+    where = {"address": address, "topology": "spark"}
+    rows = spark.range(1000).selectExpr("cast(id % 2 + 1 as int) as task", "cast(id as string) as message")
+    rows.write.format("tuplewire").mode("append").options(**where).save()
+    query = (
+        spark.readStream.format("tuplewire")
+        .options(**where, tasks="1,2")
+        .load()
+        .selectExpr("task + 2 as task", "message")
+        .writeStream.format("tuplewire")
+        .options(**where)
+        .option("checkpointLocation", str(Path(directory) / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    frame = spark.read.format("tuplewire").options(**where, tasks="3,4").load()
+    print(frame.count())
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
