@@ -16,6 +16,7 @@ from helpers.traffic import client_of
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from tuplewire import TaskMessageBatch
 from tuplewire.errors import BufferFullError, SupersededError
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
@@ -45,6 +46,11 @@ def stream_reader(endpoint: Endpoint, tasks: str, **more: str) -> Iterator[Tuple
     reader = TuplewireStreamReader(given(endpoint, tasks, **more))
     yield reader
     reader.stop()
+
+
+def large(task: int, numbers: range) -> TaskMessageBatch:
+    """Return numbered messages of 12 KB, so that a few dozen fill a frame, and a few hundred what gRPC holds."""
+    return TaskMessageBatch.from_columns(task, [b"%-12000d" % number for number in numbers])
 
 
 def payloads(
@@ -81,19 +87,19 @@ def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
     """A consumer between reading and committing changes nothing."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
-        client.send(numbered(task, range(10)))
+        client.send(large(task, range(900)))
         client.flush()
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
-        assert payloads(reader, reader.partitions(start, end)) == list(range(10))
+        assert payloads(reader, reader.partitions(start, end)) == list(range(900))
         with client.recv([task], timeout=20) as batches:
             next(batches)  # and does not acknowledge it
-        client.send(numbered(task, range(10, 20)))
+        client.send(numbered(task, range(900, 910)))
         client.flush()
         reader.commit(end)
-        assert acknowledged(workers.near, task) == 10
+        assert acknowledged(workers.near, task) == 900
         later = reader.latestOffset(end, ReadAllAvailable())
-        assert payloads(reader, reader.partitions(end, later)) == list(range(10, 20))
+        assert payloads(reader, reader.partitions(end, later)) == list(range(900, 910))
         reader.commit(later)
 
 
@@ -101,9 +107,8 @@ def test_attempts_take_turns(workers: Pair) -> None:
     """A second attempt of a read takes over, and the first goes on once that has ended: both read it all."""
     task = workers.near_task()
     with client_of(workers.near.address) as client, stream_reader(workers.near, str(task)) as reader:
-        for number in range(0, 900, 100):
-            client.send(numbered(task, range(number, number + 100)))
-            client.flush()  # frames of their own
+        client.send(large(task, range(900)))
+        client.flush()
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
         (partition,) = reader.partitions(start, end)
