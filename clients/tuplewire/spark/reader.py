@@ -142,6 +142,10 @@ class TuplewireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return end.to_json()
             time.sleep(_POLL_SECONDS)
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Return the place after everything that was there at the last look, for the query's progress."""
+        return Offset(tails(self._held), 0).to_json() if self._held else None
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return one for each task of which a micro-batch has something."""
         tasks = self._options.tasks
