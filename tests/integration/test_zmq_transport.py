@@ -1,0 +1,427 @@
+"""What only the ZeroMQ transport has: its own framing, strangers on its port, connections that die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.program import Program
+from helpers.zmq_programs import sender, server
+from helpers.zmq_stranger import PLENTY, StandIn, Stranger
+
+from tuplewire.errors import BindError, ConfigError
+from tuplewire.loop import messaging_loop
+from tuplewire.message import TaskMessageBatch
+from tuplewire.stream import StreamBroken
+from tuplewire_service.messaging.base import ConnectionStatus, IContext
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.messaging.zmq.dial import dial_zmq
+from tuplewire_service.messaging.zmq.flow import Window
+from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, Kind
+from tuplewire_service.messaging.zmq.server import ZmqServerConnection
+from tuplewire_service.messaging.zmq.settings import ZmqSettings
+from tuplewire_service.messaging.zmq.sockets import Sockets
+from tuplewire_service.testing import FaultProxy
+from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
+
+HUNG_SECONDS = 5.0
+"""A hung peer is noticed in this time."""
+
+
+@contextlib.contextmanager
+def transport(**settings: object) -> Iterator[IContext]:
+    """Give a prepared context."""
+    conf = {key.replace("__", "."): value for key, value in settings.items()}
+    context = TransportFactory.make_context({TRANSPORT_KEY: "zmq", **conf})
+    try:
+        yield context
+    finally:
+        context.term()
+
+
+@contextlib.contextmanager
+def bound(recorder: Recorder, **settings: object) -> Iterator[tuple[IContext, ZmqServerConnection]]:
+    """Give a context and a server of it."""
+    with transport(**settings) as context:
+        bound_server = context.bind(TOPOLOGY, 0, recorder)
+        assert isinstance(bound_server, ZmqServerConnection)
+        yield context, bound_server
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    """Give somebody who listens in place of a worker."""
+    made = StandIn()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    """Give what a stream is dialled with."""
+    made = Sockets(ZmqSettings())
+    yield made
+    messaging_loop().run(made.suspend(), timeout=20)
+
+
+def works(context: IContext, port: int, recorder: Recorder) -> None:
+    """Check that a new client is served."""
+    client = context.connect(TOPOLOGY, HOST, port)
+    before = len(recorder.seen())
+    client.send(1, b"still there")
+    eventually(lambda: len(recorder.seen()) == before + 1)
+    client.close()
+
+
+# --- strangers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b""],
+        [b"garbage"],
+        [b"a", b"b", b"c"],
+        [b"x" * 17, b""],
+        [bytes([Kind.DATA]) + bytes(16), b"before it was opened"],
+        [bytes([Kind.OPEN]) + bytes(16), b"NoSuchMethod"],
+        [bytes([Kind.OPEN]) + bytes(16), b"\xff\xfe"],
+        [bytes([Kind.REFUSED]) + bytes(16), b""],
+    ],
+)
+def test_garbage_is_answered_and_counted(parts: list[bytes]) -> None:
+    """A stranger is told, once, and whoever behaves is served on."""
+    recorder = Recorder()
+    with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
+        for _ in range(3):
+            stranger.say(*parts)
+        assert stranger.ending() == "MALFORMED"
+        works(context, bound_server.port, recorder)
+        assert bound_server.statistics().refused == {"MALFORMED": 1}
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        [(Kind.OPEN, b"Send")],
+        [(Kind.REFUSED, b"")],
+        [(Kind.DONE, b""), (Kind.DATA, b"late")],
+        [(Kind.DATA, b"no hello")],
+    ],
+)
+def test_misuse_of_a_stream_ends_it(misuse: list[tuple[Kind, bytes]]) -> None:
+    """A second opening, a server's frame, a message after the end, no hello: the stream is refused."""
+    recorder = Recorder()
+    with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
+        stranger.put(Kind.OPEN, b"Send")
+        for kind, body in misuse:
+            stranger.put(kind, body)
+        assert stranger.ending() == "MALFORMED"
+        eventually(lambda: not bound_server._streams)
+        works(context, bound_server.port, recorder)
+
+
+def test_who_writes_more_than_is_allowed_is_cut_off() -> None:
+    """The window bounds what a stranger can make the server hold."""
+    recorder = Recorder()
+    with bound(recorder, zmq__hwm=10) as (context, bound_server), Stranger(bound_server.port) as stranger:
+        stranger.put(Kind.OPEN, b"Send", NOTHING)  # so that the server can not answer, and reads no further
+        for _ in range(100):
+            stranger.put(Kind.DATA, b"x", NOTHING)
+        assert stranger.ending() == "MALFORMED"
+        works(context, bound_server.port, recorder)
+
+
+def test_what_is_no_zeromq_is_counted() -> None:
+    """Text that ZeroMQ takes for its oldest version, and a handshake that goes wrong; others go on."""
+    recorder = Recorder()
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+    with bound(recorder) as (context, bound_server):
+        for count, bytes_said in enumerate([b"GET / HTTP/1.1\r\n" * 100, greeting + b"\x04\x03xxx" * 100], 1):
+            with socket.create_connection(("127.0.0.1", bound_server.port), 20) as connection:
+                connection.sendall(bytes_said)
+                eventually(lambda count=count: bound_server.statistics().refused == {"MALFORMED": count})  # type: ignore[misc]
+        works(context, bound_server.port, recorder)
+
+
+def test_a_message_over_the_limit_ends_its_connection() -> None:
+    """Nobody can make the server hold more than the largest request."""
+    recorder = Recorder()
+    with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
+        stranger.put(Kind.OPEN, b"Send")
+        eventually(lambda: len(bound_server._streams) == 1)
+        stranger.put(Kind.DATA, bytes(2**23))
+        eventually(lambda: not bound_server._streams)
+        works(context, bound_server.port, recorder)
+
+
+def test_there_is_a_bound_on_streams() -> None:
+    """One stream too many is refused, and waits for its turn."""
+    recorder = Recorder()
+    with bound(recorder, tuplewire__zmq__max_streams=1) as (context, bound_server):
+        first, second = (context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(2))
+        second.send(1, b"second")
+        first.send(1, b"first")
+        eventually(lambda: bound_server.statistics().refused.get("RESOURCE_LIMIT", 0) > 0)
+        for client in (first, second):
+            if is_ready(client):
+                client.close()
+                break
+        eventually(lambda: len(recorder.seen()) == 2)
+
+
+# --- slow readers ------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_does_not_read_holds_nobody_up() -> None:
+    """What the server has for it waits; the others' messages and acknowledgements do not."""
+    recorder = Recorder()
+    with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
+        stranger.put(Kind.OPEN, b"Send", NOTHING)
+        eventually(lambda: len(bound_server._streams) == 1)
+        client = context.connect(TOPOLOGY, HOST, bound_server.port)
+        for number in range(200):
+            client.send(1, b"%d" % number)
+        eventually(is_settled(client))
+        assert recorder.payloads(1) == [b"%d" % number for number in range(200)]
+
+
+def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
+    """What the other side has no room for is not sent, and is sent once there is."""
+    thread = messaging_loop()
+    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Window())
+
+    def data() -> list[bytes]:
+        return [frame.body for frame in stand_in.heard if frame.kind is Kind.DATA]
+
+    async def write() -> None:
+        async with dial("Send") as stream:
+            for number in range(5):
+                await stream.write(b"%d" % number)
+            await stream.done_writing()
+            assert await stream.read() == b"answer"
+            assert await stream.read() is None
+
+    stand_in.put(Kind.GRANT, b"", Allowance(9, 2))
+    writing = thread.submit(write())
+    eventually(lambda: data() == [b"0", b"1"])
+    stand_in.put(Kind.GRANT, b"", Allowance(9, 3))
+    eventually(lambda: data() == [b"0", b"1", b"2"])
+    stand_in.put(Kind.GRANT, b"", PLENTY)
+    eventually(lambda: len(data()) == 5 and stand_in.heard[-1].kind is Kind.DONE)
+    stand_in.put(Kind.DATA, b"answer")
+    stand_in.put(Kind.DONE)
+    writing.result(20)
+
+
+# --- connections that die ----------------------------------------------------------------------------
+
+
+def test_a_stream_dies_with_its_connection() -> None:
+    """Both sides hear of a cut at once, and the session goes on with another stream, without a hole."""
+    recorder = Recorder()
+    with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
+        client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
+        for cut in range(5):
+            for number in range(400 * cut, 400 * (cut + 1)):
+                client.send(1, b"%d" % number)
+            eventually(
+                lambda cut=cut: is_ready(client) and client.statistics().reconnects == cut,  # type: ignore[misc]
+                timeout=30,
+            )
+            proxy.cut()
+        eventually(lambda: client.statistics().reconnects == 5, timeout=30)
+        eventually(is_settled(client), timeout=30)
+        assert recorder.payloads(1) == [b"%d" % number for number in range(2000)]
+        eventually(lambda: len(bound_server._streams) == 1)
+
+
+def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) -> None:
+    """What had arrived is read, then reading and writing say that it is over, and end() says why."""
+    thread = messaging_loop()
+    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Window())
+    stand_in.put(Kind.GRANT)
+    stand_in.put(Kind.DATA, b"last")
+
+    async def use() -> str:
+        async with dial("Send") as stream:
+            await stream.write(b"x")
+            assert await stream.read() == b"last"
+            closing = thread.loop.run_in_executor(None, stand_in.close)
+            with pytest.raises(StreamBroken):
+                await stream.read()
+            with pytest.raises(StreamBroken):
+                await stream.write(b"y")
+            await closing
+            return str(await stream.end())
+
+    assert thread.submit(use()).result(20) == "stand-in: the connection was lost"
+
+
+def test_a_hung_peer_is_noticed_in_five_seconds() -> None:
+    """Where nothing is passed on any more, both sides give the stream up; afterwards they go on."""
+    recorder = Recorder()
+    with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
+        client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
+        client.send(1, b"before")
+        eventually(is_settled(client))
+        proxy.black_hole()
+        start = time.monotonic()
+        eventually(lambda: client.status is ConnectionStatus.CONNECTING, timeout=30)
+        noticed_by_client = time.monotonic() - start
+        eventually(lambda: not bound_server._streams, timeout=30)
+        noticed_by_server = time.monotonic() - start
+        client.send(1, b"after")
+        proxy.resume()
+        eventually(lambda: recorder.payloads(1) == [b"before", b"after"], timeout=30)
+        assert max(noticed_by_client, noticed_by_server) < HUNG_SECONDS
+
+
+def test_a_stopped_process_is_noticed_in_five_seconds() -> None:
+    """A server that is stopped is given up; once it goes on, so does the session."""
+    with Program(server) as program, transport() as context:
+        client = context.connect(TOPOLOGY, HOST, program.ask("port"))
+        client.send(1, b"before")
+        eventually(is_settled(client), timeout=30)
+        os.kill(program.process_id, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            eventually(lambda: client.status is ConnectionStatus.CONNECTING, timeout=30)
+            assert time.monotonic() - start < HUNG_SECONDS
+            client.send(1, b"after")
+        finally:
+            os.kill(program.process_id, signal.SIGCONT)
+        eventually(is_settled(client), timeout=30)
+        assert program.ask("payloads") == [b"before", b"after"]
+
+
+def test_a_killed_client_is_forgotten() -> None:
+    """Its stream ends; its messages that arrived are there."""
+    recorder = Recorder()
+    with bound(recorder) as (context, bound_server), Program(sender, bound_server.port) as program:
+        eventually(lambda: len(recorder.seen()) > 100, timeout=30)
+        os.kill(program.process_id, signal.SIGKILL)
+        eventually(lambda: not bound_server._streams, timeout=10)
+        numbers = [int(payload) for payload in recorder.payloads(1)]
+        assert numbers == list(range(len(numbers)))
+        works(context, bound_server.port, recorder)
+
+
+def test_two_hundred_clients() -> None:
+    """Each has its own stream, order and balance."""
+    recorder = Recorder()
+    with bound(recorder) as (context, bound_server):
+        clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(200)]
+        for number in range(5):
+            for source, client in enumerate(clients):
+                client.send(TaskMessageBatch.from_columns(1, [b"%d" % number], source))
+        eventually(lambda: len(recorder.seen()) == 1000, timeout=60)
+        by_source: dict[int | None, list[bytes]] = {}
+        for sender_task, _, payload in recorder.seen():
+            by_source.setdefault(sender_task, []).append(payload)
+        assert by_source == {source: [b"%d" % number for number in range(5)] for source in range(200)}
+        for client in clients:
+            eventually(is_settled(client), timeout=30)
+            client.close()
+        eventually(lambda: not bound_server._streams)
+
+
+# --- ports -------------------------------------------------------------------------------------------
+
+
+def test_a_socket_file_that_was_left_is_no_hindrance(tmp_path: Path) -> None:
+    """A killed process holds its port in local mode no longer; a living one does."""
+    conf = {"storm__cluster__mode": "local", "tuplewire__zmq__ipc_directory": str(tmp_path)}
+    recorder = Recorder()
+    with Program(server, "local", str(tmp_path)) as program:
+        port = program.ask("port")
+        assert (tmp_path / f"{port}.ipc").is_socket()
+        with transport(**conf) as context:
+            with pytest.raises(BindError, match="in use"):
+                context.bind(TOPOLOGY, port, recorder)
+            os.kill(program.process_id, signal.SIGKILL)
+            with contextlib.suppress(RuntimeError, OSError):
+                program.ask("port")  # until it has ended
+            assert (tmp_path / f"{port}.ipc").is_socket()
+            bound_server = context.bind(TOPOLOGY, port, recorder)
+            assert bound_server.addresses == [f"ipc://{tmp_path}/{port}.ipc"]
+            works(context, port, recorder)
+        assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_the_configuration_say_what_to_do(tmp_path: Path) -> None:
+    """A mode that Storm does not have, a number out of range, a path that no socket can have."""
+    for key, value in (("storm.cluster.mode", "remote"), ("zmq.threads", 0), ("zmq.linger.millis", -1)):
+        with pytest.raises(ConfigError, match=key):
+            TransportFactory.make_context({TRANSPORT_KEY: "zmq", key: value})
+    deep = str(tmp_path / ("x" * 100))
+    with (
+        transport(storm__cluster__mode="local", tuplewire__zmq__ipc_directory=deep) as context,
+        pytest.raises(ConfigError, match="ipc_directory"),
+    ):
+        context.bind(TOPOLOGY, 0, Recorder())
+
+
+# --- fork ----------------------------------------------------------------------------------------------
+
+FORKING = """
+import os, sys
+from tuplewire_service.messaging.factory import TransportFactory
+
+port = int(sys.argv[1])
+conf = {"storm.messaging.transport": "zmq"}
+context = TransportFactory.make_context(conf)
+client = context.connect("conformance", "127.0.0.1", port)
+client.send(1, b"parent before")
+child = os.fork()
+if child == 0:
+    mine = TransportFactory.make_context(conf)
+    client = mine.connect("conformance", "127.0.0.1", port)
+    client.send(2, b"child")
+    client.close()
+    assert client.statistics().ledger.acknowledged == 1
+    mine.term()
+    os._exit(0)
+client.send(1, b"parent after")
+_, status = os.waitpid(child, 0)
+context.term()
+assert client.statistics().ledger.acknowledged == 2
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_process_with_connections_may_fork() -> None:
+    """The parent's session goes on after it, and the child can have sessions of its own."""
+    recorder = Recorder()
+    with bound(recorder) as (_, bound_server):
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", FORKING, str(bound_server.port)],
+            check=False,
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, run.stderr
+        assert recorder.payloads(1) == [b"parent before", b"parent after"]
+        assert recorder.payloads(2) == [b"child"]
+
+
+def test_large_messages(tmp_path: Path) -> None:
+    """Frames near the limit go through, both over TCP and over Unix sockets."""
+    for conf in ({}, {"storm__cluster__mode": "local", "tuplewire__zmq__ipc_directory": str(tmp_path)}):
+        recorder = Recorder()
+        with bound(recorder, **conf) as (context, bound_server):
+            client = context.connect(TOPOLOGY, HOST, bound_server.port)
+            payloads = [bytes([number]) * 2**20 for number in range(20)]
+            client.send(TaskMessageBatch.from_columns(1, payloads))
+            eventually(is_settled(client), timeout=30)
+            assert recorder.payloads(1) == payloads

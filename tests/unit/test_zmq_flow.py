@@ -1,0 +1,121 @@
+"""How much of a ZeroMQ stream may be on its way, and what its frames are made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.errors import DrainingError, MalformedError
+from tuplewire_service.messaging.zmq.flow import Flow, Window
+from tuplewire_service.messaging.zmq.frames import (
+    NOTHING,
+    Allowance,
+    Frame,
+    Kind,
+    decode,
+    decode_refusal,
+    encode,
+    encode_refusal,
+)
+
+
+def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
+    """The first allowance opens a stream."""
+    flow = Flow(Window())
+    assert not flow.open
+    flow.allowed(Allowance(1, 1))
+    assert flow.open
+
+
+@pytest.mark.parametrize(
+    ("allowance", "sizes", "still_open"),
+    [
+        (Allowance(2, 100), [10], True),
+        (Allowance(2, 100), [10, 10], False),
+        (Allowance(9, 100), [99], True),
+        (Allowance(9, 100), [100], False),
+        (Allowance(9, 100), [99, 5000], False),
+    ],
+)
+def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *, still_open: bool) -> None:
+    """Both count; the last message may go over the bytes."""
+    flow = Flow(Window())
+    flow.allowed(allowance)
+    for size in sizes:
+        assert flow.open
+        flow.sent(size)
+    assert flow.open is still_open
+
+
+def test_an_older_allowance_changes_nothing() -> None:
+    """Allowances are absolute: what is late or repeated takes nothing back."""
+    flow = Flow(Window())
+    flow.allowed(Allowance(5, 50))
+    flow.allowed(Allowance(3, 60))
+    for _ in range(4):
+        flow.sent(1)
+    assert flow.open
+
+
+def test_reading_makes_room() -> None:
+    """News of room is due once a quarter of the window is read, and says how much there may be in all."""
+    flow = Flow(Window(8, 1000))
+    assert flow.tell() == Allowance(8, 1000)
+    for _ in range(2):
+        assert not flow.due
+        flow.arrived(10)
+        flow.read(10)
+    assert flow.due
+    assert flow.tell() == Allowance(10, 1020)
+    assert not flow.due
+
+
+def test_bytes_alone_make_news_due() -> None:
+    """A large message that is read is worth telling."""
+    flow = Flow(Window(1000, 1000))
+    flow.tell()
+    flow.arrived(250)
+    flow.read(250)
+    assert flow.due
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 1], [1000, 1]])
+def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
+    """Who does not keep to the allowance is found out, by messages and by bytes."""
+    flow = Flow(Window(2, 1000))
+    flow.tell()
+    for size in sizes[:-1]:
+        flow.arrived(size)
+    with pytest.raises(MalformedError, match="allowed"):
+        flow.arrived(sizes[-1])
+
+
+def test_a_frame_comes_back_as_it_was() -> None:
+    """Every kind, with the largest counts."""
+    for kind in Kind:
+        frame = Frame(kind, Allowance(2**64 - 1, 2**64 - 1), b"body")
+        assert decode(encode(*frame)) == frame
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [b""],
+        [b"x" * 17],
+        [b"x" * 16, b""],
+        [*encode(Kind.DATA, NOTHING), b""],
+        [b"\x09" + bytes(16), b""],
+    ],
+)
+def test_what_is_no_frame_is_refused(parts: list[bytes]) -> None:
+    """Too few parts, too many, a header of another size, an unknown kind."""
+    with pytest.raises(MalformedError):
+        decode(parts)
+
+
+def test_a_refusal_has_its_own_error() -> None:
+    """Code and reason reach the other side; any bytes can be read."""
+    error = decode_refusal(encode_refusal("DRAINING", "later"))
+    assert isinstance(error, DrainingError)
+    assert str(error) == "later"
+    assert decode_refusal(b"\xff\xfe").code == "UNSPECIFIED"
