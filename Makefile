@@ -80,6 +80,10 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 chaos: $(VENV)/.dev ## Random faults against real processes: SEED=7 MINUTES=2, ARGS=--help
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
+.PHONY: chaos-transport
+chaos-transport: $(VENV)/.dev ## The same for a transport alone: TRANSPORT=local, grpc or zmq, SEED=7 MINUTES=2
+	PYTHONPATH=tests $(BIN)/python -m chaos.transports $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## Attack a worker with hostile input; SEED=n MINUTES=m (default 3)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chaos.cluster import Cluster
 from chaos.faults import plan
-from chaos.inject import Injector
+from chaos.inject import ClusterInjector
 from chaos.journal import Journal, history_of, records
 from chaos.layout import CONSUMERS, PRODUCERS, TASKS, TOPOLOGY, WORKERS
 from chaos.network import Network
@@ -155,7 +155,7 @@ class Campaign:
         start = time.monotonic()
         with (
             self._watched(cluster),
-            Injector(cluster, network, self._programs, self._seed, self._say) as injector,
+            ClusterInjector(cluster, network, self._programs, self._seed, self._say) as injector,
         ):
             for fault in plan(self._seed, self._seconds, self._every):
                 time.sleep(max(0.0, start + fault.at - time.monotonic()))

@@ -6,46 +6,48 @@ import random
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
-from chaos.cluster import Cluster, WorkerSlot
+from chaos.cluster import Cluster
 from chaos.faults import Fault, Kind
-from chaos.network import Network
+from chaos.network import Network, calm, disturb
 from chaos.programs import Program
 
 _THREADS = 32
 
 
-class Injector:
+class Signalled(Protocol):
+    """What takes signals as a process does."""
+
+    def signal(self, number: signal.Signals, /) -> None:
+        """Take a signal."""
+
+
+class Injector(ABC):
     """Begins faults without waiting for their ends; a context manager, whose end ends them all.
 
     Two faults of one target follow each other. say: prints a line.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        network: Network,
-        programs: dict[str, Program],
-        seed: int,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._stop = threading.Event()
-        self.drains: list[tuple[str, str]] = []
-        """The workers that were drained, and what was wrong with that, if anything."""
-        self._cluster = cluster
-        self._network = network
-        self._programs = programs
-        self._chance = random.Random(seed)
         self._say = say
-        self._ways: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         self._pool = ThreadPoolExecutor(_THREADS, "fault")
         self._running: list[Future[None]] = []
+
+    @abstractmethod
+    def _happens(self, fault: Fault) -> None:
+        """Make a fault happen, and undo it, sooner if the run ends."""
+
+    def _lock_of(self, target: str) -> threading.RLock:
+        """Return what is held by whoever has to do with a target."""
+        return self._locks[target]
 
     def begin(self, fault: Fault) -> None:
         """Make a fault happen, as soon as the one before of the same target is over."""
@@ -64,7 +66,7 @@ class Injector:
             each.result()
 
     def _inject(self, fault: Fault) -> None:
-        with self._turn(fault):
+        with self._lock_of(fault.target):
             if self._stop.is_set():
                 return
             self._say(str(fault))
@@ -73,25 +75,45 @@ class Injector:
             if not fault.seconds and fault.kind is not Kind.CUT:
                 self._say(f"  over after {time.monotonic() - start:.1f} s: {fault}")
 
-    @contextmanager
-    def _turn(self, fault: Fault) -> Iterator[None]:
-        if fault.target in self._cluster.slots:
-            lock: threading.RLock | threading.Lock = self._cluster.slots[fault.target].lock
-        elif fault.target in self._programs:
-            lock = self._programs[fault.target].lock
-        else:
-            lock = self._ways[fault.target]
-        with lock:
-            yield
+    def _suspend(self, process: Signalled, seconds: float) -> None:
+        process.signal(signal.SIGSTOP)
+        self._stop.wait(seconds)
+        process.signal(signal.SIGCONT)
+
+
+class ClusterInjector(Injector):
+    """The faults of a run with workers."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        network: Network,
+        programs: dict[str, Program],
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(say)
+        self.drains: list[tuple[str, str]] = []
+        """The workers that were drained, and what was wrong with that, if anything."""
+        self._cluster = cluster
+        self._network = network
+        self._programs = programs
+        self._chance = random.Random(seed)
+
+    def _lock_of(self, target: str) -> threading.RLock:
+        if target in self._cluster.slots:
+            return self._cluster.slots[target].lock
+        return self._programs[target].lock if target in self._programs else super()._lock_of(target)
 
     def _happens(self, fault: Fault) -> None:
         match fault.kind:
             case Kind.CUT:
                 self._network.proxies[fault.target].cut()
             case Kind.BLACK_HOLE | Kind.HALF_OPEN | Kind.DELAY | Kind.THROTTLE:
-                self._network.disturb(fault)
+                proxy = self._network.proxies[fault.target]
+                disturb(proxy, fault)
                 self._stop.wait(fault.seconds)
-                self._network.calm(fault)
+                calm(proxy, fault)
             case Kind.CONTROL:
                 control = self._network.control[fault.target.removeprefix("to ")]
                 control.begin()
@@ -116,8 +138,3 @@ class Injector:
                 task = int(fault.target.removeprefix("task "))
                 workers = str(fault.value).removeprefix("to ").split(" and to ")
                 self._cluster.move(task, workers, self._network.address, self._chance, self._stop)
-
-    def _suspend(self, process: WorkerSlot | Program, seconds: float) -> None:
-        process.signal(signal.SIGSTOP)
-        self._stop.wait(seconds)
-        process.signal(signal.SIGCONT)

@@ -10,7 +10,7 @@ import heapq
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,22 @@ def records(path: Path) -> Iterator[Record]:
                 yield at, event, facts
 
 
-def history_of(journals: Iterable[Path]) -> History:
-    """Tell a History what several journals say, in the order of time."""
+def history_of(journals: Iterable[Path], killed: Collection[Path] = ()) -> History:
+    """Tell a History what several journals say, in the order of time.
+
+    killed: the journals of producers that were killed, which promises nothing of what they had accepted.
+    """
     history = History()
-    for _, event, facts in heapq.merge(*map(records, journals), key=lambda record: record[0]):
+    for _, event, facts in heapq.merge(
+        *(_promised(path, path in killed) for path in journals), key=lambda record: record[0]
+    ):
         if event == "settled":
             facts["ledger"] = LedgerSnapshot(**facts["ledger"])
         elif event == "source":
             facts["mode"] = AckMode(facts["mode"])
         getattr(history, event)(**facts)
     return history
+
+
+def _promised(path: Path, killed: bool) -> Iterator[Record]:  # noqa: FBT001 - internal
+    return (record for record in records(path) if not (killed and record[1] == "accepted"))

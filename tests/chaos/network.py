@@ -13,7 +13,7 @@ from chaos.layout import CONSUMERS, PRODUCERS, WORKERS, ConsumerPlan, ProducerPl
 from tuplewire_service.server.launch import Endpoint
 from tuplewire_service.testing import ControlFaults, Direction, FaultProxy
 
-_LATENCY_SECONDS = 0.01
+LATENCY_SECONDS = 0.01
 """Of each way: something is always in flight, for a fault to hit."""
 
 
@@ -62,7 +62,7 @@ class Network:
         if target.startswith("unix://"):
             listen = f"unix://{self._directory}/{name.replace(' -> ', '-')}.sock"
         self.proxies[name] = opened.enter_context(FaultProxy(target, listen))
-        self.proxies[name].delay(_LATENCY_SECONDS)
+        self.proxies[name].delay(LATENCY_SECONDS)
 
     def _target(self, worker: str, program: ProducerPlan | ConsumerPlan) -> str:
         return self.control[worker].address if program.control else self._endpoints[worker].unix_address
@@ -72,23 +72,23 @@ class Network:
         proxy = self.proxies.get(way(near, worker))
         return self._endpoints[worker].unix_address if proxy is None else proxy.address
 
-    def disturb(self, fault: Fault) -> None:
-        """Begin a fault of a way."""
-        proxy = self.proxies[fault.target]
-        match fault.kind:
-            case Kind.BLACK_HOLE:
-                proxy.black_hole()
-            case Kind.HALF_OPEN:
-                proxy.half_open(Direction(str(fault.value)))
-            case Kind.DELAY:
-                proxy.delay(float(fault.value))
-            case Kind.THROTTLE:
-                proxy.throttle(float(fault.value))
 
-    def calm(self, fault: Fault) -> None:
-        """End it, with a cut where the fault says so: then what was held back is lost."""
-        proxy = self.proxies[fault.target]
-        if fault.cut:
-            proxy.cut()
-        proxy.resume()
-        proxy.delay(_LATENCY_SECONDS)
+def disturb(proxy: FaultProxy, fault: Fault) -> None:
+    """Begin a fault of a way."""
+    match fault.kind:
+        case Kind.BLACK_HOLE:
+            proxy.black_hole()
+        case Kind.HALF_OPEN:
+            proxy.half_open(Direction(str(fault.value)))
+        case Kind.DELAY:
+            proxy.delay(float(fault.value))
+        case Kind.THROTTLE:
+            proxy.throttle(float(fault.value))
+
+
+def calm(proxy: FaultProxy, fault: Fault) -> None:
+    """End it, with a cut where the fault says so: then what was held back is lost."""
+    if fault.cut:
+        proxy.cut()
+    proxy.resume()
+    proxy.delay(LATENCY_SECONDS)

@@ -52,8 +52,16 @@ class Program:
 
     def restart(self) -> None:
         """Kill it and start it again."""
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        """Kill it."""
         self._process.kill()
         self._reap(None)
+
+    def start(self) -> None:
+        """Begin its next life."""
         self._process = self._start()
 
     def begin_end(self) -> None:

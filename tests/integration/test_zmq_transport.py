@@ -282,7 +282,8 @@ def test_a_hung_peer_is_noticed_in_five_seconds() -> None:
         noticed_by_server = time.monotonic() - start
         client.send(1, b"after")
         proxy.resume()
-        eventually(lambda: recorder.payloads(1) == [b"before", b"after"], timeout=30)
+        eventually(is_settled(client), timeout=30)
+        assert recorder.payloads(1) == [b"before", b"after"]
         assert max(noticed_by_client, noticed_by_server) < HUNG_SECONDS
 
 
