@@ -88,6 +88,18 @@ class ReceiveSession:
         self._new_refusals.append(refusal)
         self.credit.released(group.lane, len(group), len(group.data))
 
+    def delivered(
+        self,
+        sequence: int,
+        refusals: Iterable[tuple[TaskGroup, RefusedError]],
+        done: Iterable[TaskGroup],
+    ) -> None:
+        """Take account of what a frame's receiver has refused, and of what it is done with."""
+        for group, error in refusals:
+            self.refuse(sequence, group, error)
+        for group in done:
+            self.credit.released(group.lane, len(group), len(group.data))
+
     def update(self) -> AckUpdate | None:
         """Return what the sender should hear now; None when it has heard everything."""
         if self._asked is not None:

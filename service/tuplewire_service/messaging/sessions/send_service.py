@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode
@@ -15,14 +14,12 @@ from tuplewire.errors import (
     MalformedError,
     PayloadRefusedError,
     ProtocolVersionError,
-    RefusedError,
     ResourceLimitError,
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
     WrongTopologyError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
@@ -32,17 +29,15 @@ from tuplewire_service.messaging.base import (
     IConnectionCallback,
     Intake,
     ReceiveCount,
-    ReceivedBatch,
     by_via,
 )
-from tuplewire_service.messaging.sessions.send_session import Origin, SendStream, Session
+from tuplewire_service.messaging.reception import Reception
+from tuplewire_service.messaging.sessions.send_session import SendStream, Session
 from tuplewire_service.messaging.sessions.stream import ServerStream, check_id, code_of, finish_writing
 from tuplewire_service.messaging.settings import TransportSettings
 
 logger = logging.getLogger(__name__)
 
-OTHER_SOURCE = "other"
-MAX_SOURCES = 1000
 _HELLO_SECONDS = 10.0
 _FAREWELL_SECONDS = 1.0
 """A sender that hears of a drain ends its stream; one that does not in this time is cut off."""
@@ -59,11 +54,11 @@ class SendService:
         """Set once the callback takes messages: until then none is read, and its sender keeps it."""
         self.intake = Intake.ALL
         self._ending = False
-        self.refused: Counter[str] = Counter()
+        self._reception = Reception(callback)
+        self.refused = self._reception.refused
         self._sessions: dict[str, Session] = {}
         self._epoch = 0
         self._streams: set[SendStream] = set()
-        self._received: dict[str, list[int]] = {}
         self._loads: pb.LoadReport = pb.LoadReport()
         self._shares = settings.shares()
 
@@ -74,7 +69,7 @@ class SendService:
 
     def received(self) -> list[ReceiveCount]:
         """Return what has arrived, by source."""
-        return [ReceiveCount(source, *counts) for source, counts in self._received.items()]
+        return self._reception.counts()
 
     def send_load(self, loads: Mapping[int, float]) -> None:
         """Tell every sender, now and when it connects."""
@@ -313,41 +308,12 @@ class SendService:
                 )
         if not session.state.accept(frame.sequence, groups):
             return
-        counts = self._count(session.source)
-        counts[0] += sum(map(len, groups))
-        counts[1] += 1
-        counts[2] += sum(len(group.data) for group in groups)
+        self._reception.count(session.source, groups)
         for via, some in by_via(groups).items():
-            self._deliver(session, frame, some, session.origin_of(via))
-
-    def _deliver(
-        self, session: Session, frame: OpaqueFrame, groups: Sequence[TaskGroup], origin: Origin
-    ) -> None:
-        batch = ReceivedBatch.arrived(groups, origin, frame.assignment_version)
-        try:
-            self.callback.recv(batch)
-        except Exception:
-            logger.exception("callback.failed", extra={"peer": session.state.sender_id})
-            batch.refusals = [
-                (group, RefusedError("the receiver failed; its log says why")) for group in groups
-            ]
-        refused = set()
-        for group, error in batch.refusals:
-            refused.add(id(group))
-            self.refused[error.code] += len(group)
-            session.state.refuse(frame.sequence, group, error)
-        if not batch.held:
-            for group in groups:
-                if id(group) not in refused:
-                    session.state.credit.released(group.lane, len(group), len(group.data))
-
-    def _count(self, source: str) -> list[int]:
-        counts = self._received.get(source)
-        if counts is None:
-            if len(self._received) >= MAX_SOURCES:
-                source = OTHER_SOURCE
-            counts = self._received.setdefault(source, [0, 0, 0])
-        return counts
+            session.state.delivered(
+                frame.sequence,
+                *self._reception.deliver(some, session.origin_of(via), frame.assignment_version),
+            )
 
     async def _write(self, session: Session, stream: SendStream) -> None:
         finished = False

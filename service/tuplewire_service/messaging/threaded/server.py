@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from tuplewire.errors import ClosedError, DrainingError, RefusedError
@@ -18,19 +17,15 @@ from tuplewire_service.messaging.base import (
     IConnectionCallback,
     Intake,
     IServerConnection,
-    ReceiveCount,
-    ReceivedBatch,
     ServerStatistics,
     by_via,
 )
 from tuplewire_service.messaging.inbox import Inbox
+from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.threaded.receiving import ReceivingSession, Sending
 
 logger = logging.getLogger(__name__)
-
-OTHER_SOURCE = "other"
-MAX_SOURCES = 1000
 
 
 class ThreadedServer(IServerConnection):
@@ -49,9 +44,8 @@ class ThreadedServer(IServerConnection):
         self._intake = Intake.ALL
         self._taking = threading.RLock()
         self._sessions: dict[str, ReceivingSession] = {}
-        self._received: dict[str, list[int]] = {}
-        self._refused: Counter[str] = Counter()
         self._inbox = Inbox(self._opened)
+        self._reception = Reception(self._inbox)
         self.loads: dict[int, float] = {}
         """What was last said of the load, for a sender that connects."""
 
@@ -118,40 +112,14 @@ class ThreadedServer(IServerConnection):
                 if not session.state.accept(sequence, groups):
                     return True
                 session.delivering = True
-            self._count(session.source, groups)
+            self._reception.count(session.source, groups)
             for via, some in by_via(groups).items():
-                self._deliver(session, sequence, via, some, version)
+                delivered = self._reception.deliver(some, session.origin(via), version)
+                with session.lock:
+                    session.state.delivered(sequence, *delivered)
             session.delivering = False
         session.wake()
         return True
-
-    def _count(self, source: str, groups: Sequence[TaskGroup]) -> None:
-        if source not in self._received and len(self._received) >= MAX_SOURCES:
-            source = OTHER_SOURCE
-        counts = self._received.setdefault(source, [0, 0, 0])
-        counts[0] += sum(map(len, groups))
-        counts[1] += 1
-        counts[2] += sum(len(group.data) for group in groups)
-
-    def _deliver(
-        self, session: ReceivingSession, sequence: int, via: int, groups: Sequence[TaskGroup], version: int
-    ) -> None:
-        batch = ReceivedBatch.arrived(groups, session.origin(via), version)
-        try:
-            self._inbox.recv(batch)
-        except Exception:
-            logger.exception("callback.failed", extra={"peer": session.source})
-            batch.refusals = [
-                (group, RefusedError("the receiver failed; its log says why")) for group in groups
-            ]
-        refused = {id(group) for group, _ in batch.refusals}
-        with session.lock:
-            for group, error in batch.refusals:
-                self._refused[error.code] += len(group)
-                session.state.refuse(sequence, group, error)
-            for group in () if batch.held else groups:
-                if id(group) not in refused:
-                    session.state.credit.released(group.lane, len(group), len(group.data))
 
     @property
     def status(self) -> ConnectionStatus:
@@ -199,8 +167,8 @@ class ThreadedServer(IServerConnection):
 
     def statistics(self) -> ServerStatistics:
         """See IServerConnection."""
-        received = [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
-        return ServerStatistics(received, len(self._sessions), dict(self._refused))
+        reception = self._reception
+        return ServerStatistics(reception.counts(), len(self._sessions), dict(reception.refused))
 
     def close(self, timeout: float = 10.0) -> None:
         """See IConnection."""

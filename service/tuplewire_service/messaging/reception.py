@@ -1,0 +1,57 @@
+"""What arrives, counted by its source and handed to whoever takes it; the same for all our transports."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from tuplewire.errors import RefusedError
+from tuplewire.group import TaskGroup
+from tuplewire_service.messaging.base import IConnectionCallback, Origin, ReceiveCount, ReceivedBatch
+
+logger = logging.getLogger(__name__)
+
+OTHER_SOURCE = "other"
+MAX_SOURCES = 1000
+"""Sources that are counted apart; bounds what hostile senders make us remember."""
+
+
+class Reception:
+    """Used by one thread at a time. refused: streams and messages, by the error's code."""
+
+    def __init__(self, callback: IConnectionCallback) -> None:
+        self.refused: Counter[str] = Counter()
+        self._callback = callback
+        self._received: dict[str, list[int]] = {}
+
+    def counts(self) -> list[ReceiveCount]:
+        """Return what has arrived, by source."""
+        return [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
+
+    def count(self, source: str, groups: Sequence[TaskGroup]) -> None:
+        """Count a frame."""
+        if source not in self._received and len(self._received) >= MAX_SOURCES:
+            source = OTHER_SOURCE
+        counts = self._received.setdefault(source, [0, 0, 0])
+        counts[0] += sum(map(len, groups))
+        counts[1] += 1
+        counts[2] += sum(len(group.data) for group in groups)
+
+    def deliver(
+        self, groups: Sequence[TaskGroup], origin: Origin, assignment_version: int
+    ) -> tuple[list[tuple[TaskGroup, RefusedError]], list[TaskGroup]]:
+        """Hand groups over; return those that are refused, and those that are done with already."""
+        batch = ReceivedBatch.arrived(groups, origin, assignment_version)
+        try:
+            self._callback.recv(batch)
+        except Exception:
+            logger.exception("callback.failed", extra={"peer": origin.source})
+            error = RefusedError("the receiver failed; its log says why")
+            batch.refusals = [(group, error) for group in groups]
+        for group, error in batch.refusals:
+            self.refused[error.code] += len(group)
+        if batch.held:
+            return batch.refusals, []
+        refused = {id(group) for group, _ in batch.refusals}
+        return batch.refusals, [group for group in groups if id(group) not in refused]
