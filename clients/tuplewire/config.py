@@ -86,6 +86,9 @@ class SessionSettings:
     backoff_max_seconds: float = declared(
         2.0, "the longest wait between reconnects", storm="storm.messaging.netty.max_wait_ms"
     )
+    load_expires_seconds: float = declared(
+        10.0, "a task's reported load is forgotten when it is not reported again in this time"
+    )
     prefetch_messages: int = declared(
         131_072, "how many messages of a task a consumer takes in before it acknowledges"
     )

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from tuplewire.errors import (
 from tuplewire.group import TaskGroup
 from tuplewire.resumable import Resumable
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
+from tuplewire.session.loads import ReportedLoads
 from tuplewire.session.probe import ProbeTimer
 from tuplewire.session.receive import Refusal
 from tuplewire.session.send import SendWindow
@@ -86,7 +88,7 @@ class Sender(Resumable):
         super().__init__(address, settings, loop, dial)
         self.identity = identity
         self.counts = SendCounts()
-        self.loads: dict[int, float] = {}
+        self._loads = ReportedLoads(settings.load_expires_seconds)
         self.congested: frozenset[int] = frozenset()
         self.assignment_version: Callable[[], int] = lambda: 0
         self.draining: Callable[[], bool] = lambda: False
@@ -223,6 +225,10 @@ class Sender(Resumable):
     def failed(self) -> TuplewireError | None:
         """The error for which the session has ended, if it has."""
         return self._error
+
+    def loads(self, tasks: Iterable[int]) -> dict[int, float]:
+        """Return the last reported load of those tasks of which the worker has reported lately."""
+        return self._loads.of(tasks, time.monotonic())
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of this session."""
@@ -447,8 +453,7 @@ class Sender(Resumable):
                 self._wake.set()
 
     def _take_load(self, report: pb.LoadReport) -> None:
-        for entry in report.tasks:
-            self.loads[entry.task] = entry.load
+        self._loads.take({entry.task: entry.load for entry in report.tasks}, time.monotonic())
 
     def _remember(self, refusals: Iterable[Refusal]) -> None:
         for refusal in refusals:

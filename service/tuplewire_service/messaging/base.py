@@ -270,7 +270,10 @@ class IClientConnection(IConnection):
 
     @abstractmethod
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        """Return the last reported load of those tasks that the peer has reported."""
+        """Return the last reported load of those tasks that the peer has reported lately.
+
+        A report holds for `load_expires_seconds`; a worker reports each second.
+        """
 
     @abstractmethod
     def statistics(self) -> ClientStatistics:

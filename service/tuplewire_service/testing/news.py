@@ -72,6 +72,15 @@ class NewsConformance(Scenery):
             assert other.get_value_and_reset()["client"].messages == 8
             assert server.statistics().received[0].messages == 8
 
+    def test_a_load_that_is_not_reported_again_expires(self) -> None:
+        """What a receiver said once is not believed for ever."""
+        with self.pair(Recorder(), load_expires_seconds=0.5) as (server, client):
+            server.send_load_metrics({1: 0.25})
+            eventually(lambda: client.get_load([1]) == {1: 0.25})
+            eventually(lambda: client.get_load([1]) == {})
+            server.send_load_metrics({1: 0.5})
+            eventually(lambda: client.get_load([1]) == {1: 0.5})
+
     def test_load_goes_both_ways(self) -> None:
         """Two workers, each with a server and a client of the other's, know each other's load."""
         with self.context() as one, self.context() as other:

@@ -96,8 +96,7 @@ class SessionClient(IRelayConnection):
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """See IClientConnection."""
-        loads = self._sender.loads
-        return {task: loads[task] for task in tasks if task in loads}
+        return self._sender.loads(tasks)
 
     def statistics(self) -> ClientStatistics:
         """See IClientConnection."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,6 +15,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.message import as_groups
 from tuplewire.session.frame import OutFrame
 from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.loads import ReportedLoads
 from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import Opened, SendWindow
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
@@ -37,7 +39,7 @@ class ThreadedClient(IRelayConnection):
         self._changed = threading.Condition()
         self._status = ConnectionStatus.CONNECTING
         self._closing = False
-        self._loads: dict[int, float] = {}
+        self._loads = ReportedLoads(settings.load_expires_seconds)
         self._congested: frozenset[int] = frozenset()
         self._sent_messages = self._sent_batches = self._sent_bytes = self._connections = 0
         self._settled: list[Settled] = []
@@ -77,7 +79,7 @@ class ThreadedClient(IRelayConnection):
                 return
             self._settled += self._window.opened(opened)
             self._connections += 1
-            self._loads.update(loads)
+            self._loads.take(loads, time.monotonic())
             self._follow_told = not self._followed
             self._status = ConnectionStatus.READY
             self._changed.notify_all()
@@ -128,7 +130,7 @@ class ThreadedClient(IRelayConnection):
 
     def take_load(self, loads: dict[int, float]) -> None:
         """Take account of what the receiver says."""
-        self._loads.update(loads)
+        self._loads.take(loads, time.monotonic())
 
     def take_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Take account of the receiver's backpressure status."""
@@ -183,7 +185,7 @@ class ThreadedClient(IRelayConnection):
 
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """See IClientConnection."""
-        return {task: self._loads[task] for task in tasks if task in self._loads}
+        return self._loads.of(tasks, time.monotonic())
 
     def statistics(self) -> ClientStatistics:
         """See IClientConnection."""
