@@ -39,6 +39,11 @@ class ContextLink(Link):
         return self._server.port
 
     @property
+    def assignment(self) -> Assignment | None:
+        """The assignment in force; None while there is none."""
+        return self._assignment
+
+    @property
     def refused(self) -> int:
         """Messages that had no destination."""
         return self.connections.refused

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
+from tuplewire.topology.heartbeat import ExecutorBeat
+from tuplewire.topology.routing import outbound_tasks
 from tuplewire.topology.settings import TopologySettings
+from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.termination import Failure
 from tuplewire.topology.worker import ExecutorWorker
 from tuplewire_service.messaging.base import IContext
@@ -19,6 +23,7 @@ from tuplewire_service.topology.capture import Captured
 from tuplewire_service.topology.channel import Channel, from_report, from_statistics
 from tuplewire_service.topology.connections import Address
 from tuplewire_service.topology.context_link import ContextLink
+from tuplewire_service.worker.assignment import Assignment
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +34,8 @@ _ROWS = 5000
 class ExecutorProcess:
     """The executors, transport and link of one process, from the port that it binds to its end.
 
-    collect: the components whose tuples are kept, to be handed over at the end.
+    collect: the components whose tuples are kept, to be handed over at the end. state_file: as of
+    ExecutorWorker.
     Raises ConfigError for settings that are wrong, and BindError for a port that is in use.
     """
 
@@ -40,10 +46,12 @@ class ExecutorProcess:
         conf: Mapping[str, Any],
         port: int,
         collect: Sequence[str] = (),
+        state_file: Path | None = None,
     ) -> None:
         self._topology_id = topology_id
         self._topology = with_ackers(topology, TopologySettings.of(conf).ackers)
         self._conf = conf
+        self._state_file = state_file
         self._context: IContext = TransportFactory.make_context(conf)
         self.link = ContextLink(self._context, topology_id, port)
         self._worker: ExecutorWorker | None = None
@@ -71,8 +79,26 @@ class ExecutorProcess:
             conf=self._conf,
             link=self.link,
             emitted=self.captured.add,
+            state_file=self._state_file,
         )
         self._worker.start(timeout)
+
+    def follow(self, assignment: Assignment) -> bool:
+        """Send to where an assignment says that tasks are; as ContextLink.assign, once started."""
+        return self.link.assign(assignment, outbound_tasks(self._topology, self.worker.tasks))
+
+    @property
+    def not_ready(self) -> str:
+        """Why it does not do its work now; see ExecutorWorker.not_ready."""
+        return "starting" if self._worker is None else self._worker.not_ready
+
+    def statistics(self) -> Sequence[ExecutorStatistics]:
+        """Return a snapshot of every executor; none before start()."""
+        return [] if self._worker is None else self._worker.statistics()
+
+    def beats(self) -> Sequence[ExecutorBeat]:
+        """Return what every executor was doing at the last heartbeat; none before start()."""
+        return [] if self._worker is None else self._worker.heartbeat.executors
 
     def close(self, timeout: float) -> None:
         """Stop the spouts, finish what is here, see off what was sent, and end; at most so many seconds."""
