@@ -25,12 +25,13 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
+from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.grouping import Fields
 from tuplewire_service.testing import eventually
 from tuplewire_service.topology.capture import FeederSpout, with_sources
 from tuplewire_service.topology.local_cluster import LocalCluster
 
-README = Path(__file__).parents[2] / "service" / "README.md"
+PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"
 SECONDS = 60.0
 TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 
@@ -356,12 +357,44 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
 
 
 def test_the_example_of_the_docs() -> None:
-    """The README's test of a killed worker and a moved task is under ten lines, and passes."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    whole, test = blocks[:2]
+    """The page's test of a killed worker and a moved task is under ten lines, and passes."""
+    blocks = re.findall(r"```py\w*\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    whole = blocks[0]
+    (test,) = (block for block in blocks if "kill_worker" in block)
     assert len([line for line in test.splitlines() if line.strip()]) < 10
     namespace: dict[str, Any] = {"__name__": "example", "with_sources": with_sources}
-    exec(compile(whole, str(README), "exec"), namespace)  # noqa: S102 - our own docs
-    exec(compile(test, str(README), "exec"), namespace)  # noqa: S102 - our own docs
+    exec(compile(whole, str(PAGE), "exec"), namespace)  # noqa: S102 - our own docs
+    exec(compile(test, str(PAGE), "exec"), namespace)  # noqa: S102 - our own docs
     namespace["WORDS"] = {word for line in namespace["LINES"] for word in line.split()}
     namespace["test_no_word_is_lost"](namespace["builder"].create_topology())
+
+
+def test_only_what_is_collected_is_kept() -> None:
+    """Where components are named to be collected, nothing else grows with the topology."""
+    feeder = FeederSpout(["source", "number"])
+    shared = Shared()
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("a", Pass(shared, "a")).shuffle_grouping("s")
+    with LocalCluster() as cluster:
+        running = cluster.submit("t", {}, builder.create_topology(), collect=["a"])
+        feeder.feed([1, 2])
+        running.wait()
+        assert running.captured.tuples("a") == [(1, 2)]
+        assert (running.captured.tuples("s"), running.captured.received("a")) == ([], [])
+
+
+def test_ackers_move_too() -> None:
+    """An acker task moves as any other; what it followed fails by its time, and comes again."""
+    shared = Shared()
+    topology = with_ackers(numbers(shared), 1)
+    with LocalCluster() as cluster:
+        settings = conf("local", **{"topology.message.timeout.secs": 0.5})
+        running = cluster.submit("t", settings, topology)
+        (acker,) = topology.tasks_of("__acker")
+        target = (running.worker_of(acker) + 1) % 3
+        while_numbers_flow(shared, 5, partial(running.move_task, acker, target))
+        assert running.worker_of(acker) == target
+        shared.most = 0
+        count = shared.numbers[5]
+        eventually(lambda: len(shared.acked) == count, SECONDS)

@@ -305,6 +305,7 @@ class ExecutorWorker:
             raise TimeoutError(f"{executor} did not end within {timeout} s")
         self.spouts = [each for each in self.spouts if each is not executor]
         self.bolts = [each for each in self.bolts if each is not executor]
+        self.ackers = [each for each in self.ackers if each is not executor]
         for task in tasks:
             del self._queues[task]
         self.tasks -= frozenset(tasks)

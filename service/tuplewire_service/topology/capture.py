@@ -116,7 +116,7 @@ def with_sources(topology: Topology, sources: Mapping[str, Sequence[Sequence[Any
 class Captured:
     """Everything that the components of a topology emitted and received; thread-safe.
 
-    It grows for as long as the topology runs. components: those that are looked at; None: all.
+    It grows for as long as the topology runs. components: those whose tuples are kept; None: all.
     """
 
     def __init__(self, components: Collection[str] | None = None) -> None:
@@ -136,8 +136,6 @@ class Captured:
 
     def receive(self, component: str, tuples: Sequence[Tuple]) -> None:
         """Take in what a component is given."""
-        if self._components is not None and component not in self._components:
-            return
         with self._lock:
             self._received[component] += tuples
 

@@ -57,7 +57,8 @@ class LocalCluster:
     ) -> LocalTopology:
         """Run a topology; conf: settings by Storm's keys, and the user's own.
 
-        collect: the components whose tuples are kept to be looked at; by default all.
+        collect: the components of which what they emit is kept to be looked at; by default all, and what they
+        receive as well.
         Raises ConfigError for a name that is in use or a setting that is wrong, and the TaskError of a spout
         or bolt that cannot be opened. Source: Storm's `submitTopology`.
         """

@@ -52,7 +52,8 @@ class TopologyStatus:
 class LocalTopology:
     """A topology that runs. Made by LocalCluster.submit.
 
-    captured: everything that its components emitted and received, or those of them that are collected.
+    captured: all that its components emitted and received; only what some emitted, where these are named
+    to be collected.
     errors, dead_letters: the last thousand of each. topology: what runs.
     """
 
@@ -67,6 +68,7 @@ class LocalTopology:
         self.name = name
         self.topology = topology
         self.captured = Captured(collect)
+        self._collects_all = collect is None
         self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
         self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
         self._conf = conf
@@ -109,7 +111,7 @@ class LocalTopology:
             error=self.errors.append,
             dead_letter=self.dead_letters.append,
             emitted=self.captured.add,
-            received=self.captured.receive,
+            received=self.captured.receive if self._collects_all else None,
         )
 
     def _assign(self) -> None:
