@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,7 +112,7 @@ def test_executors_beat(feeder: FeederSpout) -> None:
         beat = beat_of(worker, "b")
         assert (beat.task, beat.doing, beat.stuck) == (1, "execute", False)
         assert beat.turned_seconds >= beat.call_seconds
-        assert beat_of(worker, "s").call_seconds < beat.call_seconds
+        eventually(lambda: beat_of(worker, "s").call_seconds < beat.call_seconds, SECONDS)
         go.set()
         eventually(lambda: beat_of(worker, "b").doing == "waiting", SECONDS)
         assert beat_of(worker, "b").call_seconds == 0
@@ -125,19 +126,20 @@ def test_a_stuck_executor_is_seen(feeder: FeederSpout, caplog: pytest.LogCapture
     def never_ending_lookup(_: Tuple) -> None:
         go.wait(SECONDS)
 
-    conf = {"nimbus.task.timeout.secs": 0.2}
+    conf = {"nimbus.task.timeout.secs": 1}
     with running(fed(feeder, never_ending_lookup), conf=conf) as worker:
         eventually(lambda: not worker.not_ready, SECONDS)
         feeder.feed([1])
         eventually(lambda: worker.not_ready, SECONDS)
-        assert worker.not_ready == worker.heartbeat.not_ready == "task 1 of 'b' has been in execute() for 0 s"
+        for reason in (worker.not_ready, worker.heartbeat.not_ready):
+            assert re.fullmatch(r"task 1 of 'b' has been in execute\(\) for \d+ s", reason)
         before = worker.heartbeat.time
         eventually(lambda: worker.heartbeat.time > before + 0.2, SECONDS)
         go.set()
         eventually(lambda: not worker.not_ready, SECONDS)
     (record,) = (each.__dict__ for each in caplog.records if each.message == "executor.stuck")
     assert (record["component"], record["task"], record["doing"]) == ("b", 1, "execute")
-    assert record["seconds"] >= 0.2
+    assert record["seconds"] >= 1
     assert "never_ending_lookup" in record["stack"]
     assert [each.message for each in caplog.records].count("executor.moves_again") == 1
 
@@ -175,9 +177,9 @@ def test_a_bolt_may_have_more_time(feeder: FeederSpout) -> None:
     builder.set_spout("s", feeder)
     slow = builder.set_bolt("b", Do(lambda _: go.wait(SECONDS))).shuffle_grouping("s")
     slow.add_configuration("nimbus.task.timeout.secs", 600)
-    with running(builder.create_topology(), conf={"nimbus.task.timeout.secs": 0.1}) as worker:
+    with running(builder.create_topology(), conf={"nimbus.task.timeout.secs": 1}) as worker:
         feeder.feed([1])
-        eventually(lambda: beat_of(worker, "b").call_seconds > 0.3, SECONDS)
+        eventually(lambda: beat_of(worker, "b").call_seconds > 1.2, SECONDS)
         assert not worker.not_ready
         go.set()
 
