@@ -80,6 +80,17 @@ def test_tuples_are_followed_and_all_end_well() -> None:
     assert topology.exit_codes == [0, 0]
 
 
+def test_killing_loses_nothing_that_is_on_the_way(tmp_path: Path) -> None:
+    """A topology that is killed while it works finishes what its spouts have emitted, everywhere."""
+    conf = {"storm.log.dir": str(tmp_path), "topology.max.spout.pending": 100}
+    with running(topology_of(LINES * 1000), **conf) as topology:
+        (spout,) = (each for each in topology.status().executors if each.component == "lines")
+        assert spout.counts.emitted < len(LINES) * 1000
+    assert topology.exit_codes == [0, 0]
+    for log in tmp_path.iterdir():
+        assert "messages.dropped" not in log.read_text()
+
+
 def test_an_error_comes_with_its_traceback() -> None:
     """What a bolt raises in a process is raised here, with the place in the user's code; all end."""
     with (

@@ -196,14 +196,19 @@ class DistributedTopology:
         return {worker.name: worker.ledger() for worker in self._workers}
 
     def close(self, timeout: float = _KILL_SECONDS) -> None:
-        """End every process: spouts stop, executors finish, what was sent is seen off, connections close.
+        """Deactivate it, let what is on the way finish, at most so many seconds, and end every process.
 
-        That may take so many seconds; a topology that has failed is ended at once. A process that does not
-        end is killed. Does nothing the second time.
+        Each then sees off what it has sent, and only then closes its connections. A topology that has failed
+        is ended at once, and a process that does not end is killed. Does nothing the second time.
         """
+        deadline = time.monotonic() + timeout
+        if timeout and not self._failed:
+            with contextlib.suppress(TuplewireError, TimeoutError):
+                self.deactivate()
+                self.wait(timeout)
         workers, self._workers = self._workers, []
         if workers:
-            seconds = 0.0 if self._failed else timeout
+            seconds = 0.0 if self._failed else max(0.0, deadline - time.monotonic())
             with ThreadPoolExecutor(len(workers)) as pool:
                 self.exit_codes = list(pool.map(lambda worker: worker.stop(seconds), workers))
         shutil.rmtree(self._temporary, ignore_errors=True)

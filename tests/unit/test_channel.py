@@ -1,0 +1,80 @@
+"""What a launcher and a process of executors tell each other."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from tuplewire.errors import MalformedError, UnreachableError
+from tuplewire.topology.receive_queue import QueueStatistics
+from tuplewire.topology.statistics import Counts, ExecutorStatistics, Latency
+from tuplewire.topology.termination import Failure, ProcessReport
+from tuplewire_service.topology.channel import (
+    Channel,
+    channel_pair,
+    from_report,
+    from_statistics,
+    to_report,
+    to_statistics,
+)
+
+
+def test_messages_arrive_as_they_were() -> None:
+    """Kinds and values come out as they went in, in order; where there are none the wait ends."""
+    ours, theirs = channel_pair()
+    other = Channel(theirs.detach())
+    ours.send("start", [1, 2], {"a": b"b"})
+    ours.send("stop")
+    assert other.receive(10) == ("start", [[1, 2], {"a": b"b"}])
+    assert other.receive(10) == ("stop", [])
+    assert other.receive(0.0) is None
+    for each in (ours, other):
+        each.close()
+
+
+def test_reports_and_statistics_travel() -> None:
+    """A report, with and without a failure, and a snapshot are read as they were written."""
+    for report in (
+        ProcessReport(at_rest=True, sent=1, taken=2),
+        ProcessReport(at_rest=False, sent=1, taken=2, failure=Failure("why", "where")),
+    ):
+        assert to_report(from_report(report)) == report
+    counts = Counts(
+        emitted_by={"default": 1},
+        transferred_by={"default": 2, "other": 3},
+        executed_by={("a", "default"): 4},
+        acked_by={("a", "default"): 3},
+        failed_by={("c", "other"): 1},
+        errors=5,
+        execute=Latency(6, 0.5),
+        process=Latency(7, 0.25),
+        complete=Latency(),
+        sending_seconds=1.5,
+    )
+    statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8)
+    assert to_statistics(from_statistics(statistics)) == statistics
+
+
+def test_the_other_end_is_gone() -> None:
+    """Whoever sends to, or waits for, a process that has ended is told so."""
+    ours, theirs = channel_pair()
+    theirs.close()
+    with pytest.raises(UnreachableError):
+        ours.receive(10)
+    with pytest.raises(UnreachableError):
+        ours.send("anything")
+    ours.close()
+
+
+@pytest.mark.parametrize("payload", [b"\xc1", b"\x90", b"\x91\x01", b"\x92\xa1", b"\x01"])
+def test_malformed(payload: bytes) -> None:
+    """Bytes that are no message are an error, and nothing of them is run."""
+    here, there = socket.socketpair()
+    channel = Channel(here.detach())
+    with there:
+        there.sendall(struct.pack("!i", len(payload)) + payload)
+        with pytest.raises(MalformedError):
+            channel.receive(10)
+    channel.close()
