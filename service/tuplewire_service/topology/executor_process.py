@@ -70,8 +70,9 @@ class ExecutorProcess:
         return self._worker
 
     def start(self, tasks: Sequence[int], owners: Mapping[int, Address], timeout: float) -> None:
-        """Open these tasks, and connect to the workers that have the others; as ExecutorWorker.start."""
-        self.link.connect({task: owner for task, owner in owners.items() if task not in set(tasks)})
+        """Open these tasks, and connect to the workers that they send to; as ExecutorWorker.start."""
+        outbound = outbound_tasks(self._topology, tasks)
+        self.link.connect({task: owner for task, owner in owners.items() if task in outbound})
         self._worker = ExecutorWorker(
             self._topology,
             tasks,
