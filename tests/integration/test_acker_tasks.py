@@ -40,7 +40,7 @@ COUNT = 3000
 HERE, THERE = (1, 3, 5), (2, 4, 6)
 """The shares of two workers: half tasks 1 and 2, numbers 3, sum 4, and an acker for each, 5 and 6."""
 
-LINKS = ("local", "grpc", "clients")
+LINKS = ("local", "grpc", "zmq", "clients")
 
 
 class Fates:

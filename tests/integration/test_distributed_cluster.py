@@ -69,9 +69,10 @@ def test_the_mode_decides_where_workers_run(mode: str) -> None:
     assert len(processes) == (1 if mode == "local" else 2)
 
 
-def test_tuples_are_followed_and_all_end_well() -> None:
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_tuples_are_followed_and_all_end_well(transport: str) -> None:
     """A spout hears of all its tuples across processes; every process ends with 0."""
-    with running() as topology:
+    with running(**{"storm.messaging.transport": transport}) as topology:
         assert counts_of(topology.finish(SECONDS)) == EXPECTED
         (spout,) = (each for each in topology.status().executors if each.component == "lines")
         assert (spout.counts.acked, spout.counts.failed, spout.pending) == (len(LINES), 0, 0)
