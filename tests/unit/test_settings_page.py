@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tuplewire.config import SessionSettings
 from tuplewire.topology.settings import TopologySettings
+from tuplewire_service.launching.settings import LaunchSettings
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.settings import key_of
 from tuplewire_service.messaging.zmq.settings import ZmqSettings
@@ -22,11 +23,12 @@ def test_current() -> None:
 
 
 def test_every_setting() -> None:
-    """Every setting of a worker, a session, a topology and a transport has its row."""
+    """Every setting of a worker, a session, a topology, its processes and a transport has its row."""
     keys = {line.split("|")[1].strip(" `") for line in page().splitlines() if line.startswith("| `")}
     assert set(SETTINGS) <= keys
     assert {each.name for each in fields(SessionSettings)} <= keys
-    assert {each.metadata["key"] for each in fields(TopologySettings)} <= keys
+    for stormy in (TopologySettings, LaunchSettings):
+        assert {each.metadata["key"] for each in fields(stormy)} <= keys
     for settings in (GrpcSettings, ZmqSettings):
         assert {key_of(each) for each in fields(settings)} <= keys
 

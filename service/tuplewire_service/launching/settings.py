@@ -23,8 +23,8 @@ class ClusterMode(StrEnum):
     """Each in a process of its own."""
 
 
-def _setting(key: str, default: Any, read: Callable[[Any], Any]) -> Any:
-    return field(default=default, metadata={"key": key, "read": read})
+def _setting(key: str, default: Any, read: Callable[[Any], Any], help: str) -> Any:  # noqa: A002
+    return field(default=default, metadata={"key": key, "read": read, "help": help})
 
 
 def _mode(value: Any) -> ClusterMode:
@@ -87,32 +87,68 @@ def _seconds(value: Any) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """How worker processes are started.
+    """How worker processes are started. Each field says what it does, and has Storm's key.
 
-    mode: whether there are any. ports: the first worker's, the second's, ...; 0, and none at all: any free
-    one. options, topology_options: of the Python interpreter, as Storm's are of the JVM; %ID% (the port),
-    %WORKER-ID% and %TOPOLOGY-ID% in them are replaced. environment: added to that of this process.
-    as_user, user: whether to run as another user, and who that is. log_dir: where each worker's log goes, a
-    file for each; None: a directory that is removed at the end. restarts: how often a worker that fails is
-    started again, at growing intervals; it has no key in Storm, where that has no end. start_seconds,
-    stop_seconds: how long it may take to start, and to end before it is killed.
+    That of restarts is ours, since Storm's supervisor starts a worker again without end.
     """
 
     mode: ClusterMode = field(
-        default=ClusterMode.LOCAL, metadata={"key": "storm.cluster.mode", "read": _mode}
+        default=ClusterMode.LOCAL,
+        metadata={
+            "key": "storm.cluster.mode",
+            "read": _mode,
+            "help": "workers in this process (local), or a process for each (distributed)",
+        },
     )
-    ports: tuple[int, ...] = _setting("supervisor.slots.ports", (), _ports)
-    options: tuple[str, ...] = _setting("worker.childopts", (), _options)
-    topology_options: tuple[str, ...] = _setting("topology.worker.childopts", (), _options)
+    ports: tuple[int, ...] = _setting(
+        "supervisor.slots.ports",
+        (),
+        _ports,
+        "the port of each worker, in turn; 0: any free one (default: for all)",
+    )
+    options: tuple[str, ...] = _setting(
+        "worker.childopts",
+        (),
+        _options,
+        "options of the Python interpreter, as Storm's are of the JVM: a text or a list of words, in which "
+        "%ID% (the port), %WORKER-ID% and %TOPOLOGY-ID% are replaced",
+    )
+    topology_options: tuple[str, ...] = _setting(
+        "topology.worker.childopts", (), _options, "further ones, for one topology"
+    )
     environment: Mapping[str, str] = field(
-        default_factory=dict, metadata={"key": "topology.environment", "read": _environment}
+        default_factory=dict,
+        metadata={
+            "key": "topology.environment",
+            "read": _environment,
+            "help": "variables that a worker gets besides those of this process: a map",
+        },
     )
-    as_user: bool = _setting("supervisor.run.worker.as.user", default=False, read=_flag)
-    user: str | None = _setting("topology.submitter.user", None, _text)
-    log_dir: str | None = _setting("storm.log.dir", None, _text)
-    restarts: int = _setting("supervisor.worker.restarts", 0, _count)
-    start_seconds: float = _setting("supervisor.worker.start.timeout.secs", 60.0, _seconds)
-    stop_seconds: float = _setting("supervisor.worker.shutdown.sleep.secs", 10.0, _seconds)
+    as_user: bool = _setting(
+        "supervisor.run.worker.as.user",
+        default=False,
+        read=_flag,
+        help="run workers as another user, which only root may",
+    )
+    user: str | None = _setting("topology.submitter.user", None, _text, "the name of that user")
+    log_dir: str | None = _setting(
+        "storm.log.dir",
+        None,
+        _text,
+        "where the log of each worker goes (default: a directory that is removed at the end)",
+    )
+    restarts: int = _setting(
+        "supervisor.worker.restarts",
+        0,
+        _count,
+        "how often a worker that fails is started again, at growing intervals",
+    )
+    start_seconds: float = _setting(
+        "supervisor.worker.start.timeout.secs", 60.0, _seconds, "how long a worker may take to start"
+    )
+    stop_seconds: float = _setting(
+        "supervisor.worker.shutdown.sleep.secs", 10.0, _seconds, "how long it may take to end by itself"
+    )
 
     def __post_init__(self) -> None:
         if self.as_user and self.user is None:

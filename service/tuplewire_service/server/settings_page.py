@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from enum import Enum
 from typing import Any, NamedTuple
 
 from tuplewire.config import KIB, MIB, SessionSettings
 from tuplewire.topology.settings import TopologySettings
+from tuplewire_service.launching.settings import LaunchSettings
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.settings import TransportSettings, key_of
@@ -36,6 +37,11 @@ Given with the topology when it is submitted, or by a component for itself. The 
 Other keys are your own, for spouts and bolts to read.
 """
 
+_LAUNCH = """## The processes of a topology: `cluster_of`, `DistributedCluster`
+
+Given with the topology, too.
+"""
+
 _TRANSPORT = f"""## The transport: what `IContext.prepare` gets
 
 `{TRANSPORT_KEY}` (Storm's key; by default `{DEFAULT_TRANSPORT}`, and `local` in a LocalCluster) is the name
@@ -48,6 +54,9 @@ _SESSION = """## A session: keywords of `tuplewire.Client`, and `session` of a t
 
 Storm's key is the nearest that Storm has; it is not read here.
 """
+
+
+_OURS = {"topology.error.policy", "supervisor.worker.restarts"}
 
 
 class Row(NamedTuple):
@@ -67,7 +76,9 @@ def page() -> str:
         _WORKER,
         _table(_worker()),
         _TOPOLOGY,
-        _table(_topology()),
+        _table(_stormy(TopologySettings)),
+        _LAUNCH,
+        _table(_stormy(LaunchSettings)),
         _TRANSPORT,
         _table(_transport()),
         _SESSION,
@@ -82,15 +93,14 @@ def _worker() -> Iterator[Row]:
         yield Row(f"`{each.name}`", _code(each.storm), each.metavar, default, each.help)
 
 
-def _topology() -> Iterator[Row]:
-    for each in fields(TopologySettings):
+def _stormy(settings: type[TopologySettings | LaunchSettings]) -> Iterator[Row]:
+    """Yield the settings whose keys are Storm's, but for those that Storm does not have."""
+    for each in fields(settings):
         key = each.metadata["key"]
-        seconds: Any = each.default
+        seconds: Any = None if each.default is MISSING else each.default
         default = seconds * 1000 if key.endswith(".ms") else seconds
-        ours = key == "topology.error.policy"
-        yield Row(
-            f"`{key}`", "" if ours else "the same", _kind(each), _shown(key, default), each.metadata["help"]
-        )
+        storm = "" if key in _OURS else "the same"
+        yield Row(f"`{key}`", storm, _kind(each), _shown(key, default), each.metadata["help"])
 
 
 def _transport() -> Iterator[Row]:
@@ -128,7 +138,8 @@ def _kind(declared: Field[Any]) -> str:
     kinds = {bool: "True or False", int: "whole number", float: "number", str: "text", tuple: "a sequence"}
     if declared.name.endswith("_bytes"):
         return "bytes"
-    return kinds.get(type(default), type(default).__name__)
+    optional = {"int | None": "whole number", "str | None": "text", "Mapping[str, str]": "a map"}
+    return optional.get(str(declared.type)) or kinds.get(type(default), type(default).__name__)
 
 
 def _shown(name: str, default: Any) -> str:
