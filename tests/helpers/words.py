@@ -1,4 +1,7 @@
-"""A topology that other processes import: words of some lines, counted, the counts emitted on ticks."""
+"""A topology that other processes import: words of some lines, counted, the counts emitted on ticks.
+
+Some words do harm: one is an error, one kills its process, and the count of one has no form in a message.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ LINES = ["to be or not to be", "that is the question", "whether tis nobler in th
 EXPECTED = Counter(word for line in LINES for word in line.split())
 POISON = "poison"
 DEADLY = "deadly"
+STRANGE = "strange"
 
 
 class Lines(Spout):
@@ -81,7 +85,7 @@ class Count(BasicBolt):
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         if message.is_tick:
             for word, count in self.counts.items():
-                collector.emit([word, count, os.getpid()])
+                collector.emit([word, count, object() if word == STRANGE else os.getpid()])
         else:
             self.counts[message["word"]] += 1
 

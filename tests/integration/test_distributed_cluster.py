@@ -103,6 +103,22 @@ def test_an_error_comes_with_its_traceback() -> None:
     assert "words.py" in raised.value.__notes__[0]
 
 
+def test_a_result_that_cannot_leave_its_process() -> None:
+    """A value that no message can carry is an error that names the component, and no wait."""
+    with (
+        running(topology_of([words.STRANGE])) as topology,
+        pytest.raises(ProcessFailedError, match="a tuple of 'count', which is collected, cannot leave"),
+    ):
+        topology.finish(SECONDS)
+
+
+def test_results_come_in_parts() -> None:
+    """Results that are larger than one part arrive in whole."""
+    long = [f"{number:>04}{'x' * 300_000}" for number in range(12)]
+    with running(topology_of(long)) as topology:
+        assert counts_of(topology.finish(SECONDS)) == dict.fromkeys(long, 1)
+
+
 def test_a_process_that_dies_fails_the_topology() -> None:
     """Without restarts a killed process is an error that names it, and has its last words."""
     with running(topology_of(LINES * 1000)) as topology:

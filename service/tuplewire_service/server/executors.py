@@ -172,6 +172,9 @@ def _by_assignment(arguments: argparse.Namespace, conf: dict[str, Any], stop: St
                 process.worker.check()
                 file.check()
                 _check_tasks(process, arguments.worker_id)
+        except TuplewireError:
+            logger.exception("process.failed")  # with the place in the user's code
+            raise
         finally:
             process.close(settings.stop_seconds)
     return EXIT_OK

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
 from tuplewire.topology.settings import TopologySettings
-from tuplewire.topology.termination import ProcessReport, Termination
+from tuplewire.topology.termination import Termination
 from tuplewire_service.launching.child import Command, directory_for, write_private
 from tuplewire_service.launching.settings import LaunchSettings
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
@@ -149,10 +149,11 @@ class DistributedTopology:
         termination = self._termination()
         while True:
             wave = termination.wave
-            for worker in self._workers:
-                report = self._report(worker, wave)
-                if report is not None:
-                    termination.take(worker.name, wave, report)
+            with self._noting_failure():
+                for worker in self._workers:
+                    report = worker.report(wave)
+                    if report is not None:
+                        termination.take(worker.name, wave, report)
             if self.restarts and termination.exact:
                 termination = self._termination()
             if termination.over:
@@ -162,9 +163,10 @@ class DistributedTopology:
             pause = min(2 * pause, _POLL_SECONDS) if termination.exact else _QUIET_SECONDS
             threading.Event().wait(pause)
 
-    def _report(self, worker: WorkerProcess, wave: int) -> ProcessReport | None:
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
         try:
-            return worker.report(wave)
+            yield
         except TuplewireError:
             self._failed = True
             raise
@@ -175,14 +177,16 @@ class DistributedTopology:
     def finish(self, timeout: float = _WAIT_SECONDS) -> Captured:
         """Wait until it is over, give bolts that get ticks their last one, wait, and return what was kept.
 
-        So a bolt that adds up emits what it has on a tick, and once more at the end. Raises as wait() does.
+        So a bolt that adds up emits what it has on a tick, and once more at the end. Raises as wait() does,
+        and ProcessFailedError where a component that is collected has emitted what no message can carry.
         """
         self.wait(timeout)
         for worker in self._workers:
             worker.tell("tick")
         self.wait(timeout)
-        for worker in self._workers:
-            worker.collect(self.captured)
+        with self._noting_failure():
+            for worker in self._workers:
+                worker.collect(self.captured)
         return self.captured
 
     def status(self) -> TopologyStatus:

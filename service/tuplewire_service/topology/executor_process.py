@@ -8,10 +8,12 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.config import MIB
+from tuplewire.errors import TuplewireError, UnreachableError, UnsupportedValueError
 from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
 from tuplewire.topology.heartbeat import ExecutorBeat
+from tuplewire.topology.packing import pack_values
 from tuplewire.topology.routing import outbound_tasks
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.statistics import ExecutorStatistics
@@ -28,7 +30,7 @@ from tuplewire_service.worker.assignment import Assignment
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_ROWS = 5000
+_PART_BYTES = MIB
 
 
 class ExecutorProcess:
@@ -83,6 +85,7 @@ class ExecutorProcess:
             state_file=self._state_file,
         )
         self._worker.start(timeout)
+        logger.info("process.started", extra={"port": self.port, "tasks": sorted(tasks)})
 
     def follow(self, assignment: Assignment) -> bool:
         """Send to where an assignment says that tasks are; as ContextLink.assign, once started."""
@@ -181,9 +184,23 @@ def _answer(
 
 
 def _hand_over(captured: Captured, channel: Channel) -> None:
+    """Send what was kept, some at a time; UnsupportedValueError for a value that no message can carry."""
     for component, stream in captured.streams():
-        rows = captured.tuples(component, stream)
-        for begin in range(0, len(rows), _ROWS):
-            channel.send("rows", component, stream, rows[begin : begin + _ROWS])
+        rows: list[bytes] = []
+        size = 0
+        for values in captured.tuples(component, stream):
+            try:
+                row = pack_values(values)
+            except (TypeError, ValueError) as error:
+                raise UnsupportedValueError(
+                    f"a tuple of {component!r}, which is collected, cannot leave its process: {error}; "
+                    "emit values that a message can carry"
+                ) from error
+            if rows and size + len(row) > _PART_BYTES:
+                channel.send("rows", component, stream, rows)
+                rows, size = [], 0
+            rows.append(row)
+            size += len(row)
+        channel.send("rows", component, stream, rows)
     captured.clear()
     channel.send("collected")

@@ -13,6 +13,7 @@ from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport
+from tuplewire.topology.unpacking import FAULTS, read_value
 from tuplewire_service.launching.child import Child, Command, LaunchError
 from tuplewire_service.launching.settings import LaunchSettings
 from tuplewire_service.launching.supervisor import Supervisor
@@ -107,7 +108,14 @@ class WorkerProcess:
             self._channel.send(kind, *values)
 
     def _receive(self, wanted: str, timeout: float) -> list[Any]:
-        """Return the values of the next message; raises the failure that it tells in its place."""
+        """Return the values of the next message, which is of the kind that is wanted."""
+        kind, values = self._next(timeout)
+        if kind != wanted:
+            raise self._surprise(kind, wanted)
+        return values
+
+    def _next(self, timeout: float) -> tuple[str, list[Any]]:
+        """Return the next message; raises the failure that it tells, and LaunchError where none comes."""
         if self._channel is None:
             raise UnreachableError(f"{self.name} has not been started")
         message = self._channel.receive(timeout)
@@ -115,13 +123,13 @@ class WorkerProcess:
             raise LaunchError(
                 f"{self.name} has not answered for {timeout:g} s\n{self._supervisor.child.last_words()}"
             )
-        kind, values = message
-        if kind == "failed":
-            self.failure = ProcessFailedError(self.name, Failure(*values))
+        if message[0] == "failed":
+            self.failure = ProcessFailedError(self.name, Failure(*message[1]))
             raise self.failure
-        if kind != wanted:
-            raise LaunchError(f"{self.name} answers {kind!r} where {wanted!r} was to come: two releases?")
-        return values
+        return message
+
+    def _surprise(self, kind: str, wanted: str) -> LaunchError:
+        return LaunchError(f"{self.name} answers {kind!r} where {wanted!r} was to come: two releases?")
 
     def report(self, wave: int) -> ProcessReport | None:
         """Return what it has to say; None while it is being started again.
@@ -157,14 +165,23 @@ class WorkerProcess:
             return LedgerSnapshot(*self._receive("ledger", _ANSWER_SECONDS))
 
     def collect(self, captured: Captured) -> None:
-        """Take over what it has kept of the tuples that its components emitted."""
+        """Take over what it has kept of the tuples that its components emitted.
+
+        Raises ProcessFailedError where a value cannot leave its process.
+        """
         with self._lock:
             self.tell("collect")
-            while self._channel is not None:
-                message = self._channel.receive(_ANSWER_SECONDS)
-                if message is None or message[0] != "rows":
-                    break
-                captured.add_values(*message[1])
+            while True:
+                kind, values = self._next(_ANSWER_SECONDS)
+                if kind == "collected":
+                    return
+                if kind != "rows":
+                    raise self._surprise(kind, "rows")
+                try:
+                    component, stream, rows = values
+                    captured.add_values(component, stream, [read_value(row, 0)[0] for row in rows])
+                except (*FAULTS, TypeError) as error:
+                    raise LaunchError(f"{self.name} hands over what is no result: {error}") from error
 
     def stop(self, seconds: float) -> int:
         """End it, in so many seconds in good order; kill it some seconds later. Returns its exit code."""
