@@ -121,20 +121,25 @@ class Receiving(End, IConnectionCallback):
     def _run(self) -> None:
         while not self._over.wait(_RELEASE_SECONDS):
             self._going.wait()
-            while self._held:
-                origin, group = self._held.popleft()
-                origin.release(group.task, len(group), len(group.data))
+            self._release()
+
+    def _release(self) -> None:
+        while self._held:
+            origin, group = self._held.popleft()
+            origin.release(group.task, len(group), len(group.data))
 
     def kill(self) -> None:
         """See End."""
         self._server.abort()
         self._stop()
+        self._release()  # only a process dies with what it holds
         self._journal.close()
 
     def finish(self) -> int:
-        """See End: what is not released by then is sent again, to the next life."""
+        """See End: between processes, what is not released by then is sent again, to the next life."""
         self._stop()
         self._context.term()
+        self._release()
         self._journal.close()
         return 0
 
