@@ -426,3 +426,18 @@ def test_large_messages(tmp_path: Path) -> None:
             client.send(TaskMessageBatch.from_columns(1, payloads))
             eventually(is_settled(client), timeout=30)
             assert recorder.payloads(1) == payloads
+
+
+def test_without_pyzmq_the_error_says_what_to_install() -> None:
+    """The transport is imported only when it is asked for, and then names its extra."""
+    code = (
+        "import importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'zmq' else find(name, *rest)\n"
+        "from tuplewire_service.server.cli import main\n"
+        "raise SystemExit(main(['worker', '--transport=zmq', '--listen=127.0.0.1:0', '--admin=127.0.0.1:0']))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert "pip install 'tuplewire[zmq]'" in run.stderr

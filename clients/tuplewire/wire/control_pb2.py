@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atuplewire/v1/control.proto\x12\x0ctuplewire.v1\"\xa5\x01\n\x06Ledger\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\x32\n\x07\x64ropped\x18\x03 \x03(\x0b\x32!.tuplewire.v1.Ledger.DroppedEntry\x12\x0f\n\x07pending\x18\x04 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"j\n\nPeerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12$\n\x06ledger\x18\x03 \x01(\x0b\x32\x14.tuplewire.v1.Ledger\x12\x12\n\nreconnects\x18\x04 \x01(\x04\"|\n\nTaskStatus\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x17\n\x0fqueued_messages\x18\x02 \x01(\x04\x12\x14\n\x0cqueued_bytes\x18\x03 \x01(\x04\x12\x12\n\nsubscribed\x18\x04 \x01(\x08\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x05 \x01(\x04\"P\n\x0cReceiveCount\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"\x12\n\x10GetStatusRequest\"\xf3\x02\n\x11GetStatusResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08topology\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.tuplewire.v1.WorkerState\x12\x1a\n\x12\x61ssignment_version\x18\x06 \x01(\x04\x12$\n\x06ledger\x18\x07 \x01(\x0b\x32\x14.tuplewire.v1.Ledger\x12\'\n\x05peers\x18\x08 \x03(\x0b\x32\x18.tuplewire.v1.PeerStatus\x12\'\n\x05tasks\x18\t \x03(\x0b\x32\x18.tuplewire.v1.TaskStatus\x12,\n\x08received\x18\n \x03(\x0b\x32\x1a.tuplewire.v1.ReceiveCount\x12\x11\n\taddresses\x18\x0b \x03(\t\x12\x14\n\x0cmoving_tasks\x18\x0c \x01(\r\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05tasks\x18\x01 \x03(\x05\"x\n\x0fGetLoadResponse\x12\x37\n\x05loads\x18\x01 \x03(\x0b\x32(.tuplewire.v1.GetLoadResponse.LoadsEntry\x1a,\n\nLoadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"^\n\nAssignment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08topology\x18\x02 \x01(\t\x12-\n\x07workers\x18\x03 \x03(\x0b\x32\x1c.tuplewire.v1.AssignedWorker\"Q\n\x0e\x41ssignedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05tasks\x18\x03 \x03(\x05\x12\x0c\n\x04node\x18\x04 \x01(\t\"\x16\n\x14GetAssignmentRequest\"E\n\x15GetAssignmentResponse\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x18.tuplewire.v1.Assignment\"G\n\x17UpdateAssignmentRequest\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x18.tuplewire.v1.Assignment\"<\n\x18UpdateAssignmentResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"\'\n\x0c\x44rainRequest\x12\x17\n\x0f\x64\x65\x61\x64line_millis\x18\x01 \x01(\r\" \n\rDrainResponse\x12\x0f\n\x07started\x18\x01 \x01(\x08*\x93\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_STOPPED\x10\x04\x32\x9e\x03\n\x07\x43ontrol\x12L\n\tGetStatus\x12\x1e.tuplewire.v1.GetStatusRequest\x1a\x1f.tuplewire.v1.GetStatusResponse\x12\x46\n\x07GetLoad\x12\x1c.tuplewire.v1.GetLoadRequest\x1a\x1d.tuplewire.v1.GetLoadResponse\x12X\n\rGetAssignment\x12\".tuplewire.v1.GetAssignmentRequest\x1a#.tuplewire.v1.GetAssignmentResponse\x12\x61\n\x10UpdateAssignment\x12%.tuplewire.v1.UpdateAssignmentRequest\x1a&.tuplewire.v1.UpdateAssignmentResponse\x12@\n\x05\x44rain\x12\x1a.tuplewire.v1.DrainRequest\x1a\x1b.tuplewire.v1.DrainResponseB\x13\n\x0fio.tuplewire.v1P\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atuplewire/v1/control.proto\x12\x0ctuplewire.v1\"\xa5\x01\n\x06Ledger\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\x32\n\x07\x64ropped\x18\x03 \x03(\x0b\x32!.tuplewire.v1.Ledger.DroppedEntry\x12\x0f\n\x07pending\x18\x04 \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"j\n\nPeerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12$\n\x06ledger\x18\x03 \x01(\x0b\x32\x14.tuplewire.v1.Ledger\x12\x12\n\nreconnects\x18\x04 \x01(\x04\"|\n\nTaskStatus\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x17\n\x0fqueued_messages\x18\x02 \x01(\x04\x12\x14\n\x0cqueued_bytes\x18\x03 \x01(\x04\x12\x12\n\nsubscribed\x18\x04 \x01(\x08\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x05 \x01(\x04\"P\n\x0cReceiveCount\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08messages\x18\x02 \x01(\x04\x12\x0f\n\x07\x62\x61tches\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"\x12\n\x10GetStatusRequest\"\x8b\x03\n\x11GetStatusResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08topology\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.tuplewire.v1.WorkerState\x12\x1a\n\x12\x61ssignment_version\x18\x06 \x01(\x04\x12$\n\x06ledger\x18\x07 \x01(\x0b\x32\x14.tuplewire.v1.Ledger\x12\'\n\x05peers\x18\x08 \x03(\x0b\x32\x18.tuplewire.v1.PeerStatus\x12\'\n\x05tasks\x18\t \x03(\x0b\x32\x18.tuplewire.v1.TaskStatus\x12,\n\x08received\x18\n \x03(\x0b\x32\x1a.tuplewire.v1.ReceiveCount\x12\x11\n\taddresses\x18\x0b \x03(\t\x12\x14\n\x0cmoving_tasks\x18\x0c \x01(\r\x12\x16\n\x0epeer_addresses\x18\r \x03(\t\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05tasks\x18\x01 \x03(\x05\"x\n\x0fGetLoadResponse\x12\x37\n\x05loads\x18\x01 \x03(\x0b\x32(.tuplewire.v1.GetLoadResponse.LoadsEntry\x1a,\n\nLoadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"^\n\nAssignment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08topology\x18\x02 \x01(\t\x12-\n\x07workers\x18\x03 \x03(\x0b\x32\x1c.tuplewire.v1.AssignedWorker\"g\n\x0e\x41ssignedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05tasks\x18\x03 \x03(\x05\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x14\n\x0cpeer_address\x18\x05 \x01(\t\"\x16\n\x14GetAssignmentRequest\"E\n\x15GetAssignmentResponse\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x18.tuplewire.v1.Assignment\"G\n\x17UpdateAssignmentRequest\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x18.tuplewire.v1.Assignment\"<\n\x18UpdateAssignmentResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"\'\n\x0c\x44rainRequest\x12\x17\n\x0f\x64\x65\x61\x64line_millis\x18\x01 \x01(\r\" \n\rDrainResponse\x12\x0f\n\x07started\x18\x01 \x01(\x08*\x93\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATE_STOPPED\x10\x04\x32\x9e\x03\n\x07\x43ontrol\x12L\n\tGetStatus\x12\x1e.tuplewire.v1.GetStatusRequest\x1a\x1f.tuplewire.v1.GetStatusResponse\x12\x46\n\x07GetLoad\x12\x1c.tuplewire.v1.GetLoadRequest\x1a\x1d.tuplewire.v1.GetLoadResponse\x12X\n\rGetAssignment\x12\".tuplewire.v1.GetAssignmentRequest\x1a#.tuplewire.v1.GetAssignmentResponse\x12\x61\n\x10UpdateAssignment\x12%.tuplewire.v1.UpdateAssignmentRequest\x1a&.tuplewire.v1.UpdateAssignmentResponse\x12@\n\x05\x44rain\x12\x1a.tuplewire.v1.DrainRequest\x1a\x1b.tuplewire.v1.DrainResponseB\x13\n\x0fio.tuplewire.v1P\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGER_DROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_GETLOADRESPONSE_LOADSENTRY']._loaded_options = None
   _globals['_GETLOADRESPONSE_LOADSENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERSTATE']._serialized_start=1562
-  _globals['_WORKERSTATE']._serialized_end=1709
+  _globals['_WORKERSTATE']._serialized_start=1608
+  _globals['_WORKERSTATE']._serialized_end=1755
   _globals['_LEDGER']._serialized_start=45
   _globals['_LEDGER']._serialized_end=210
   _globals['_LEDGER_DROPPEDENTRY']._serialized_start=164
@@ -51,29 +51,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=528
   _globals['_GETSTATUSREQUEST']._serialized_end=546
   _globals['_GETSTATUSRESPONSE']._serialized_start=549
-  _globals['_GETSTATUSRESPONSE']._serialized_end=920
-  _globals['_GETLOADREQUEST']._serialized_start=922
-  _globals['_GETLOADREQUEST']._serialized_end=953
-  _globals['_GETLOADRESPONSE']._serialized_start=955
-  _globals['_GETLOADRESPONSE']._serialized_end=1075
-  _globals['_GETLOADRESPONSE_LOADSENTRY']._serialized_start=1031
-  _globals['_GETLOADRESPONSE_LOADSENTRY']._serialized_end=1075
-  _globals['_ASSIGNMENT']._serialized_start=1077
-  _globals['_ASSIGNMENT']._serialized_end=1171
-  _globals['_ASSIGNEDWORKER']._serialized_start=1173
-  _globals['_ASSIGNEDWORKER']._serialized_end=1254
-  _globals['_GETASSIGNMENTREQUEST']._serialized_start=1256
-  _globals['_GETASSIGNMENTREQUEST']._serialized_end=1278
-  _globals['_GETASSIGNMENTRESPONSE']._serialized_start=1280
-  _globals['_GETASSIGNMENTRESPONSE']._serialized_end=1349
-  _globals['_UPDATEASSIGNMENTREQUEST']._serialized_start=1351
-  _globals['_UPDATEASSIGNMENTREQUEST']._serialized_end=1422
-  _globals['_UPDATEASSIGNMENTRESPONSE']._serialized_start=1424
-  _globals['_UPDATEASSIGNMENTRESPONSE']._serialized_end=1484
-  _globals['_DRAINREQUEST']._serialized_start=1486
-  _globals['_DRAINREQUEST']._serialized_end=1525
-  _globals['_DRAINRESPONSE']._serialized_start=1527
-  _globals['_DRAINRESPONSE']._serialized_end=1559
-  _globals['_CONTROL']._serialized_start=1712
-  _globals['_CONTROL']._serialized_end=2126
+  _globals['_GETSTATUSRESPONSE']._serialized_end=944
+  _globals['_GETLOADREQUEST']._serialized_start=946
+  _globals['_GETLOADREQUEST']._serialized_end=977
+  _globals['_GETLOADRESPONSE']._serialized_start=979
+  _globals['_GETLOADRESPONSE']._serialized_end=1099
+  _globals['_GETLOADRESPONSE_LOADSENTRY']._serialized_start=1055
+  _globals['_GETLOADRESPONSE_LOADSENTRY']._serialized_end=1099
+  _globals['_ASSIGNMENT']._serialized_start=1101
+  _globals['_ASSIGNMENT']._serialized_end=1195
+  _globals['_ASSIGNEDWORKER']._serialized_start=1197
+  _globals['_ASSIGNEDWORKER']._serialized_end=1300
+  _globals['_GETASSIGNMENTREQUEST']._serialized_start=1302
+  _globals['_GETASSIGNMENTREQUEST']._serialized_end=1324
+  _globals['_GETASSIGNMENTRESPONSE']._serialized_start=1326
+  _globals['_GETASSIGNMENTRESPONSE']._serialized_end=1395
+  _globals['_UPDATEASSIGNMENTREQUEST']._serialized_start=1397
+  _globals['_UPDATEASSIGNMENTREQUEST']._serialized_end=1468
+  _globals['_UPDATEASSIGNMENTRESPONSE']._serialized_start=1470
+  _globals['_UPDATEASSIGNMENTRESPONSE']._serialized_end=1530
+  _globals['_DRAINREQUEST']._serialized_start=1532
+  _globals['_DRAINREQUEST']._serialized_end=1571
+  _globals['_DRAINRESPONSE']._serialized_start=1573
+  _globals['_DRAINRESPONSE']._serialized_end=1605
+  _globals['_CONTROL']._serialized_start=1758
+  _globals['_CONTROL']._serialized_end=2172
 # @@protoc_insertion_point(module_scope)

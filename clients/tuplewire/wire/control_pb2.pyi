@@ -82,7 +82,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class GetStatusResponse(_message.Message):
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     MOVING_TASKS_FIELD_NUMBER: _ClassVar[int]
+    PEER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -107,7 +108,8 @@ class GetStatusResponse(_message.Message):
     received: _containers.RepeatedCompositeFieldContainer[ReceiveCount]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     moving_tasks: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ...) -> None: ...
+    peer_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)
@@ -139,16 +141,18 @@ class Assignment(_message.Message):
     def __init__(self, version: _Optional[int] = ..., topology: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ...) -> None: ...
 
 class AssignedWorker(_message.Message):
-    __slots__ = ("worker_id", "address", "tasks", "node")
+    __slots__ = ("worker_id", "address", "tasks", "node", "peer_address")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     tasks: _containers.RepeatedScalarFieldContainer[int]
     node: str
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., tasks: _Optional[_Iterable[int]] = ..., node: _Optional[str] = ...) -> None: ...
+    peer_address: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., tasks: _Optional[_Iterable[int]] = ..., node: _Optional[str] = ..., peer_address: _Optional[str] = ...) -> None: ...
 
 class GetAssignmentRequest(_message.Message):
     __slots__ = ()

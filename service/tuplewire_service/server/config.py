@@ -69,10 +69,16 @@ class WorkerConfig:
     )
     transport: str = setting(
         "grpc",
-        choice("grpc"),
+        choice("grpc", "zmq"),
         "NAME",
-        "messaging transport; grpc is the one that carries a worker's services",
+        "transport between workers; programs and control always use grpc",
         storm="storm.messaging.transport",
+    )
+    listen_peers: str | None = setting(
+        None,
+        host_port,
+        "HOST:PORT",
+        "address for other workers over another transport than grpc (default: a free port of that host)",
     )
     receive_queue_messages: int = setting(
         131_072,
@@ -110,6 +116,8 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not self.worker_id:
             object.__setattr__(self, "worker_id", _default_worker_id(self.listen))
+        if self.listen_peers is not None and self.transport == "grpc":
+            raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
         self.worker_settings()
 
     def worker_settings(self) -> WorkerSettings:

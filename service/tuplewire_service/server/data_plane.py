@@ -13,12 +13,12 @@ from tuplewire.loop import messaging_loop
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
-from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.server.config import WorkerConfig
 from tuplewire_service.server.control import ControlServicer
 from tuplewire_service.server.health import HealthServicer
 from tuplewire_service.server.services import Services
-from tuplewire_service.server.setting import split_host_port
+from tuplewire_service.server.setting import bracketed, split_host_port
 from tuplewire_service.server.sockets import file_mode
 from tuplewire_service.server.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.worker.assignment_source import AssignmentFile
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+HOST_KEY = "tuplewire.transport.host"
 _WATCHERS_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
 """An event loop that does not answer in this time counts as stuck."""
@@ -48,10 +49,18 @@ class DataPlane:
         self._loop.loop.set_exception_handler(self._on_defect)
         self._services = Services()
         settings, incarnation = config.worker_settings(), time.time_ns()
-        self._context = TransportFactory.make_context(
-            _transport_conf(config, settings, incarnation, self._services)
-        )
-        self._worker = self._loop.call(lambda: Worker(settings, self._context, incarnation))
+        common = _transport_conf(settings, incarnation)
+        programs = TransportFactory.make_context({**common, **_grpc_conf(config, self._services)})
+        self._contexts = [programs]
+        peers = None
+        self._peers_port = 0
+        if config.transport != DEFAULT_TRANSPORT:
+            host, self._peers_port = split_host_port(config.listen_peers or f"{_host_of(config)}:0")
+            peers = TransportFactory.make_context(
+                {**common, TRANSPORT_KEY: config.transport, HOST_KEY: bracketed(host)}
+            )
+            self._contexts.append(peers)
+        self._worker = self._loop.call(lambda: Worker(settings, programs, incarnation, peers))
         self._health: HealthServicer | None = None
         self._source: AssignmentFile | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -59,7 +68,12 @@ class DataPlane:
     @property
     def addresses(self) -> list[str]:
         """The bound addresses: host:port, then unix:///path."""
-        return list(self._worker.addresses)
+        return self._worker.servers.addresses
+
+    @property
+    def peer_addresses(self) -> list[str]:
+        """The bound addresses for other workers, where they have their own."""
+        return self._worker.servers.peer_addresses
 
     @property
     def assignment_errors(self) -> int:
@@ -77,7 +91,7 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         control = ControlServicer(worker, self._stop)
         add_ControlServicer_to_server(control, self._services)  # type: ignore[no-untyped-call]
-        await worker.start(split_host_port(config.listen)[1])
+        await worker.start(split_host_port(config.listen)[1], self._peers_port)
         if config.assignment_file:
             self._source = AssignmentFile(Path(config.assignment_file), self._worker.update_assignment)
             self._watch = asyncio.create_task(self._source.watch(), name="tuplewire-assignment-file")
@@ -115,8 +129,9 @@ class DataPlane:
         return await self._worker.drain(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Close every connection and the server."""
-        self._context.term()
+        """Close every connection and every server."""
+        for context in self._contexts:
+            context.term()
 
     def _ask(self, question: Callable[[], _Result]) -> _Result:
         async def answer() -> _Result:
@@ -134,19 +149,26 @@ class DataPlane:
         self._stop.request(StopRequest("defect", EXIT_DEFECT))
 
 
-def _transport_conf(
-    config: WorkerConfig, settings: WorkerSettings, incarnation: int, services: Services
-) -> dict[str, Any]:
-    """Return what the transport is prepared with; the services are filled in before it binds."""
-    host, _ = split_host_port(config.listen)
+def _transport_conf(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
+    """Return what any transport of a worker is prepared with."""
     return {
-        TRANSPORT_KEY: config.transport,
         "tuplewire.transport.worker_id": settings.worker_id,
         "tuplewire.transport.incarnation": incarnation,
-        "tuplewire.transport.host": f"[{host}]" if ":" in host else host,
-        "tuplewire.grpc.listen": [f"unix://{config.listen_unix}"] if config.listen_unix else [],
-        "tuplewire.grpc.services": services.handlers,
         "tuplewire.transport.receive_messages": settings.receive_queue_messages,
         "tuplewire.transport.receive_bytes": settings.receive_queue_bytes,
         "tuplewire.transport.session": peer_session(settings.session),
     }
+
+
+def _grpc_conf(config: WorkerConfig, services: Services) -> dict[str, Any]:
+    """Return what the programs' transport gets besides; the services are filled in before it binds."""
+    return {
+        TRANSPORT_KEY: DEFAULT_TRANSPORT,
+        HOST_KEY: _host_of(config),
+        "tuplewire.grpc.listen": [f"unix://{config.listen_unix}"] if config.listen_unix else [],
+        "tuplewire.grpc.services": services.handlers,
+    }
+
+
+def _host_of(config: WorkerConfig) -> str:
+    return bracketed(split_host_port(config.listen)[0])

@@ -36,6 +36,8 @@ class Endpoint:
     unix_address: str
     metrics_url: str
     process_id: int
+    peer_address: str = ""
+    """Where other workers reach it, if not at its address."""
 
 
 class LocalWorkers:
@@ -114,7 +116,12 @@ class LocalWorkers:
             version=self._version,
             topology=self.topology,
             workers=tuple(
-                AssignedWorker(endpoint.worker_id, endpoint.address, tuple(tasks.get(index, ())))
+                AssignedWorker(
+                    endpoint.worker_id,
+                    endpoint.address,
+                    tuple(tasks.get(index, ())),
+                    peer_address=endpoint.peer_address,
+                )
                 for index, endpoint in enumerate(self.endpoints)
             ),
         )
@@ -186,4 +193,5 @@ class LocalWorkers:
             bound["unix_address"],
             bound["metrics_url"],
             bound["process_id"],
+            bound["peer_address"] or "",
         )

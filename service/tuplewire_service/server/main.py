@@ -107,21 +107,23 @@ def _serve(config: WorkerConfig, stop: Stop) -> int:
 def _log_addresses(config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> None:
     for address in plane.addresses:
         logger.info("listening", extra={"purpose": "messages", "address": address})
+    for address in plane.peer_addresses:
+        logger.info("listening", extra={"purpose": "peers", "address": address})
     logger.info("listening", extra={"purpose": "admin", "address": admin.address})
     logger.info(
         "worker.started",
         extra={
             "worker_id": config.worker_id,
             "topology": config.topology,
-            "advertise": _advertised(config, plane),
+            "advertise": _advertised(config, plane.addresses[0]),
             "version": tuplewire.__version__,
         },
     )
 
 
-def _advertised(config: WorkerConfig, plane: DataPlane) -> str:
-    """Return where other workers reach this one: as configured, with the bound port where none is named."""
-    host, port = split_host_port(plane.addresses[0])
+def _advertised(config: WorkerConfig, bound: str) -> str:
+    """Return where others reach this worker: as configured, with the bound port where none is named."""
+    host, port = split_host_port(bound)
     if config.advertise is None:
         return join_host_port(socket.gethostname() if host in _WILDCARDS else host, port)
     named = config.advertise
@@ -130,15 +132,23 @@ def _advertised(config: WorkerConfig, plane: DataPlane) -> str:
     return f"{named}:{port}"
 
 
+def _advertised_to_peers(config: WorkerConfig, bound: str) -> str:
+    """Return where other workers reach this one over a transport of their own: at its port, on our host."""
+    advertised = _advertised(config, bound)
+    return join_host_port(split_host_port(advertised)[0], split_host_port(bound)[1])
+
+
 @contextmanager
 def _address_file(path: Path, config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> Iterator[None]:
     """Write the bound addresses for whoever started this process; whoever sees the file sees all of it."""
+    peers = [_advertised_to_peers(config, address) for address in plane.peer_addresses]
     sockets = [address for address in plane.addresses if address.startswith("unix:")]
     content = {
         "worker_id": config.worker_id,
         "topology": config.topology,
         "process_id": os.getpid(),
-        "address": _advertised(config, plane),
+        "address": _advertised(config, plane.addresses[0]),
+        "peer_address": peers[0] if peers else None,
         "unix_address": sockets[0] if sockets else None,
         "addresses": plane.addresses,
         "metrics_url": admin.metrics_url,

@@ -30,6 +30,7 @@ def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
         "assignment_version": status.assignment_version,
         "moving_tasks": status.moving_tasks,
         "addresses": list(status.addresses),
+        "peer_addresses": list(status.peer_addresses),
         "ledger": _ledger(status.ledger),
         "peers": [
             {
@@ -86,6 +87,8 @@ def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:
     moving = f", {status.moving_tasks} tasks moving" if status.moving_tasks else ""
     yield f"state       {state_name(status.state)}, {assignment}{moving}"
     yield f"addresses   {' '.join(status.addresses)}"
+    if status.peer_addresses:
+        yield f"for peers   {' '.join(status.peer_addresses)}"
     yield f"ledger      {ledger_of(status.ledger)}"
     for count in status.received:
         yield (

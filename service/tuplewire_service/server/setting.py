@@ -118,7 +118,12 @@ def split_host_port(address: str) -> tuple[str, int]:
 
 def join_host_port(host: str, port: int) -> str:
     """Return host:port; an IPv6 host gets brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{bracketed(host)}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it is written before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def host_port(value: Raw) -> str:

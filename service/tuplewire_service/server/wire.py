@@ -23,7 +23,11 @@ def assignment_to_wire(assignment: Assignment) -> control_pb2.Assignment:
         topology=assignment.topology,
         workers=[
             control_pb2.AssignedWorker(
-                worker_id=worker.worker_id, address=worker.address, tasks=worker.tasks, node=worker.node
+                worker_id=worker.worker_id,
+                address=worker.address,
+                tasks=worker.tasks,
+                node=worker.node,
+                peer_address=worker.peer_address,
             )
             for worker in assignment.workers
         ],
@@ -36,7 +40,9 @@ def assignment_from_wire(assignment: control_pb2.Assignment) -> Assignment:
         version=assignment.version,
         topology=assignment.topology,
         workers=tuple(
-            AssignedWorker(worker.worker_id, worker.address, tuple(worker.tasks), worker.node)
+            AssignedWorker(
+                worker.worker_id, worker.address, tuple(worker.tasks), worker.node, worker.peer_address
+            )
             for worker in assignment.workers
         ),
     )
@@ -88,5 +94,6 @@ def status_to_wire(snapshot: WorkerSnapshot) -> control_pb2.GetStatusResponse:
             for count in snapshot.received
         ],
         addresses=snapshot.addresses,
+        peer_addresses=snapshot.peer_addresses,
         moving_tasks=snapshot.moving_tasks,
     )

@@ -14,22 +14,26 @@ from tuplewire.group import check_task
 
 @dataclass(frozen=True, slots=True)
 class AssignedWorker:
-    """A worker, where others reach it (host:port), its tasks and its node."""
+    """A worker, where it is reached (host:port), its tasks and its node.
+
+    peer_address: where other workers reach it, if not at its address.
+    """
 
     worker_id: str
     address: str
     tasks: tuple[int, ...]
     node: str = ""
+    peer_address: str = ""
 
     @property
     def peer(self) -> tuple[str, str]:
-        """The id and the address, which together name one connection."""
-        return self.worker_id, self.address
+        """The id and the address for other workers, which together name one connection."""
+        return self.worker_id, self.peer_address or self.address
 
     @property
     def host_port(self) -> tuple[str, int]:
-        """The address in two parts; an IPv6 host loses its brackets."""
-        host, _, port = self.address.rpartition(":")
+        """The address for other workers in two parts; an IPv6 host loses its brackets."""
+        host, _, port = self.peer[1].rpartition(":")
         return host.strip("[]"), int(port)
 
 
@@ -56,9 +60,10 @@ class Assignment:
             if not worker.worker_id or worker.worker_id in seen:
                 raise ConfigError(f"worker id {worker.worker_id!r} is empty or twice in the assignment")
             seen.add(worker.worker_id)
-            host, _, port = worker.address.rpartition(":")
-            if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-                raise ConfigError(f"worker {worker.worker_id}: address {worker.address!r} is not host:port")
+            for address in (worker.address, worker.peer[1]):
+                host, _, port = address.rpartition(":")
+                if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+                    raise ConfigError(f"worker {worker.worker_id}: address {address!r} is not host:port")
             for task in worker.tasks:
                 if _checked(task, worker.worker_id) in owners:
                     raise ConfigError(
@@ -93,10 +98,7 @@ class Assignment:
         return {
             "version": self.version,
             "topology": self.topology,
-            "workers": [
-                {"worker_id": w.worker_id, "address": w.address, "tasks": list(w.tasks), "node": w.node}
-                for w in self.workers
-            ],
+            "workers": [_as_json(worker) for worker in self.workers],
         }
 
     @classmethod
@@ -111,14 +113,25 @@ class Assignment:
         )
 
 
+def _as_json(worker: AssignedWorker) -> dict[str, Any]:
+    value = {
+        "worker_id": worker.worker_id,
+        "address": worker.address,
+        "tasks": list(worker.tasks),
+        "node": worker.node,
+    }
+    return {**value, "peer_address": worker.peer_address} if worker.peer_address else value
+
+
 def _worker(value: Any) -> AssignedWorker:
-    fields = _object(value, "a worker", ("worker_id", "address", "tasks"), ("node",))
+    fields = _object(value, "a worker", ("worker_id", "address", "tasks"), ("node", "peer_address"))
     tasks = _typed(fields["tasks"], list, "tasks")
     return AssignedWorker(
         _typed(fields["worker_id"], str, "worker_id"),
         _typed(fields["address"], str, "address"),
         tuple(_typed(task, int, "a task id") for task in tasks),
         _typed(fields.get("node", ""), str, "node"),
+        _typed(fields.get("peer_address", ""), str, "peer_address"),
     )
 
 

@@ -58,6 +58,8 @@ class WorkerSnapshot:
     refused: dict[str, int]
     """Refused streams and messages by the error's code."""
     addresses: Sequence[str]
+    peer_addresses: Sequence[str]
+    """Where other workers reach it, if not there."""
     moving_tasks: int
     """Tasks that are changing hands and have something on an old way."""
     not_ready_because: str

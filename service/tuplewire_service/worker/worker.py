@@ -35,7 +35,6 @@ from tuplewire_service.messaging.base import (
     IContext,
     Intake,
     IRelayConnection,
-    IServerConnection,
     Origin,
     ReceivedBatch,
     via_of,
@@ -46,6 +45,7 @@ from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import Moves, Parcel
 from tuplewire_service.worker.positions import Positions
 from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.servers import Servers
 from tuplewire_service.worker.settings import WorkerSettings
 from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
 from tuplewire_service.worker.transfer import TransferQueue
@@ -53,7 +53,6 @@ from tuplewire_service.worker.transfer import TransferQueue
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
-_CLOSE_SECONDS = 10.0
 _GIVE_UP_SECONDS = 3.0
 """How long a worker may be out of reach, once no assignment names it, before its messages go elsewhere."""
 
@@ -75,15 +74,22 @@ def peer_session(settings: SessionSettings) -> SessionSettings:
 class Worker(IConnectionCallback, ISubscriptionSource):
     """One worker of a topology. Every method belongs to the event loop, unless it says otherwise."""
 
-    def __init__(self, settings: WorkerSettings, context: IContext, incarnation: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        programs: IContext,
+        incarnation: int | None = None,
+        peers: IContext | None = None,
+    ) -> None:
+        """Prepare one.
+
+        programs: the transport that programs use. peers: the one between workers; None: the same.
+        """
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
         self.assignment: Assignment | None = None
         self.state = WorkerState.STARTING
-        self.addresses: list[str] = []
-        """Every address that is bound."""
-        self._context = context
-        self._server: IServerConnection | None = None
+        self.servers = Servers(programs, peers, settings.topology)
         self._ledger = Ledger()
         self._listeners: list[Callable[[], None]] = []
         self._activity = asyncio.Event()
@@ -93,7 +99,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._positions = Positions()
         self._moves = Moves(via_of(settings.worker_id, self.incarnation))
         self._connections = Connections(
-            context,
+            peers or programs,
             settings.topology,
             on_settled=self._settled,
             on_released=self._released,
@@ -105,10 +111,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
 
     # --- life ------------------------------------------------------------------------------------
 
-    async def start(self, port: int) -> None:
-        """Bind the port and begin to serve; BindError when that fails."""
-        self._server = await asyncio.to_thread(self._context.bind, self.settings.topology, port, self)
-        self.addresses = list(self._server.addresses)
+    async def start(self, port: int, peers_port: int = 0) -> None:
+        """Bind the port, and that of the peers' own transport; BindError when that fails."""
+        await self.servers.start(port, peers_port, self)
         self._ticker = watched(asyncio.create_task(self._tick(), name="tick"))
 
     async def _tick(self) -> None:
@@ -165,12 +170,12 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             return moving() or not (self._moves or self._held_messages())
 
         while True:
-            await self._stop_intake(Intake.WORKERS)
+            await self.servers.stop_intake(Intake.WORKERS)
             await self._until(lambda: not self._moves, moves_deadline)
-            await self._stop_intake(Intake.LEAVING_WORKERS)
+            await self.servers.stop_intake(Intake.LEAVING_WORKERS)
             await self._until(finished, deadline)
             if not moving():
-                await self._stop_intake(Intake.NOBODY)
+                await self.servers.stop_intake(Intake.NOBODY)
                 await self._until(finished, deadline)  # what has come before that
             if not moving():
                 break
@@ -180,14 +185,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         if self._ticker is not None:
             self._ticker.cancel()
         await self._connections.close(max(0.1, deadline - time.monotonic()))
-        if self._server is not None:
-            await asyncio.to_thread(self._server.close, _CLOSE_SECONDS)
+        await self.servers.close()
         self._enter(WorkerState.STOPPED)
         return self.ledger()
-
-    async def _stop_intake(self, intake: Intake) -> None:
-        if self._server is not None:
-            await asyncio.to_thread(self._server.stop_intake, intake)
 
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until messages have gone, so that the condition holds, or the deadline has passed."""
@@ -430,8 +430,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         return loads
 
     def _report_load(self) -> None:
-        if self._server is not None and self._local and self.state is WorkerState.READY:
-            self._server.send_load_metrics({task: self._queues.load(task) for task in self._local})
+        if self._local and self.state is WorkerState.READY:
+            self.servers.send_load_metrics({task: self._queues.load(task) for task in self._local})
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of the whole worker."""
@@ -439,7 +439,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
 
     def snapshot(self) -> WorkerSnapshot:
         """Return the worker as it is."""
-        statistics = self._server.statistics() if self._server is not None else None
+        statistics = self.servers.statistics()
         return WorkerSnapshot(
             worker_id=self.settings.worker_id,
             incarnation=self.incarnation,
@@ -449,9 +449,10 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             ledger=self.ledger(),
             peers=self._connections.snapshot(),
             tasks=self._queues.snapshot(),
-            received=statistics.received if statistics is not None else (),
-            refused=dict(statistics.refused) if statistics is not None else {},
-            addresses=tuple(self.addresses),
+            received=statistics.received,
+            refused=dict(statistics.refused),
+            addresses=tuple(self.servers.addresses),
+            peer_addresses=tuple(self.servers.peer_addresses),
             moving_tasks=len(self._moves),
             not_ready_because=self.not_ready_because,
         )

@@ -8,6 +8,13 @@ session keeps what is not acknowledged, and resumes. The socket pair that can ca
 and ROUTER in place of PUSH and PULL.
 """
 
+import importlib.util
+
+from tuplewire.errors import ConfigError
+
+if importlib.util.find_spec("zmq") is None:
+    raise ConfigError("pyzmq is not installed: run pip install 'tuplewire[zmq]'")
+
 from tuplewire_service.messaging.zmq.context import ZmqContext
 
 __all__ = ["ZmqContext"]
