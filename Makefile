@@ -77,8 +77,8 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## Random faults against real processes: SEED=7 MINUTES=2, ARGS=--help
-	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
+chaos: $(VENV)/.dev ## Random faults against real processes: SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help
+	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
 .PHONY: chaos-transport
 chaos-transport: $(VENV)/.dev ## The same for a transport alone: TRANSPORT=local, grpc or zmq, SEED=7 MINUTES=2

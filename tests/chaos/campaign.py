@@ -54,8 +54,8 @@ class Outcome:
 class Campaign:
     """A run of so many seconds, with the faults that a seed gives.
 
-    every: the mean time between faults, in seconds. rate: of each producer, in messages per second.
-    directory: for journals and logs. say: prints a line, which gets the time.
+    transport: between the workers. every: the mean time between faults, in seconds. rate: of each producer,
+    in messages per second. directory: for journals and logs. say: prints a line, which gets the time.
     """
 
     def __init__(
@@ -64,12 +64,14 @@ class Campaign:
         seconds: float,
         *,
         directory: Path,
+        transport: str = "grpc",
         every: float = 1.0,
         rate: float = 2000.0,
         say: Callable[[str], None] = print,
     ) -> None:
         self._seed = seed
         self._seconds = seconds
+        self._transport = transport
         self._every = every
         self._rate = rate
         self._directory = directory
@@ -88,7 +90,7 @@ class Campaign:
         with ExitStack() as stack:
             journal = Journal(journal_file)
             stack.callback(journal.close)
-            cluster = Cluster(self._directory, journal)
+            cluster = Cluster(self._directory, journal, self._transport)
             stack.callback(cluster.stop)
             network = stack.enter_context(Network(cluster.endpoints, self._directory, self._seed))
             stack.callback(self._abort)

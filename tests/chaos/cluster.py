@@ -37,8 +37,9 @@ _NOTHING_LEFT = re.compile(r"\+ dropped 0 \+ pending 0$")
 class WorkerSlot:
     """One worker of the topology, through all its lives at one address."""
 
-    def __init__(self, name: str, directory: Path, journal: Journal) -> None:
+    def __init__(self, name: str, directory: Path, journal: Journal, transport: str) -> None:
         self.name = name
+        self._transport = transport
         self.lock = threading.RLock()
         """Held by whoever stops, kills or restarts it."""
         self._lives = 0
@@ -46,7 +47,7 @@ class WorkerSlot:
         self._directory = directory
         self._journal = journal
         self._process: LocalWorkers | None = None
-        self._address = "127.0.0.1:0"
+        self._address = self._peer_address = "127.0.0.1:0"
         self.endpoint = self.start()
 
     def start(self) -> Endpoint:
@@ -61,6 +62,8 @@ class WorkerSlot:
             flags=[
                 f"--worker-id={self.name}",
                 f"--listen={self._address}",
+                f"--transport={self._transport}",
+                *([] if self._transport == "grpc" else [f"--listen-peers={self._peer_address}"]),
                 f"--listen-unix={self._directory / self.name}.sock",
                 f"--assignment-file={self.assignment_file}",
             ],
@@ -70,6 +73,7 @@ class WorkerSlot:
         self._process = workers
         (self.endpoint,) = workers.endpoints
         self._address = self.endpoint.address
+        self._peer_address = self.endpoint.peer_address
         return self.endpoint
 
     @property
@@ -101,7 +105,7 @@ class WorkerSlot:
 class Cluster:
     """All workers, and the assignment that they are told."""
 
-    def __init__(self, directory: Path, journal: Journal) -> None:
+    def __init__(self, directory: Path, journal: Journal, transport: str) -> None:
         self.slots: dict[str, WorkerSlot] = {}
         self._journal = journal
         self._version = 0
@@ -111,7 +115,7 @@ class Cluster:
             journal.write("owns", task=task, worker=worker)
         try:
             for name in WORKERS:
-                self.slots[name] = WorkerSlot(name, directory, journal)
+                self.slots[name] = WorkerSlot(name, directory, journal, transport)
         except BaseException:
             self.stop()
             raise
@@ -136,14 +140,7 @@ class Cluster:
             assignment = Assignment(
                 self._version,
                 TOPOLOGY,
-                tuple(
-                    AssignedWorker(
-                        far,
-                        self.slots[far].endpoint.address if far == name else address(name, far),
-                        tuple(task for task, owner in self._owners.items() if owner == far),
-                    )
-                    for far in WORKERS
-                ),
+                tuple(self._assigned(far, name, address) for far in WORKERS),
             )
             file = slot.assignment_file
             temporary = file.with_suffix(".new")
@@ -154,6 +151,16 @@ class Cluster:
                     control.update_assignment(assignment_to_wire(assignment))
             except UnreachableError as error:
                 logger.info("not pushed: %s", error)
+
+    def _assigned(self, far: str, near: str, address: Callable[[str, str], str]) -> AssignedWorker:
+        """Return a worker as one that reaches it over a way of its own is told of it."""
+        endpoint = self.slots[far].endpoint
+        tasks = tuple(task for task, owner in self._owners.items() if owner == far)
+        if far == near:
+            return AssignedWorker(far, endpoint.address, tasks, peer_address=endpoint.peer_address)
+        if endpoint.peer_address:
+            return AssignedWorker(far, endpoint.address, tasks, peer_address=address(near, far))
+        return AssignedWorker(far, address(near, far), tasks)
 
     def move(
         self,

@@ -40,7 +40,8 @@ class Network:
             for near in WORKERS:
                 for far in WORKERS:
                     if near != far:
-                        self._proxy(opened, way(near, far), self.control[far].address)
+                        peer = self._endpoints[far].peer_address
+                        self._proxy(opened, way(near, far), peer or self.control[far].address)
             for producer in PRODUCERS:
                 if producer.proxied:
                     self._proxy(

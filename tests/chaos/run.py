@@ -59,6 +59,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seed", type=int, help="of the faults (default: another one each time)")
+    parser.add_argument(
+        "--transport", default="grpc", help="between the workers: grpc or zmq (default: grpc)"
+    )
     parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between faults (default: 1)")
     parser.add_argument(
@@ -72,6 +75,7 @@ def main() -> int:
         seed,
         arguments.minutes * 60,
         directory=directory,
+        transport=arguments.transport,
         every=arguments.every,
         rate=arguments.rate,
         say=lambda text: print(text, flush=True),
@@ -83,7 +87,7 @@ def main() -> int:
         shutil.rmtree(directory)
         return 0
     print(f"FAILED; journals and logs stay in {directory}")
-    print(f"again: make chaos SEED={seed} MINUTES={arguments.minutes:g}")
+    print(f"again: make chaos TRANSPORT={arguments.transport} SEED={seed} MINUTES={arguments.minutes:g}")
     return 1
 
 

@@ -30,11 +30,12 @@ def test_the_same_seed_gives_the_same_faults() -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_a_short_run(transport: str, tmp_path: Path) -> None:
     """Each kind of fault happens; nothing is lost, doubled or disordered beyond the guarantee."""
     planned = Counter(fault.kind for fault in islice(plan(SEED, SECONDS, EVERY_SECONDS), 100))
     assert set(planned) == set(WEIGHTS)
-    outcome = Campaign(SEED, SECONDS, every=EVERY_SECONDS, directory=tmp_path).run()
+    outcome = Campaign(SEED, SECONDS, transport=transport, every=EVERY_SECONDS, directory=tmp_path).run()
     told = "\n".join(report(outcome))
     assert outcome.ok, told
     assert outcome.faults == planned
