@@ -12,9 +12,11 @@ import grpc
 
 from tuplewire.channel import error_of, resolve_address
 from tuplewire.errors import UnreachableError
+from tuplewire.group import TaskGroup
 from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
+from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
 
 _OPTIONS = (
     ("grpc.enable_retries", 0),
@@ -93,6 +95,24 @@ class ControlClient:
         ).started
         return started
 
+    def publish(
+        self, topology: str, sink: str, epoch: int, piece: int, groups: Iterable[TaskGroup], *, last: bool
+    ) -> int:
+        """Hand over a piece of what a sink writes in an epoch: all are seen at once, and once for each task.
+
+        piece: from 0, in order. last: whether this completes the epoch. groups: for tasks of this worker, at
+        most a frame's worth. Returns, with the last piece, how many messages were not published before.
+
+        Raises SequenceGapError when pieces before it are missing (begin with the first), ResourceLimitError
+        when there is no room for the epoch, or, at its last piece, not yet (send that one again later).
+        """
+        frame = OpaqueFrame(groups=map(_opaque, groups)).SerializeToString()
+        request = control_pb2.PublishRequest(
+            topology=topology, sink=sink, epoch=epoch, piece=piece, last=last, frame=frame
+        )
+        published: int = self._call(self._control.Publish, request).published
+        return published
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 
@@ -114,6 +134,10 @@ class ControlClient:
     def _call(self, method: Any, request: Any) -> Any:
         with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s"):
             return method(request, timeout=self.timeout)
+
+
+def _opaque(group: TaskGroup) -> OpaqueGroup:
+    return OpaqueGroup(task=group.task, source=group.source, lengths=group.lengths, data=group.data)
 
 
 @contextmanager

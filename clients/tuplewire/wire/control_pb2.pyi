@@ -189,3 +189,25 @@ class DrainResponse(_message.Message):
     STARTED_FIELD_NUMBER: _ClassVar[int]
     started: bool
     def __init__(self, started: bool = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "piece", "last", "frame")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    sink: str
+    epoch: int
+    piece: int
+    last: bool
+    frame: bytes
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., piece: _Optional[int] = ..., last: bool = ..., frame: _Optional[bytes] = ...) -> None: ...
+
+class PublishResponse(_message.Message):
+    __slots__ = ("published",)
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    published: int
+    def __init__(self, published: _Optional[int] = ...) -> None: ...

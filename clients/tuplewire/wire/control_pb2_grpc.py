@@ -60,6 +60,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/tuplewire.v1.Control/Publish',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -102,6 +107,18 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Publish(self, request, context):
+        """Publish takes a piece of what a sink writes in one epoch. Nothing of it is seen before the last piece is
+        there, then all of it at once, and each epoch of a sink once for each task, however often it is published.
+
+        The pieces of an epoch come one after the other. Refused are: a task of another worker (NOT_LOCAL,
+        UNKNOWN_TASK), a piece that does not follow the one before (SEQUENCE_GAP: begin again with the first),
+        and, for want of room, the last piece (RESOURCE_LIMIT: send that one again later).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +146,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,6 +289,33 @@ class Control(object):
             '/tuplewire.v1.Control/Drain',
             tuplewire_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/Publish',
+            tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
             options,
             channel_credentials,
             insecure,

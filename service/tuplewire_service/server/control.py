@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError, WrongTopologyError
+from tuplewire.group import check_sizes
 from tuplewire.wire import control_pb2
+from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
-from tuplewire_service.messaging.grpc.refuse import refuse
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire_service.messaging.grpc.refuse import check_id, refuse
 from tuplewire_service.server.stop import Stop, StopRequest
 from tuplewire_service.server.wire import assignment_from_wire, assignment_to_wire, status_to_wire
 from tuplewire_service.worker.worker import Worker
@@ -62,6 +66,32 @@ class ControlServicer(Servicer):
         except ConfigError as error:
             await refuse(context, MalformedError(str(error)))
         return control_pb2.UpdateAssignmentResponse(version=assignment.version, changed=changed)
+
+    async def Publish(  # noqa: N802 - the wire's name
+        self, request: control_pb2.PublishRequest, context: Context
+    ) -> control_pb2.PublishResponse:
+        """Take a piece of an epoch."""
+        try:
+            published = self._publish(request)
+        except (RefusedError, MessageError) as error:
+            await refuse(context, error)
+        return control_pb2.PublishResponse(published=published)
+
+    def _publish(self, request: control_pb2.PublishRequest) -> int:
+        settings = self._worker.settings
+        check_id("sink", request.sink)
+        if request.topology != settings.topology:
+            raise WrongTopologyError(
+                f"this worker serves topology {settings.topology!r}, the sink writes to {request.topology!r}"
+            )
+        try:
+            groups = groups_of(OpaqueFrame.FromString(request.frame))
+        except DecodeError as error:
+            raise MalformedError(f"{len(request.frame)} bytes are not a Frame: {error}") from error
+        if any(group.via or group.position for group in groups):
+            raise MalformedError("only a worker passes messages on")
+        check_sizes(groups, settings.session.max_message_bytes)
+        return self._worker.publish(request.sink, request.epoch, request.piece, groups, last=request.last)
 
     async def Drain(  # noqa: N802 - the wire's name
         self, request: control_pb2.DrainRequest, context: Context

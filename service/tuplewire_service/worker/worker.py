@@ -44,6 +44,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import Moves, Parcel
 from tuplewire_service.worker.positions import Positions
+from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.servers import Servers
 from tuplewire_service.worker.settings import WorkerSettings
@@ -97,6 +98,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._local: frozenset[int] = frozenset()
         self._queues = ReceiveQueues(settings, self.incarnation, self._done, self._not_here)
         self._positions = Positions()
+        self._publications = Publications(settings.receive_queue_bytes)
         self._moves = Moves(via_of(settings.worker_id, self.incarnation))
         self._connections = Connections(
             peers or programs,
@@ -223,6 +225,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         others = [w for w in assignment.workers if w.worker_id != self.settings.worker_id and w.tasks]
         before = self._transfer.owner_of
         self._local = frozenset(local)
+        self._publications.limit_bytes = self.settings.receive_queue_bytes * max(1, len(local))
         self._transfer.owner_of = {task: worker for worker in others for task in worker.tasks}
         self._begin_moves(before, self._queues.assign(local))
         self._refresh()
@@ -305,6 +308,27 @@ class Worker(IConnectionCallback, ISubscriptionSource):
                     continue
                 self._unroutable(group, origin)  # its sender has heard that it is accepted
             self._ledger.accepted += len(group)
+
+    def publish(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
+        """Take a piece of what a sink writes in an epoch; the last one puts all of them in the queues.
+
+        Returns how many messages that were. Raises the RefusedError for which nothing of the epoch is in a
+        queue: NotReadyError, DrainingError, NotLocalError, UnknownTaskError, and those of Publications.
+        """
+        if (error := self.not_ready) is not None:
+            raise error
+        if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
+            raise DrainingError("the worker is draining; publish again later, or at another one")
+        self._publications.add(sink, epoch, piece, groups)
+        if not last:
+            return 0
+        collected = self._publications.collected(sink)
+        for group in collected:
+            if group.task not in self._queues:
+                raise self._not_here(group.task)
+        self._publications.publish(sink, collected)
+        self.recv(ReceivedBatch.arrived(collected, self._publications))
+        return sum(map(len, collected))
 
     def _open_early(self, task: int) -> None:
         """Hold a task that is ours by an assignment that is still on its way here."""

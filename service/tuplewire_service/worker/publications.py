@@ -1,0 +1,101 @@
+"""What sinks publish: an epoch's messages come in pieces, are seen all at once, and once for each task.
+
+Pure state. A sink that does not know whether its last attempt has come through publishes again, and nothing
+is seen twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tuplewire.errors import ResourceLimitError, SequenceGapError
+from tuplewire.group import TaskGroup
+from tuplewire.session.pieces import LENGTH_BYTES
+
+MAX_REMEMBERED = 100_000
+"""For so many pairs of sink and task the last epoch is remembered, those that published last."""
+
+
+class Publications:
+    """The epochs of all sinks. Belongs to the event loop.
+
+    limit_bytes: what may be held of epochs that are not complete, and, apart from that, of published messages
+    that no consumer has acknowledged; a message counts four bytes beside its payload.
+
+    It is the origin of what is published: see Origin.
+    """
+
+    source = "sink"
+    via = 0
+    eager = False
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._published: dict[tuple[str, int], int] = {}
+        self._open: dict[str, tuple[int, list[Sequence[TaskGroup]]]] = {}
+        self._open_bytes = 0
+        self._unreleased_bytes = 0
+
+    def add(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup]) -> None:
+        """Keep a piece, in place of the same one where that is the last.
+
+        Raises SequenceGapError when pieces before it are missing, ResourceLimitError when there is no room.
+        """
+        if not piece:
+            self._drop(sink)
+            self._open[sink] = (epoch, [])
+        open_epoch, pieces = self._open.get(sink, (-1, []))
+        if open_epoch != epoch or not len(pieces) - 1 <= piece <= len(pieces):
+            raise SequenceGapError(
+                f"sink {sink!r}: piece {piece} of epoch {epoch} does not follow the last one that is here; "
+                "begin again with piece 0"
+            )
+        if piece < len(pieces):
+            self._open_bytes -= _size_of(pieces.pop())
+        size = _size_of(groups)
+        if self._open_bytes + size > self.limit_bytes:
+            self._drop(sink)
+            raise ResourceLimitError(
+                f"sink {sink!r}: an epoch of more than {self.limit_bytes} bytes, with those of other sinks "
+                "that are not complete; write less at once, or raise receive-queue-bytes of the worker"
+            )
+        pieces.append(groups)
+        self._open_bytes += size
+
+    def _drop(self, sink: str) -> None:
+        _, pieces = self._open.pop(sink, (-1, []))
+        self._open_bytes -= sum(map(_size_of, pieces))
+
+    def collected(self, sink: str) -> list[TaskGroup]:
+        """Return what is new in a sink's epoch; ResourceLimitError while too much is not consumed."""
+        epoch, pieces = self._open[sink]
+        groups = [
+            group
+            for piece in pieces
+            for group in piece
+            if epoch > self._published.get((sink, group.task), -1)
+        ]
+        if self._unreleased_bytes and self._unreleased_bytes + _size_of(groups) > self.limit_bytes:
+            raise ResourceLimitError(
+                f"{self._unreleased_bytes} bytes that sinks have published are not consumed; try again later"
+            )
+        return groups
+
+    def publish(self, sink: str, collected: Sequence[TaskGroup]) -> None:
+        """Note that what was collected is on its way to its queues."""
+        epoch, _ = self._open[sink]
+        self._drop(sink)
+        self._unreleased_bytes += _size_of(collected)
+        for task in {group.task for group in collected}:
+            self._published.pop((sink, task), None)
+            self._published[sink, task] = epoch
+        while len(self._published) > MAX_REMEMBERED:
+            del self._published[next(iter(self._published))]
+
+    def release(self, _task: int, messages: int, size_bytes: int) -> None:
+        """See Origin.release."""
+        self._unreleased_bytes -= size_bytes + LENGTH_BYTES * messages
+
+
+def _size_of(groups: Iterable[TaskGroup]) -> int:
+    return sum(len(group.data) + len(group.lengths) for group in groups)

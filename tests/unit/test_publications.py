@@ -1,0 +1,98 @@
+"""What sinks publish: all of an epoch at once, and once for each task."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.errors import ResourceLimitError, SequenceGapError
+from tuplewire.group import TaskGroup
+from tuplewire_service.worker import publications
+from tuplewire_service.worker.publications import Publications
+
+
+def group(task: int, *payloads: bytes) -> TaskGroup:
+    """Return messages to a task."""
+    return TaskGroup.of(task, list(payloads))
+
+
+def publish(state: Publications, sink: str, epoch: int, *groups: TaskGroup) -> list[TaskGroup]:
+    """Publish an epoch in pieces of one group; return what is new."""
+    for piece, each in enumerate(groups):
+        state.add(sink, epoch, piece, [each])
+    collected = state.collected(sink)
+    state.publish(sink, collected)
+    return collected
+
+
+def test_an_epoch_is_published_once() -> None:
+    """The same epoch again, or an earlier one, has nothing new; the next has, and another sink's."""
+    state = Publications(1000)
+    parts = [group(1, b"a"), group(2, b"b")]
+    assert publish(state, "s", 3, *parts) == parts
+    assert publish(state, "s", 3, *parts) == []
+    assert publish(state, "s", 2, *parts) == []
+    assert publish(state, "s", 4, *parts) == parts
+    assert publish(state, "t", 3, *parts) == parts
+
+
+def test_a_task_that_comes_later_gets_its_part() -> None:
+    """A task that an epoch did not have here before, as it has moved here meanwhile, is not left out."""
+    state = Publications(1000)
+    publish(state, "s", 3, group(1, b"a"))
+    late = group(2, b"b")
+    assert publish(state, "s", 3, group(1, b"a"), late) == [late]
+
+
+def test_pieces_follow_each_other() -> None:
+    """One that is missing is told; piece 0 begins anew, and the last one may come again."""
+    state = Publications(1000)
+    with pytest.raises(SequenceGapError, match="begin again with piece 0"):
+        state.add("s", 1, 1, [])
+    state.add("s", 1, 0, [group(1, b"a")])
+    with pytest.raises(SequenceGapError):
+        state.add("s", 1, 2, [])
+    with pytest.raises(SequenceGapError):
+        state.add("s", 2, 1, [])
+    last = [group(1, b"b")]
+    state.add("s", 1, 1, last)
+    state.add("s", 1, 1, last)
+    with pytest.raises(SequenceGapError):
+        state.add("s", 1, 3, [])
+    assert [each.data for each in state.collected("s")] == [b"a", b"b"]
+    state.add("s", 1, 0, [group(1, b"c")])
+    assert [each.data for each in state.collected("s")] == [b"c"]
+
+
+def test_what_is_not_complete_is_bounded() -> None:
+    """Over the limit an epoch is refused and forgotten, so that there is room for others."""
+    state = Publications(30)
+    state.add("s", 1, 0, [group(1, b"x" * 20)])
+    with pytest.raises(ResourceLimitError, match="write less at once"):
+        state.add("t", 1, 0, [group(1, b"x" * 20)])
+    with pytest.raises(ResourceLimitError):
+        state.add("s", 1, 1, [group(1, b"x" * 20)])
+    state.add("t", 1, 0, [group(1, b"x" * 20)])
+    assert len(publish(state, "t", 1, group(1, b"x" * 20))) == 1
+
+
+def test_what_nobody_consumes_is_bounded() -> None:
+    """The last piece waits for consumers; where nothing is held, it fits whatever its size."""
+    state = Publications(30)
+    publish(state, "s", 1, group(1, b"x" * 20, b""))  # 20 bytes, and four for each message
+    state.add("s", 2, 0, [group(1, b"y")])
+    with pytest.raises(ResourceLimitError, match="try again later"):
+        state.collected("s")
+    state.release(1, 1, 0)
+    assert [each.data for each in state.collected("s")] == [b"y"]
+
+
+def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond so many pairs of sink and task those are forgotten that published longest ago."""
+    monkeypatch.setattr(publications, "MAX_REMEMBERED", 2)
+    state = Publications(10_000)
+    for sink in ("a", "b", "a", "c"):
+        publish(state, sink, len(sink), group(1, b"x"))
+    publish(state, "a", 2, group(1, b"x"))
+    publish(state, "d", 1, group(1, b"x"))
+    assert publish(state, "a", 2, group(1, b"x")) == []
+    assert len(publish(state, "c", 1, group(1, b"x"))) == 1
