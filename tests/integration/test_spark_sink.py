@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.topology import TOPOLOGY, Pair, collect, numbers, pair_of_workers, queued
+from helpers.topology import TOPOLOGY, Pair, collect, ledger, numbers, pair_of_workers, queued
 from helpers.traffic import client_of
 from pyspark import TaskContext
 
-from tuplewire.errors import RefusedMessagesError, StaleIncarnationError
-from tuplewire.spark.client_handle import close_clients
+from tuplewire import Client
+from tuplewire.control import ControlClient
+from tuplewire.errors import (
+    NotLocalError,
+    ProtocolError,
+    RefusedMessagesError,
+    ResourceLimitError,
+    SequenceGapError,
+    StaleIncarnationError,
+    UnknownTaskError,
+    WrongTopologyError,
+)
 from tuplewire.spark.options import sink_options
+from tuplewire.spark.publish import Publisher
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
+from tuplewire.wire import control_pb2
+from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
+
+SMALL_TASK = 5
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +43,16 @@ def workers() -> Iterator[Pair]:
 
 @pytest.fixture(autouse=True)
 def _no_task_left() -> Iterator[None]:
-    """Leave no Spark task and no connection behind."""
+    """Leave no Spark task behind."""
     yield
     TaskContext._setTaskContext(None)
-    close_clients()
 
 
 def attempt(partition: int, attempt_id: int) -> None:
     """Be an attempt of a Spark task."""
     context = TaskContext()
     context._partitionId, context._taskAttemptId = partition, attempt_id
+    context._localProperties = {"sql.streaming.queryId": "q"}
     TaskContext._setTaskContext(context)
 
 
@@ -51,6 +68,12 @@ def rows(task: int, payloads: range) -> pa.RecordBatch:
 def options(workers: Pair, **more: str) -> dict[str, str]:
     """Return options that reach a worker."""
     return {"address": workers.near.address, "topology": TOPOLOGY, "timeout": "20", **more}
+
+
+def take(worker: Endpoint, task: int, count: int) -> list[int]:
+    """Consume so many messages; their numbers."""
+    with client_of(worker.address) as client, client.recv([task], timeout=20) as batches:
+        return numbers(collect(batches, count))
 
 
 def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
@@ -111,3 +134,90 @@ def test_refused_row_fails_the_write(workers: Pair) -> None:
     attempt(0, 40)
     with pytest.raises(RefusedMessagesError, match="task 99999 is not in assignment version 1"):
         writer.write(iter([rows(99999, range(1))]))
+
+
+def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
+    """A driver that comes back publishes its last micro-batch again; only what was missing of it is added."""
+    near, far = workers.near_task(), workers.far_task()
+    writer = TuplewireStreamWriter(sink_options(options(workers)))
+    attempt(0, 50)
+    part = writer.write(iter([rows(near, range(5)), rows(far, range(5))]))
+    # It has died when one worker had its part.
+    Publisher(workers.near.address, TOPOLOGY, 20).publish(part.sink, 7, [part.groups[0]])
+    assert (queued(workers.near, near), queued(workers.far, far)) == (5, 0)
+    for _ in range(2):
+        writer.commit([part], 7)
+        assert (queued(workers.near, near), queued(workers.far, far)) == (5, 5)
+    writer.commit([part], 8)
+    assert (queued(workers.near, near), queued(workers.far, far)) == (10, 10)
+    take(workers.near, near, 10)
+    take(workers.far, far, 10)
+
+
+def test_large_micro_batches_wait_for_consumers(workers: Pair) -> None:
+    """Many pieces are one micro-batch; the next waits while what is published is over the worker's bound."""
+    task = SMALL_TASK
+    with LocalWorkers(1, TOPOLOGY, flags=["--drain-seconds=1", "--receive-queue-bytes=4MiB"]) as local:
+        local.assign({0: [task]})
+        (worker,) = local.endpoints
+        writer = TuplewireStreamWriter(sink_options({**options(workers), "address": worker.address}))
+        impatient = sink_options({**options(workers, timeout="0.3"), "address": worker.address})
+        attempt(0, 60)
+        payloads = pa.array([b"%-10000d" % number for number in range(300)])
+        batch = pa.RecordBatch.from_pydict({"task": pa.array([task] * 300, pa.int32()), "message": payloads})
+        part = writer.write(iter([batch]))
+        writer.commit([part], 0)
+        assert queued(worker, task) == 300
+        with pytest.raises(ResourceLimitError, match="not consumed"):
+            TuplewireStreamWriter(impatient).commit([part], 1)
+        assert queued(worker, task) == 300
+        with Client(worker.address, topology=TOPOLOGY) as client, client.recv([task], timeout=20) as batches:
+            assert numbers(collect(batches, 300)) == list(range(300))
+            writer.commit([part], 1)
+            assert numbers(collect(batches, 300)) == list(range(300))
+        with pytest.raises(ResourceLimitError, match="raise receive-queue-bytes"):
+            writer.commit([part, part], 2)
+        assert ledger(worker).balanced
+
+
+def test_unknown_task_publishes_nothing(workers: Pair) -> None:
+    """One row for a task that nobody has, and no row of the micro-batch is seen."""
+    task = workers.near_task()
+    writer = TuplewireStreamWriter(sink_options(options(workers)))
+    attempt(0, 70)
+    part = writer.write(iter([rows(task, range(5)), rows(99_999, range(1))]))
+    with pytest.raises(UnknownTaskError, match="task 99999 is not in assignment version 1"):
+        writer.commit([part], 0)
+    assert queued(workers.near, task) == 0
+
+
+def frame(**columns: Any) -> bytes:
+    """Return an encoded frame of one group."""
+    return OpaqueFrame(groups=[OpaqueGroup(**columns)]).SerializeToString()
+
+
+ONE = {"lengths": b"\1\0\0\0", "data": b"x"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"frame": b"\xff"}, ProtocolError),
+        ({"sink": ""}, ProtocolError),
+        ({"sink": "s" * 1000}, ProtocolError),
+        ({"topology": "other"}, WrongTopologyError),
+        ({"frame": frame(task=1, lengths=b"abc")}, ProtocolError),
+        ({"frame": frame(task=1, via=7, **ONE)}, ProtocolError),
+        ({"frame": frame(task=1500, **ONE)}, NotLocalError),
+        ({"piece": 3}, SequenceGapError),
+    ],
+)
+def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], error: type[Exception]) -> None:
+    """A request that does not hold together is refused by name, and changes nothing."""
+    request = control_pb2.PublishRequest(topology=TOPOLOGY, sink="wrong", epoch=1, last=True)
+    for name, value in changes.items():
+        setattr(request, name, value)
+    before = ledger(workers.near)
+    with ControlClient(workers.near.address) as control, pytest.raises(error):
+        control._call(control._control.Publish, request)
+    assert ledger(workers.near) == before

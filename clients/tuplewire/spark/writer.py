@@ -2,7 +2,7 @@
 
 Two ways. Sent as it is computed: fast, of any size, and at-least-once, since a task that Spark runs again
 sends again. Or gathered: each attempt hands its messages to the driver with its commit message, Spark chooses
-one attempt of each partition, and the driver sends those.
+one attempt of each partition, and the driver publishes those, as an epoch that workers take once.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from tuplewire.control import ControlClient
 from tuplewire.errors import WrongTopologyError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
-from tuplewire.spark.client_handle import ClientHandle, TaskClient
 from tuplewire.spark.options import SinkOptions
+from tuplewire.spark.publish import Publisher
 from tuplewire.spark.routing import Router
 
 _PIECE_BYTES = 8 * MIB
+_QUERY_ID = "sql.streaming.queryId"
+"""The property by which Spark tells its tasks; it is kept in the checkpoint."""
 
 
 @dataclass
 class Part(WriterCommitMessage):
     """What one attempt of one partition has to say: its messages, or (sent already) nothing but their number.
 
-    attempt: Spark's taskAttemptId; attempt *numbers* repeat.
+    sink: names the streaming query, also after a restart, or the batch write. attempt: Spark's taskAttemptId;
+    attempt *numbers* repeat.
     """
 
+    sink: str
     partition: int
     attempt: int
     messages: int
@@ -60,12 +64,12 @@ class TuplewireBatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         """Send one partition, or gather it; in a Spark task."""
         if self._options.atomic:
-            return _gathered(self._options, iterator)
+            return _gathered(self._options, f"spark-{self._write_id}", iterator)
         return self._sent(iterator)
 
     def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
         options = self._options
-        partition, attempt = _attempt()
+        partition, attempt = _attempt(_context())
         _check_worker(options)
         router = Router(options, partition)
         count = 0
@@ -85,22 +89,23 @@ class TuplewireBatchWriter(DataSourceArrowWriter):
             client.close(timeout=0)  # what was not sent yet is the next attempt's
             raise
         client.close()
-        return Part(partition, attempt, count, ())
+        return Part(self._write_id, partition, attempt, count, ())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send what was gathered; in the driver, once all partitions are there."""
-        _publish(self._options, messages)
+        """Publish what was gathered; in the driver, once all partitions are there."""
+        _publish(self._options, 0, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Send nothing."""
+        """Publish nothing."""
 
 
 class TuplewireStreamWriter(DataSourceStreamArrowWriter):
-    """Sends the rows of each micro-batch, once it is computed.
+    """Publishes the rows of each micro-batch, once it is computed.
 
-    Guarantee: of each partition and micro-batch exactly one attempt is sent, whatever fails and however many
-    attempts Spark makes. When the driver dies while it sends, the micro-batch is sent again after the
-    restart: what had arrived of it comes twice.
+    Guarantee: of each partition and micro-batch exactly one attempt is seen, whatever fails, however many
+    attempts Spark makes, and also when the driver dies while it publishes: it then publishes the micro-batch
+    again, and the workers take what they lack of it. This holds while a task's worker lives and the task does
+    not move, and where a row goes to the same task when it is computed again.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -108,19 +113,25 @@ class TuplewireStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         """Gather one partition; in a Spark task."""
-        return _gathered(self._options, iterator)
+        query = _context().getLocalProperty(_QUERY_ID)
+        assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
+        return _gathered(self._options, f"spark-{query}", iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """Send the micro-batch; in the driver."""
-        _publish(self._options, messages)
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Publish the micro-batch; in the driver."""
+        _publish(self._options, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Send nothing."""
+        """Publish nothing."""
 
 
-def _attempt() -> tuple[int, int]:
+def _context() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "write() runs in a Spark task"  # noqa: S101
+    return context
+
+
+def _attempt(context: TaskContext) -> tuple[int, int]:
     return context.partitionId(), context.taskAttemptId()
 
 
@@ -136,24 +147,22 @@ def _check_worker(options: SinkOptions) -> None:
         )
 
 
-def _gathered(options: SinkOptions, batches: Iterable[pa.RecordBatch]) -> Part:
-    partition, attempt = _attempt()
+def _gathered(options: SinkOptions, sink: str, batches: Iterable[pa.RecordBatch]) -> Part:
+    partition, attempt = _attempt(_context())
     router = Router(options, partition)
     groups = [group for batch in batches for group in router.groups(batch)]
-    return Part(partition, attempt, sum(map(len, groups)), groups)
+    return Part(sink, partition, attempt, sum(map(len, groups)), groups)
 
 
-def _publish(options: SinkOptions, messages: Iterable[WriterCommitMessage | None]) -> None:
+def _publish(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
     parts = sorted((part for part in messages if isinstance(part, Part)), key=lambda part: part.partition)
-    if not any(part.groups for part in parts):
-        return
-    _check_worker(options)
-    with ClientHandle(options.address, topology=options.topology, timeout=options.timeout) as client:
-        for part in parts:
-            _send(client, part.groups, options.timeout)
+    groups = [group for part in parts for group in part.groups]
+    if groups:
+        publisher = Publisher(resolve_address(options.address), options.topology, options.timeout)
+        publisher.publish(parts[0].sink, epoch, groups)
 
 
-def _send(client: Client | TaskClient, groups: Iterable[TaskGroup], timeout: float) -> None:
+def _send(client: Client, groups: Iterable[TaskGroup], timeout: float) -> None:
     for group in groups:
         for piece in group.split(_PIECE_BYTES) if len(group.data) > _PIECE_BYTES else (group,):
             client.send(TaskMessageBatch.from_groups([piece]), timeout=timeout)
