@@ -1,6 +1,6 @@
 """A driver of its own, for tests that kill it: python streaming_driver.py ADDRESS DIRECTORY TRIGGER.
 
-Streams tasks 1 to 4 into Parquet files, by a hundred messages at a time. TRIGGER: `live` goes on until it is
+Streams tasks 1 to 4 to tasks 5 to 8, by a hundred messages at a time. TRIGGER: `live` goes on until it is
 killed, `now` ends when it has read what is there.
 """
 
@@ -22,9 +22,10 @@ def main(address: str, directory: str, trigger: str) -> None:
             .option("tasks", "1-4")
             .option("maxMessagesPerTrigger", "100")
             .load()
-            .selectExpr("task", "source", "sequence", "cast(message as string) as message")
-            .writeStream.format("parquet")
-            .option("path", str(Path(directory) / "table"))
+            .selectExpr("task + 4 as task", "concat_ws(' ', source, sequence, message) as message")
+            .writeStream.format("tuplewire")
+            .option("address", address)
+            .option("topology", "spark")
             .option("checkpointLocation", str(Path(directory) / "checkpoint"))
             .trigger(**({"availableNow": True} if trigger == "now" else {"processingTime": "0 seconds"}))
             .start()
