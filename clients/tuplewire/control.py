@@ -1,4 +1,4 @@
-"""A blocking client of a worker's control service: status, load, assignment, drain."""
+"""A blocking client of a worker's control service: status, load, assignment, drain, publishing."""
 
 from __future__ import annotations
 
