@@ -37,7 +37,6 @@ PATH = os.pathsep.join([TESTS, *os.environ.get("PYTHONPATH", "").split(os.pathse
 CONF: dict[str, Any] = {
     "storm.cluster.mode": "distributed",
     "topology.workers": 2,
-    "topology.environment": {"PYTHONPATH": PATH},
 }
 
 
@@ -180,11 +179,16 @@ def test_local_transport_between_processes() -> None:
         DistributedCluster().submit("words", conf, words.topology())
 
 
-def test_options_of_the_interpreter() -> None:
-    """The interpreter of each worker gets the options of the settings, with its names in place."""
-    conf = {"worker.childopts": "-X importtime=0 -X tuplewire=%WORKER-ID%", "topology.workers": 1}
+def test_options_and_environment_of_a_worker() -> None:
+    """A worker's interpreter gets the options of the settings, with its names in place, and variables."""
+    conf: dict[str, Any] = {
+        "worker.childopts": "-X importtime=0 -X tuplewire=%WORKER-ID%",
+        "topology.workers": 1,
+    }
+    conf["topology.environment"] = {"GIVEN": "this"}
     with running(**conf) as topology:
         (process,) = topology.process_ids
+        assert b"GIVEN=this" in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
         assert "tuplewire=words-worker-0" in command
         assert topology.finish(SECONDS).tuples("count")

@@ -142,6 +142,7 @@ def test_a_supervisor_starts_again_and_gives_up(tmp_path: Path) -> None:
         return starts[-1]
 
     supervisor = Supervisor(start, 1, errors.append)
+    supervisor.watch()
     eventually(lambda: errors, SECONDS)
     assert len(starts) == 2
     assert "it ended with code 1\nthe last lines of it:\nbroken" in str(errors[0])
@@ -160,6 +161,7 @@ def test_a_start_that_fails_counts(tmp_path: Path) -> None:
         return children[-1]
 
     supervisor = Supervisor(start, 2, errors.append)
+    supervisor.watch()
     eventually(lambda: errors, SECONDS)
     assert str(errors[0]) == "not this time"
     assert supervisor.stop(time.monotonic() + SECONDS) == 3
@@ -175,5 +177,6 @@ def test_an_end_that_is_wanted_is_no_failure(tmp_path: Path) -> None:
         return Child(python("import time; time.sleep(1000)", tmp_path / "log"))
 
     supervisor = Supervisor(start, 5, errors.append)
+    supervisor.watch()
     assert supervisor.stop(time.monotonic() + SECONDS) == -15
     assert not errors

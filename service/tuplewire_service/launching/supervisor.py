@@ -40,10 +40,10 @@ class Restarts:
 
 
 class Supervisor:
-    """Watches one process in a thread until stop(), and starts it again when it fails.
+    """Starts a process and, from watch() until stop(), starts it again when it fails.
 
-    start: makes a child, at once and at each restart; returns when it is ready for work, or raises. restarts:
-    how often. given_up: told when it has ended and there is no further start; called in the thread.
+    start: makes a child, at once and at each restart, or raises; a restart that raises counts. restarts: how
+    often. given_up: told when it has ended and there is no further start; called in the thread.
     """
 
     def __init__(
@@ -57,6 +57,9 @@ class Supervisor:
         self._child = start()
         name = f"watch {self._child.command.name}"
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+
+    def watch(self) -> None:
+        """Begin to watch it; what happens before is for whoever started it to see."""
         self._thread.start()
 
     @property
@@ -103,5 +106,6 @@ class Supervisor:
         self.no_more()
         with self._lock:
             self._child.terminate()
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
         return self._child.end(deadline)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -41,7 +43,7 @@ _QUIET_SECONDS = 1.0
 class DistributedTopology:
     """A topology that runs in processes. Made by DistributedCluster.submit.
 
-    captured: what the components that are collected have emitted, after collect().
+    captured: what the components that are collected have emitted, once finish() has returned.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class DistributedTopology:
                 name=worker_id,
                 words=words,
                 log=self.log_dir / f"{worker_id}.log",
-                environment=self._settings.environment,
+                environment={"PYTHONPATH": _own_path(), **self._settings.environment},
                 user=self._settings.run_as,
             )
             self._workers.append(WorkerProcess(command, self._settings, share, port))
@@ -218,6 +220,12 @@ class DistributedTopology:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
+def _own_path() -> str:
+    """Return where this process finds modules besides its installation, so that others find them there."""
+    installed = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+    return os.pathsep.join(str(Path(each).resolve()) for each in sys.path if not each.startswith(installed))
+
+
 def _as_json(conf: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(conf, allow_nan=False).encode()
@@ -255,7 +263,8 @@ class DistributedCluster:
     ) -> DistributedTopology:
         """Run a topology; conf: settings by Storm's keys, and the user's own, in what JSON has a form for.
 
-        topology: the object, or `package.module:function` that returns it in each process. collect: the
+        topology: the object, or `package.module:function` that returns it in each process, which looks for
+        modules where this one does. collect: the
         components whose tuples finish() returns. Raises ConfigError for a name that is in use or a setting
         that is wrong, and LaunchError or ProcessFailedError for a process that does not start.
         """

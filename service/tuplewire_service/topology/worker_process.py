@@ -60,7 +60,7 @@ class WorkerProcess:
             if self.starts > 1:
                 try:
                     self.await_bound(child)
-                    self.open()
+                    self._open()
                     if self.active:
                         self.tell("activate")
                 except TuplewireError:
@@ -80,10 +80,13 @@ class WorkerProcess:
             code = child.wait(self._settings.stop_seconds)
             raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
 
-    def open(self, owners: Mapping[int, int] | None = None) -> None:
-        """Have it open its tasks; owners: the port of each task of the topology, by default as before."""
-        if owners is not None:
-            self._owners = [(task, _HOST, port) for task, port in owners.items()]
+    def open(self, owners: Mapping[int, int]) -> None:
+        """Have it open its tasks, and watch it from then on; owners: the port of each task there is."""
+        self._owners = [(task, _HOST, port) for task, port in owners.items()]
+        self._open()
+        self._supervisor.watch()
+
+    def _open(self) -> None:
         with self._lock:
             self.tell("start", list(self.tasks), self._owners, self._settings.start_seconds)
             self._receive("started", self._settings.start_seconds + _ANSWER_SECONDS)
