@@ -115,7 +115,8 @@ def test_results_come_in_parts() -> None:
     """Results that are larger than one part arrive in whole."""
     long = [f"{number:>04}{'x' * 300_000}" for number in range(12)]
     with running(topology_of(long)) as topology:
-        assert counts_of(topology.finish(SECONDS)) == dict.fromkeys(long, 1)
+        captured = topology.finish(SECONDS)
+    assert sorted(word for word, _, _ in captured.tuples("count")) == long
 
 
 def test_a_process_that_dies_fails_the_topology() -> None:
