@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tuplewire.wire import control_pb2
 from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.server.report import ledger_of
 from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.testing.proxy import FaultProxy
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
@@ -72,16 +74,30 @@ def one_worker(worker_id: str, *flags: str, directory: Path, port: int = 0) -> I
         yield workers.endpoints[0]
 
 
-Tasks = Mapping[tuple[str, str], Iterable[int]]
-"""(worker id, address) to tasks."""
+Tasks = Mapping[tuple[str, str], Iterable[int]] | Mapping[Endpoint, Iterable[int]]
+"""(worker id, address), or where a worker is reached, to tasks."""
+
+
+def through(proxy: FaultProxy, endpoint: Endpoint) -> Endpoint:
+    """Return where other workers reach a worker whose peers' address is that proxy's target."""
+    if endpoint.peer_address:
+        return replace(endpoint, peer_address=proxy.address)
+    return replace(endpoint, address=proxy.address)
+
+
+def proxy_before(endpoint: Endpoint) -> FaultProxy:
+    """Return a proxy between a worker and those that send to it."""
+    return FaultProxy(endpoint.peer_address or endpoint.address)
+
+
+def _assigned(worker: tuple[str, str] | Endpoint, tasks: Iterable[int]) -> AssignedWorker:
+    if isinstance(worker, tuple):
+        return AssignedWorker(*worker, tuple(tasks))
+    return AssignedWorker(worker.worker_id, worker.address, tuple(tasks), peer_address=worker.peer_address)
 
 
 def _assignment(version: int, workers: Tasks) -> Assignment:
-    return Assignment(
-        version,
-        TOPOLOGY,
-        tuple(AssignedWorker(name, address, tuple(tasks)) for (name, address), tasks in workers.items()),
-    )
+    return Assignment(version, TOPOLOGY, tuple(_assigned(*each) for each in workers.items()))
 
 
 def assign(endpoint: Endpoint, version: int, workers: Tasks) -> None:

@@ -26,10 +26,10 @@ SLOW_SECONDS = 0.002
 _MESSAGE = struct.Struct("<II")
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=["grpc", "zmq"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Run two workers with tiny queues."""
-    with pair_of_workers(f"--receive-queue-messages={ROOM}") as pair:
+    with pair_of_workers(f"--receive-queue-messages={ROOM}", f"--transport={request.param}") as pair:
         yield pair
 
 

@@ -111,9 +111,9 @@ def explain(task: int, source: int, got: list[int], count: int) -> str:
 class Workers:
     """Three workers, consumers for both tasks at each of them, and a way to place the task that moves."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, transport: str) -> None:
         self.chance = random.Random(seed)
-        self._workers = LocalWorkers(3, TOPOLOGY)
+        self._workers = LocalWorkers(3, TOPOLOGY, flags=[f"--transport={transport}"])
         self._version = 0
 
     def __enter__(self) -> Self:
@@ -135,7 +135,7 @@ class Workers:
         self._version += 1
         tasks = [[STEADY] if index == 0 else [] for index in range(3)]
         tasks[owner].append(MOVING)
-        named = {(e.worker_id, e.address): t for e, t in zip(self.endpoints, tasks, strict=True)}
+        named = dict(zip(self.endpoints, tasks, strict=True))
         for endpoint in self.chance.sample(told, len(told)):
             assign(endpoint, self._version, named)
 
@@ -165,10 +165,10 @@ class Workers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_task_moves_again_and_again_under_load(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "transport"), [(1, "grpc"), (2, "grpc"), (1, "zmq")])
+def test_a_task_moves_again_and_again_under_load(seed: int, transport: str) -> None:
     """Each move reaches the workers one after the other, in any order; everything arrives once, in order."""
-    with Workers(seed) as workers:
+    with Workers(seed, transport) as workers:
         owner = 0
         with senders(workers.endpoints) as sent:
             for number in range(MOVES):
@@ -185,10 +185,10 @@ def test_a_task_moves_again_and_again_under_load(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, 4, 5])
-def test_a_task_moves_before_its_last_move_is_over(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "transport"), [(3, "grpc"), (4, "grpc"), (5, "grpc"), (3, "zmq")])
+def test_a_task_moves_before_its_last_move_is_over(seed: int, transport: str) -> None:
     """Moves follow each other at once, and some workers miss some of them: the same holds."""
-    with Workers(seed) as workers:
+    with Workers(seed, transport) as workers:
         owner = 0
         with senders(workers.endpoints) as sent:
             for _ in range(10):

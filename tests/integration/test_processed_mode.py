@@ -49,17 +49,17 @@ with Client(sys.argv[1], topology="test") as client, client.recv([0]) as batches
 class TwoHops:
     """The workers `near` and `far`, each with a way to end it and to start it again at its address."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, transport: str) -> None:
         self._directory = directory
-        self.flags: list[str] = ["--drain-seconds=20"]
+        self.flags: list[str] = ["--drain-seconds=20", f"--transport={transport}"]
         self._lives: dict[str, ExitStack] = {}
         self._ports: dict[str, int] = {"near": 0, "far": 0}
+        self._listen_peers: dict[str, list[str]] = {"near": [], "far": []}
         self.workers: dict[str, Endpoint] = {}
         for name in self._ports:
             self.start(name)
-        near, far = self.near, self.far
         # In their next lives they have the assignment before anybody can reach them.
-        file = assignment_file(directory, 1, {("near", near.address): [], ("far", far.address): [TASK]})
+        file = assignment_file(directory, 1, {self.near: [], self.far: [TASK]})
         self.flags.append(f"--assignment-file={file}")
         for name in self._ports:
             self.kill(name)
@@ -81,8 +81,16 @@ class TwoHops:
         directory = self._directory / f"{name}-{len(list(self._directory.iterdir()))}"
         directory.mkdir()
         self.workers[name] = life.enter_context(
-            one_worker(name, *self.flags, directory=directory, port=self._ports[name])
+            one_worker(
+                name,
+                *self.flags,
+                *self._listen_peers[name],
+                directory=directory,
+                port=self._ports[name],
+            )
         )
+        if peer_address := self.workers[name].peer_address:
+            self._listen_peers[name] = [f"--listen-peers={peer_address}"]
         self._ports[name] = int(self.workers[name].address.rpartition(":")[2])
 
     def kill(self, name: str) -> None:
@@ -110,10 +118,10 @@ class TwoHops:
             life.close()
 
 
-@pytest.fixture
-def hops(tmp_path: Path) -> Iterator[TwoHops]:
+@pytest.fixture(params=["grpc", "zmq"])
+def hops(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TwoHops]:
     """Run both workers."""
-    workers = TwoHops(tmp_path)
+    workers = TwoHops(tmp_path, request.param)
     yield workers
     workers.close()
 

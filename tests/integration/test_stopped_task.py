@@ -20,10 +20,11 @@ QUEUE = 500
 SOURCE = 7
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
+@pytest.fixture(params=["grpc", "zmq"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Run two workers with small queues."""
-    with pair_of_workers(f"--receive-queue-messages={QUEUE}", "--receive-queue-bytes=1MiB") as pair:
+    flags = (f"--receive-queue-messages={QUEUE}", "--receive-queue-bytes=1MiB")
+    with pair_of_workers(*flags, f"--transport={request.param}") as pair:
         yield pair
 
 

@@ -25,8 +25,10 @@ from helpers.topology import (
     numbers,
     one_worker,
     pair_of_workers,
+    proxy_before,
     queued,
     status,
+    through,
 )
 from helpers.traffic import Feeder, Reader, client_of
 
@@ -41,10 +43,16 @@ from tuplewire_service.testing.proxy import FaultProxy
 SMALL_QUEUES = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
 
 
+@pytest.fixture(scope="module", params=["grpc", "zmq"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Give the transport between the workers."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Pair]:
+def workers(transport: str) -> Iterator[Pair]:
     """Run two workers with small queues for the tests that leave them whole."""
-    with pair_of_workers(*SMALL_QUEUES) as pair:
+    with pair_of_workers(*SMALL_QUEUES, f"--transport={transport}") as pair:
         yield pair
 
 
@@ -56,15 +64,16 @@ def pair(workers: Pair) -> Iterator[Pair]:
 
 
 @contextmanager
-def two_workers(directory: Path, *flags: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
+def two_workers(directory: Path, transport: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
     """Run workers a (task 0) and b (task 1); a reaches b through a proxy."""
+    flag = f"--transport={transport}"
     with (
-        one_worker("a", *flags, directory=directory) as a,
-        one_worker("b", *flags, directory=directory) as b,
-        FaultProxy(b.address) as proxy,
+        one_worker("a", flag, directory=directory) as a,
+        one_worker("b", flag, directory=directory) as b,
+        proxy_before(b) as proxy,
     ):
         for endpoint in (a, b):
-            assign(endpoint, 1, {("a", a.address): [0], ("b", proxy.address): [1]})
+            assign(endpoint, 1, {a: [0], through(proxy, b): [1]})
             with ControlClient(endpoint.address) as control:
                 control.wait_ready(10)
         yield a, b, proxy
@@ -236,10 +245,10 @@ def test_resets_of_a_unix_socket(pair: Pair, tmp_path: Path) -> None:
         assert numbers(reader.got) == list(range(feeder.sent))
 
 
-def test_resets_between_workers(tmp_path: Path) -> None:
+def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
     """The connection from worker to worker is reset under traffic: all arrives once, ledgers add up."""
     with (
-        two_workers(tmp_path) as (a, b, proxy),
+        two_workers(tmp_path, transport) as (a, b, proxy),
         client_of(a.address) as sender,
         client_of(b.address) as consumer,
         Reader(consumer.recv([1], timeout=0.2)) as reader,
@@ -257,10 +266,10 @@ def test_resets_between_workers(tmp_path: Path) -> None:
         assert peer.reconnects >= 10
 
 
-def test_black_hole_between_workers_is_noticed_and_healed(tmp_path: Path) -> None:
+def test_black_hole_between_workers_is_noticed_and_healed(tmp_path: Path, transport: str) -> None:
     """A link that swallows everything is noticed within 5 s; after it heals nothing is missing."""
     with (
-        two_workers(tmp_path) as (a, b, proxy),
+        two_workers(tmp_path, transport) as (a, b, proxy),
         client_of(a.address) as sender,
         client_of(b.address) as consumer,
         Reader(consumer.recv([1], timeout=0.2)) as reader,
@@ -279,10 +288,10 @@ def test_black_hole_between_workers_is_noticed_and_healed(tmp_path: Path) -> Non
         balances(sender, a, b, sent=feeder.sent)
 
 
-def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path) -> None:
+def test_hung_worker_is_noticed_and_goes_on(tmp_path: Path, transport: str) -> None:
     """A worker that stands still for 6 s is given up within 5 s, and loses nothing once it goes on."""
     with (
-        two_workers(tmp_path) as (a, b, _),
+        two_workers(tmp_path, transport) as (a, b, _),
         client_of(a.address) as sender,
         client_of(b.address) as consumer,
         Reader(consumer.recv([1], timeout=0.2)) as reader,
@@ -412,11 +421,11 @@ def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> 
 # --- changes of the assignment ---------------------------------------------------------------------------
 
 
-def test_new_worker_and_task_join_under_traffic(tmp_path: Path) -> None:
+def test_new_worker_and_task_join_under_traffic(tmp_path: Path, transport: str) -> None:
     """An assignment with one more worker opens a connection to it; the traffic beside it goes on."""
     with (
-        two_workers(tmp_path) as (a, b, proxy),
-        one_worker("c", directory=tmp_path) as c,
+        two_workers(tmp_path, transport) as (a, b, proxy),
+        one_worker("c", f"--transport={transport}", directory=tmp_path) as c,
         client_of(a.address) as sender,
         client_of(b.address) as consumer,
         client_of(c.address) as newcomer,
@@ -424,7 +433,7 @@ def test_new_worker_and_task_join_under_traffic(tmp_path: Path) -> None:
     ):
         with Feeder(sender, 1) as feeder:
             feeder.goes_on()
-            everyone = {("a", a.address): [0, 5], ("b", proxy.address): [1], ("c", c.address): [2]}
+            everyone = {a: [0, 5], through(proxy, b): [1], c: [2]}
             for each in (a, b, c):
                 assign(each, 2, everyone)
             eventually(lambda: [peer.connected for peer in status(a).peers] == [True, True], 10)
@@ -441,10 +450,10 @@ def test_new_worker_and_task_join_under_traffic(tmp_path: Path) -> None:
         assert all(ledger(each).balanced for each in (a, b, c))
 
 
-def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path) -> None:
+def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport: str) -> None:
     """An assignment without a worker closes the connection to it once it is empty; its task is refused."""
     with (
-        two_workers(tmp_path) as (a, b, proxy),
+        two_workers(tmp_path, transport) as (a, b, proxy),
         client_of(a.address) as sender,
         client_of(b.address) as consumer,
         Reader(consumer.recv([1], timeout=0.2)) as reader,
@@ -453,7 +462,7 @@ def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path) -> None:
             feeder.goes_on(300)
         sender.flush(10)
         with Feeder(sender, 0) as local:
-            assign(a, 2, {("a", a.address): [0]})
+            assign(a, 2, {a: [0]})
             eventually(lambda: proxy.connections == 0, 10, "connection closed")
             assert list(status(a).peers) == []
             local.goes_on()
@@ -467,13 +476,13 @@ def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path) -> None:
         assert ledger(a).balanced
 
 
-def test_task_that_moves_takes_its_queue_along(tmp_path: Path) -> None:
+def test_task_that_moves_takes_its_queue_along(tmp_path: Path, transport: str) -> None:
     """What waits for a task when it moves to another worker is passed on to there, in order."""
-    with two_workers(tmp_path) as (a, b, proxy), client_of(a.address) as sender:
+    with two_workers(tmp_path, transport) as (a, b, proxy), client_of(a.address) as sender:
         sender.send(numbered(0, range(1000)))
         sender.flush(10)
         for each in (b, a):
-            assign(each, 2, {("a", a.address): [], ("b", proxy.address): [0, 1]})
+            assign(each, 2, {a: [], through(proxy, b): [0, 1]})
         sender.send(numbered(0, range(1000, 1100)))
         with client_of(b.address) as consumer:
             assert numbers(collect(consumer.recv([0], timeout=10), 1100)) == list(range(1100))
