@@ -13,6 +13,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment, load
 
 ONE = AssignedWorker("one", "host-1:6700", (0, 2), node="n1")
 TWO = AssignedWorker("two", "[::1]:6701", (1,))
+THREE = AssignedWorker("three", "host-3:6700", (3,), peer_address="host-3:7700")
 
 
 def test_owners() -> None:
@@ -20,7 +21,7 @@ def test_owners() -> None:
     assignment = Assignment(1, "t", (ONE, TWO))
     assert assignment.owner_of == {0: ONE, 2: ONE, 1: TWO}
     assert assignment.tasks_of("one") == (0, 2)
-    assert assignment.tasks_of("three") == ()
+    assert assignment.tasks_of("four") == ()
 
 
 def test_host_port() -> None:
@@ -29,10 +30,17 @@ def test_host_port() -> None:
     assert TWO.host_port == ("::1", 6701)
 
 
+def test_peer_address() -> None:
+    """Other workers reach a worker at its address for them, which is part of the connection's name."""
+    assert THREE.host_port == ("host-3", 7700)
+    assert THREE.peer == ("three", "host-3:7700")
+    assert ONE.peer == ("one", "host-1:6700")
+
+
 def test_round_trip(tmp_path: Path) -> None:
     """What is written as JSON is read back the same."""
     path = tmp_path / "assignment.json"
-    assignment = Assignment(3, "t", (ONE, TWO))
+    assignment = Assignment(3, "t", (ONE, TWO, THREE))
     path.write_text(json.dumps(assignment.to_json()))
     assert load_assignment(path) == assignment
 
@@ -49,6 +57,7 @@ def test_round_trip(tmp_path: Path) -> None:
             (1, [AssignedWorker("w", address, ())], "is not host:port")
             for address in ("", "h", ":1", "h:", "h:0", "h:65536", "h:x", "h:-1", "h:\u0661")
         ],
+        (1, [AssignedWorker("w", "h:1", (), peer_address="h")], "address 'h' is not host:port"),
     ],
 )
 def test_invalid(version: int, workers: list[AssignedWorker], says: str) -> None:

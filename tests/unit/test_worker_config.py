@@ -123,6 +123,15 @@ def test_settings_that_do_not_fit_together() -> None:
         WorkerConfig(receive_queue_bytes=1024, max_message_bytes=4096)
 
 
+def test_peers_have_an_address_of_their_own_only_beside_grpc() -> None:
+    """With gRPC workers come to the same address as programs."""
+    assert load_config({"transport": "zmq", "listen_peers": "[::1]:0"}, {}).config.listen_peers == "[::1]:0"
+    with pytest.raises(ConfigError, match="listen_peers is for another transport than grpc"):
+        WorkerConfig(listen_peers="127.0.0.1:6800")
+    with pytest.raises(ConfigError, match="'local' is not one of: grpc, zmq"):
+        load_config({"transport": "local"}, {})
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("512", 512), ("64k", 65536), ("8MiB", 8 << 20), ("8 mi", 8 << 20), ("1Gi", 1 << 30), ("7B", 7)],

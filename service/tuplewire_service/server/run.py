@@ -96,6 +96,9 @@ def _add(
         metavar="N",
         help="Spark tasks at the same time (default: one for each bolt, and two or more for the spouts)",
     )
+    parser.add_argument(
+        "--transport", default="grpc", metavar="NAME", help="between the workers: grpc or zmq (default grpc)"
+    )
     return parser
 
 
@@ -178,7 +181,9 @@ def _run(
         )
     progress = Progress()
     try:
-        result = _launched(pipeline, arguments.workers, cores, placed, runner, write, progress)
+        # When a run has failed nobody will take what is left, and after any other there is nothing left.
+        flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
+        result = _launched(pipeline, arguments.workers, flags, cores, placed, runner, write, progress)
     except KeyboardInterrupt:
         progress.stage("Stopped.")
         return _EXIT_INTERRUPTED
@@ -188,6 +193,7 @@ def _run(
 def _launched(
     pipeline: str,
     n_workers: int,
+    flags: Sequence[str],
     cores: int,
     placed: Mapping[int, Sequence[int]],
     runner: Runner,
@@ -204,8 +210,7 @@ def _launched(
     # Spark first: it forks, which is best done before this process talks to any worker.
     with local_session(f"tuplewire-{pipeline}", cores=cores, conf=conf) as spark:
         progress.stage(f"Starting {n_workers} worker(s) ...")
-        # When a run has failed nobody will take what is left, and after any other there is nothing left.
-        with LocalWorkers(n_workers, pipeline, flags=["--drain-seconds=1"]) as workers:
+        with LocalWorkers(n_workers, pipeline, flags=flags) as workers:
             workers.assign(placed)
             endpoints = [
                 WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url)

@@ -38,7 +38,7 @@ class SessionContext(IContext):
 
     @abstractmethod
     def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:
-        """Return what opens streams to a worker."""
+        """Return what opens streams to a worker; an IPv6 host has brackets."""
 
     def bind(self, topology_id: str, port: int, callback: IConnectionCallback | None = None) -> SessionServer:
         """See IContext. Raises BindError when the port is in use."""
@@ -49,6 +49,7 @@ class SessionContext(IContext):
     def connect(self, topology_id: str, host: str, port: int) -> SessionClient:
         """See IContext. Each connection is a session of its own."""
         settings = self._common
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         thread = messaging_loop()
         self._connections += 1
         identity = Identity(

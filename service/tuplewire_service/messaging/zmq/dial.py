@@ -66,6 +66,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
         """Connect and ask for the method; raises the refusal's own error, or UnreachableError."""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
+                self._socket.set(zmq.IPV6, int("[" in endpoint))
                 self._socket.connect(endpoint)
                 await self._connected.wait()
                 with contextlib.suppress(StreamBroken):

@@ -1,0 +1,94 @@
+"""Workers that talk to each other over a transport of their own: who is told which address."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from helpers.topology import TOPOLOGY, Pair, pair_of_workers, status
+
+from tuplewire import Client
+from tuplewire.control import ControlClient
+from tuplewire.errors import NotLocalError
+from tuplewire.message import TaskMessage
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.testing import eventually
+from tuplewire_service.testing.scenery import Recorder, is_settled
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Run two workers that talk over ZeroMQ."""
+    with pair_of_workers("--transport=zmq") as pair:
+        yield pair
+
+
+def test_errors_name_the_address_for_programs(pair: Pair) -> None:
+    """A program that asks the wrong worker is sent to where programs are served."""
+    with (
+        Client(pair.near.address, topology=TOPOLOGY) as client,
+        pytest.raises(NotLocalError, match=pair.far.address),
+    ):
+        next(client.recv([pair.far_task()], timeout=5))
+
+
+def test_status_tells_both_addresses(pair: Pair) -> None:
+    """The peers' address is in the status, in words and in JSON; peers are named by it."""
+    told = status(pair.near)
+    assert list(told.addresses) == [pair.near.address, pair.near.unix_address]
+    assert list(told.peer_addresses) == [pair.near.peer_address]
+    assert [peer.address for peer in told.peers] == [pair.far.peer_address]
+    for flags, text in (([], f"for peers   {pair.near.peer_address}"), (["--json"], "peer_addresses")):
+        command = [sys.executable, "-m", "tuplewire_service", "status", pair.near.address, *flags]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert text in run.stdout
+
+
+def test_the_assignment_comes_back_whole(pair: Pair) -> None:
+    """What a worker was told of its peers, it says."""
+    with ControlClient(pair.near.address) as control:
+        assignment = control.assignment()
+    assert assignment is not None
+    assert {worker.peer_address for worker in assignment.workers} == {
+        pair.near.peer_address,
+        pair.far.peer_address,
+    }
+
+
+def test_the_address_file_has_the_peers_address(pair: Pair) -> None:
+    """Whoever starts workers can make an assignment of what they say."""
+    assert pair.near.peer_address.startswith("127.0.0.1:")
+    assert pair.near.peer_address != pair.near.address
+
+
+def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:
+    """The peers' port takes sessions of any sender; refusals reach it as they do over gRPC."""
+    task = pair.near_task()
+    context = TransportFactory.make_context({TRANSPORT_KEY: "zmq"})
+    try:
+        connection = context.connect(TOPOLOGY, "127.0.0.1", int(pair.near.peer_address.rpartition(":")[2]))
+        connection.send([TaskMessage(task, b"a"), TaskMessage(99_999, b"nobody's")])
+        eventually(is_settled(connection))
+        ledger = connection.statistics().ledger
+        assert (ledger.acknowledged, ledger.dropped["unknown_task"]) == (1, 1)
+    finally:
+        context.term()
+    with Client(pair.near.address, topology=TOPOLOGY) as client:
+        assert next(client.recv([task], timeout=10)).payloads == [b"a"]
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_ipv6(transport: str) -> None:
+    """An IPv6 host may be named with brackets and without."""
+    context = TransportFactory.make_context({TRANSPORT_KEY: transport, "tuplewire.transport.host": "[::1]"})
+    recorder = Recorder()
+    try:
+        server = context.bind(TOPOLOGY, 0, recorder)
+        assert server.addresses == [f"[::1]:{server.port}"]
+        for host in ("::1", "[::1]"):
+            context.connect(TOPOLOGY, host, server.port).send(1, host.encode())
+        eventually(lambda: sorted(recorder.payloads(1)) == [b"::1", b"[::1]"], timeout=20)
+    finally:
+        context.term()
