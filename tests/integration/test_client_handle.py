@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -98,3 +100,33 @@ def test_missing_worker_and_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("TUPLEWIRE_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match="TUPLEWIRE_ADDRESS"):
         ClientHandle().__enter__()
+
+
+FORKS = """
+import os, sys
+from tuplewire import TaskMessageBatch
+from tuplewire.spark import ClientHandle
+
+handle = ClientHandle(sys.argv[1], topology="test")
+
+def send(payload):
+    with handle as client:
+        client.send(TaskMessageBatch.from_columns(int(sys.argv[2]), [payload]))
+
+send(b"1")
+if child := os.fork():
+    ended = os.waitpid(child, 0)[1]
+    send(b"3")
+    sys.exit(ended)
+send(b"2")
+os._exit(0)
+"""
+
+
+def test_forked_process_has_a_connection_of_its_own(workers: Pair) -> None:
+    """A handle that was used before a fork is good on both sides of it."""
+    task = workers.near_task()
+    program = [sys.executable, "-c", FORKS, workers.near.address, str(task)]
+    subprocess.run(program, check=True, timeout=100)
+    with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
+        assert numbers(collect(batches, 3)) == [1, 2, 3]

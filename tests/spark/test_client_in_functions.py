@@ -116,7 +116,7 @@ def test_foreach_batch(spark: SparkSession, address: str, handle: ClientHandle, 
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(110)
     assert taken(address, 20) == list(range(20))
 
 

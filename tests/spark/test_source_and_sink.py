@@ -77,7 +77,7 @@ def consume(workers: Any, count: int | None = None) -> list[tuple[int, int | Non
     return found
 
 
-def rows(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
+def rows(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
     """Return so many rows for the four tasks."""
     return spark.range(0, count, 1, partitions).selectExpr(
         "cast(id % 4 + 1 as int) as task", "cast(id as string) as message"
@@ -139,7 +139,7 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(110)
     assert [progress["numInputRows"] for progress in query.recentProgress] == [300, 300, 300, 100]
     (source,) = query.recentProgress[0]["sources"]
     latest, end = json.loads(source["latestOffset"])["tasks"], json.loads(source["endOffset"])["tasks"]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from tuplewire.config import SessionSettings
 from tuplewire.control import ControlClient
 from tuplewire.errors import (
+    DrainingError,
     NotLocalError,
     NotReadyError,
     SequenceGapError,
@@ -59,7 +60,7 @@ class RangeReader:
                 yield from self._stream()
             except SequenceGapError:
                 self._wait_for_twin()
-            except (UnreachableError, SupersededError, NotReadyError):
+            except (UnreachableError, SupersededError, NotReadyError, DrainingError):
                 if time.monotonic() > self._patient_until:
                     raise
                 time.sleep(self._backoff.next())

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tuplewire.config import SessionSettings
-from tuplewire.errors import SequenceGapError, SupersededError, UnreachableError
+from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.spark.fetch import RangeReader, acknowledge
 from tuplewire.spark.held import HeldTasks
 from tuplewire.spark.offsets import (
@@ -165,7 +165,7 @@ class TuplewireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Acknowledge up to an offset. A failure does no harm: the next time says it again."""
         try:
             acknowledge(offset.positions, self._tasks.look(), self._options.topology, self._settings)
-        except (UnreachableError, SupersededError, SequenceGapError) as error:
+        except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 
     def stop(self) -> None:
