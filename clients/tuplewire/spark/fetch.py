@@ -55,11 +55,15 @@ class RangeReader:
         """
         wanted = self._wanted
         self._succeeded()
+        superseded = False
         while self._position < wanted.end:
             try:
+                if superseded:
+                    self._wait_for_twin()
+                    superseded = False
                 yield from self._stream()
             except SequenceGapError:
-                self._wait_for_twin()
+                superseded = True
             except (UnreachableError, SupersededError, NotReadyError, DrainingError):
                 if time.monotonic() > self._patient_until:
                     raise

@@ -1,0 +1,100 @@
+"""The columns of the format `tuplewire`, and the tasks that rows go to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+
+from tuplewire.errors import ConfigError, MalformedError
+from tuplewire.group import TaskGroup
+from tuplewire.session.delivery import Delivery
+from tuplewire.spark.options import GroupingName, sink_options
+from tuplewire.spark.recv_stream import within
+from tuplewire.spark.routing import Router
+from tuplewire.spark.schema import check_read_schema, check_write_schema, read_batch
+from tuplewire.topology.grouping import fields
+
+
+def delivery(first: int, *payloads: bytes, source: int | None = None) -> Delivery:
+    """Return messages of task 4 from a sequence on."""
+    return Delivery(first, TaskGroup.of(4, list(payloads), source))
+
+
+def router(grouping: str, partition: int = 0) -> Router:
+    """Return a router to tasks 5, 6 and 7, or by the column task."""
+    tasks = {} if grouping == "direct" else {"tasks": "5-7"}
+    return Router(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition)
+
+
+def routed(groups: tuple[TaskGroup, ...]) -> dict[int, list[bytes]]:
+    """Return the payloads by task."""
+    return {group.task: group.payloads() for group in groups}
+
+
+def test_read_batch() -> None:
+    """A row for each message, with its sequence; source is null where there is none."""
+    batch = read_batch([delivery(7, b"a", b"b"), delivery(9, b"c", source=3)], 1_500)
+    assert batch.to_pydict()["task"] == [4, 4, 4]
+    assert batch.column("message").to_pylist() == [b"a", b"b", b"c"]
+    assert batch.column("source").to_pylist() == [None, None, 3]
+    assert batch.column("sequence").to_pylist() == [7, 8, 9]
+    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_500_000] * 3
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "left"),
+    [(0, 9, b"abcd"), (1, 9, b"bcd"), (0, 3, b"abc"), (2, 3, b"c"), (4, 9, b""), (1, 1, b"")],
+)
+def test_within(start: int, end: int, left: bytes) -> None:
+    """What comes before a range or after it is cut off."""
+    found = within([delivery(1, b"a", b"b"), delivery(3, b"c", b"d")], start, end)
+    assert b"".join(each.group.data for each in found) == left
+    if found:
+        assert found[0].first_sequence == start + 1
+
+
+@pytest.mark.parametrize(
+    "keys", [["a", None, "b", "a"], [b"x", b"y", b"x", None], [1, 2, None, 1], ["only"] * 4]
+)
+def test_fields_grouping_is_everybodys(keys: list[Any]) -> None:
+    """Whatever the keys' type, and nulls too, they go where other programs' fields grouping sends them."""
+    payloads = [b"0", b"1", b"2", b"3"]
+    batch = pa.RecordBatch.from_pydict({"message": payloads, "key": pa.array(keys)})
+    expected: dict[int, list[bytes]] = {}
+    for task, payload in zip(fields([5, 6, 7]).choose(keys), payloads, strict=True):
+        expected.setdefault(task, []).append(payload)
+    assert routed(router("fields").groups(batch)) == expected
+
+
+def test_shuffle_goes_on_from_batch_to_batch() -> None:
+    """The turn does not begin anew with every batch, and partitions begin at different tasks."""
+    shuffling = router("shuffle", partition=1)
+    batch = pa.RecordBatch.from_pydict({"message": ["a", "b"]})
+    assert routed(shuffling.groups(batch)) == {6: [b"a"], 7: [b"b"]}
+    assert routed(shuffling.groups(batch)) == {5: [b"a"], 6: [b"b"]}
+    assert shuffling.groups(batch.slice(0, 0)) == ()
+
+
+def test_null_rows_are_refused() -> None:
+    """A message or a task that is null has no place to go."""
+    task = pa.array([1, None], pa.int32())
+    with pytest.raises(MalformedError, match="task column must be integers without nulls"):
+        router("direct").groups(pa.RecordBatch.from_pydict({"task": task, "message": ["a", "b"]}))
+    with pytest.raises(MalformedError, match="message column has 1 null"):
+        router("shuffle").groups(pa.RecordBatch.from_pydict({"message": ["a", None]}))
+
+
+def test_wrong_columns() -> None:
+    """An error names the column, and what the grouping needs."""
+    message = StructType().add("message", StringType())
+    check_write_schema(message, GroupingName.SHUFFLE)
+    check_write_schema(StructType().add("key", LongType()).add("message", BinaryType()), GroupingName.FIELDS)
+    with pytest.raises(ConfigError, match=r"column key is missing: with grouping=fields .* message \(binary"):
+        check_write_schema(message, GroupingName.FIELDS)
+    with pytest.raises(ConfigError, match="column task has no place in a message: with grouping=shuffle"):
+        check_write_schema(message.add("task", IntegerType()), GroupingName.SHUFFLE)
+    with pytest.raises(ConfigError, match=r"leave \.schema\(\) out"):
+        check_read_schema(message)
