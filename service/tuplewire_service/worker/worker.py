@@ -90,6 +90,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self.incarnation = incarnation or time.time_ns()
         self.assignment: Assignment | None = None
         self.state = WorkerState.STARTING
+        self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
         self._ledger = Ledger()
         self._listeners: list[Callable[[], None]] = []
@@ -160,13 +161,13 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         What nobody has taken by the deadline is counted as dropped{shutdown}. Its senders are not told that
         it is done with: those that keep it (mode `processed`) send it again to whoever takes our place.
         """
-        now = time.monotonic()
+        now = self._clock()
         deadline = now + deadline_seconds
         moves_deadline = now + deadline_seconds / 2
         self._enter(WorkerState.DRAINING)
 
         def moving() -> bool:
-            return bool(self._moves) and time.monotonic() < moves_deadline
+            return bool(self._moves) and self._clock() < moves_deadline
 
         def finished() -> bool:
             return moving() or not (self._moves or self._held_messages())
@@ -186,7 +187,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())
         if self._ticker is not None:
             self._ticker.cancel()
-        await self._connections.close(max(0.1, deadline - time.monotonic()))
+        await self._connections.close(max(0.1, deadline - self._clock()))
         await self.servers.close()
         self._enter(WorkerState.STOPPED)
         return self.ledger()
@@ -194,7 +195,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until messages have gone, so that the condition holds, or the deadline has passed."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline - time.monotonic() + asyncio.get_running_loop().time()):
+            async with asyncio.timeout_at(deadline):
                 while not condition():
                     self._activity.clear()
                     await self._activity.wait()
@@ -240,7 +241,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
 
     def _begin_moves(self, before: Mapping[int, AssignedWorker], gone: Iterable[int]) -> None:
         """Hold what comes for each task that has changed hands, until its old way is empty."""
-        now = time.monotonic()
+        now = self._clock()
         for task in gone:
             self._moves.leave(task, partial(self._queues.left, task), now)
         lost: dict[Peer, list[int]] = {}
@@ -261,7 +262,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         )
         needed = {worker.peer: worker for worker in self._transfer.owner_of.values()}
         former = self._moves.peers(since=math.inf)
-        overdue = self._moves.peers(since=time.monotonic() - _GIVE_UP_SECONDS) - assigned
+        overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self._connections.ready(peer)}
         self._connections.refresh(needed, former - lost, _GIVE_UP_SECONDS)
 
@@ -335,7 +336,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         if not self._queues.open(task):
             return
         self._transfer.drain()  # by the old routes
-        now = time.monotonic()
+        now = self._clock()
         self._moves.leave(task, partial(self._queues.left, task), now)
         owner = self._transfer.owner_of.get(task)
         if owner is not None:
