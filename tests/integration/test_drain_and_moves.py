@@ -160,6 +160,37 @@ def test_a_task_that_moves_to_a_draining_worker_arrives(tmp_path: Path) -> None:
         eventually(lambda: ledger(a).pending == 0)
 
 
+def test_what_a_draining_worker_waits_for_may_come_around_by_itself(tmp_path: Path) -> None:
+    """Its messages are on their way back to it, with a worker that it would take nothing from otherwise."""
+    with ExitStack() as stack:
+        a, c = (stack.enter_context(one_worker(name, directory=tmp_path)) for name in "ac")
+        b = stack.enter_context(one_worker("b", "--drain-seconds=60", directory=tmp_path))
+
+        def place(version: int, owner: Endpoint, *told: Endpoint) -> None:
+            tasks = {(each.worker_id, each.address): [1] if each is owner else [] for each in (a, b, c)}
+            for each in told:
+                assign(each, version, tasks)
+
+        place(1, a, a, b, c)
+        ready(a, b, c)
+        sender = stack.enter_context(client_of(b.address, ack_mode="processed"))
+        sender.send(numbered(1, range(10)))
+        eventually(lambda: queued(a, 1) == 10)
+        os.kill(b.process_id, signal.SIGTERM)
+        eventually(lambda: status(b).state == 3, 20, "draining")
+        stack.enter_context(client_of(b.address)).send([])  # connects
+        log = tmp_path / "b-0" / "worker-0.log"
+        eventually(lambda: "stream.refused" in log.read_text(), 20, "b takes nothing new")
+        place(3, b, c)
+        place(2, c, a)
+        eventually(lambda: ledger(c).accepted == 10, 20, "c has them")
+        place(4, a, a, b, c)
+        consumer = stack.enter_context(client_of(a.address))
+        with consumer.recv([1], timeout=20) as subscription:
+            assert numbers(collect(subscription, 10)) == list(range(10))
+            eventually(lambda: has_ended(b), 50, "drained")
+
+
 def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) -> None:
     """Its peer drains, too, and sends on while it has room: what it does not take is for its successor."""
     with ExitStack() as first_life, ExitStack() as stack:

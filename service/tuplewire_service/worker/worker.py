@@ -154,9 +154,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
         """Finish and stop: take nothing new, deliver and pass on what is held, close; return the balance.
 
-        Moves come first, for at most half of the time: what waits here for them may wait for messages that
-        other workers have for us, and who comes in our place knows of no move. That holds for those that
-        begin meanwhile, too.
+        Moves come first, for at most half of the time: what waits here for them, or elsewhere after we have
+        passed it on, may wait for messages that other workers have for us, and who comes in our place knows
+        of no move. That holds for those that begin meanwhile, too.
 
         What nobody has taken by the deadline is counted as dropped{shutdown}. Its senders are not told that
         it is done with: those that keep it (mode `processed`) send it again to whoever takes our place.
@@ -166,21 +166,24 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         moves_deadline = now + deadline_seconds / 2
         self._enter(WorkerState.DRAINING)
 
-        def moving() -> bool:
-            return bool(self._moves) and self._clock() < moves_deadline
+        def passing() -> bool:
+            return bool(self._moves or self._connections.pending_messages)
+
+        def stays_open() -> bool:
+            return passing() and self._clock() < moves_deadline
 
         def finished() -> bool:
-            return moving() or not (self._moves or self._held_messages())
+            return stays_open() or not (self._moves or self._held_messages())
 
         while True:
             await self.servers.stop_intake(Intake.WORKERS)
-            await self._until(lambda: not self._moves, moves_deadline)
+            await self._until(lambda: not passing(), moves_deadline)
             await self.servers.stop_intake(Intake.LEAVING_WORKERS)
             await self._until(finished, deadline)
-            if not moving():
+            if not stays_open():
                 await self.servers.stop_intake(Intake.NOBODY)
                 await self._until(finished, deadline)  # what has come before that
-            if not moving():
+            if not stays_open():
                 break
         self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
