@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from helpers import eventually
 from helpers.program import Program
 from helpers.zmq_programs import sender, server
@@ -26,7 +28,7 @@ from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.zmq.dial import dial_zmq
 from tuplewire_service.messaging.zmq.flow import Window
-from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, Kind
+from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, Kind, encode
 from tuplewire_service.messaging.zmq.server import ZmqServerConnection
 from tuplewire_service.messaging.zmq.settings import ZmqSettings
 from tuplewire_service.messaging.zmq.sockets import Sockets
@@ -162,6 +164,40 @@ def test_a_message_over_the_limit_ends_its_connection() -> None:
         stranger.put(Kind.DATA, bytes(2**23))
         eventually(lambda: not bound_server._streams)
         works(context, bound_server.port, recorder)
+
+
+def test_the_oldest_zeromq_is_refused() -> None:
+    """Version 1.0 of ZMTP knows no heartbeats: whoever speaks it is told so."""
+    with bound(Recorder()) as (_, bound_server):
+        header, body = encode(Kind.OPEN, PLENTY, b"Send")
+        said = b"\x01\x00" + bytes([1 + len(header), 1]) + header + bytes([1 + len(body), 0]) + body
+        with socket.create_connection(("127.0.0.1", bound_server.port), 20) as connection:
+            connection.sendall(said)
+            heard = b""
+            while b"libzmq 4.2" not in heard:
+                heard += connection.recv(1000)
+
+
+def test_random_frames_do_no_harm() -> None:
+    """Whatever strangers send, the server goes on, and nothing of theirs stays behind."""
+    recorder = Recorder()
+    chance = random.Random(1)
+    with bound(recorder) as (context, bound_server):
+        for _ in range(50):
+            with Stranger(bound_server.port) as stranger:
+                if chance.random() < 0.5:
+                    stranger.put(Kind.OPEN, chance.choice([b"Send", b"Recv"]))
+                for _ in range(20):
+                    header = bytes([chance.randrange(8)]) + chance.randbytes(
+                        16 if chance.random() < 0.8 else 9
+                    )
+                    stranger.say(
+                        *[header, chance.randbytes(chance.randrange(50)), b"x"][: chance.choice([1, 2, 2, 3])]
+                    )
+                with contextlib.suppress(zmq.Again):
+                    stranger.ending()
+        works(context, bound_server.port, recorder)
+        eventually(lambda: not bound_server._streams and not bound_server._over, timeout=10)
 
 
 def test_there_is_a_bound_on_streams() -> None:

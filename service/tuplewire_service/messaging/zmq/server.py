@@ -123,7 +123,7 @@ class ZmqServerConnection(SessionServer):
             if stream is not None:
                 stream.take(frame)
             else:
-                self._open(connection, frame, str(parts[-1].get("Peer-Address")))
+                self._open(connection, frame, _address_of(parts[-1]))
         except TuplewireError as error:
             self._turn_away(connection, stream, error)
 
@@ -238,3 +238,11 @@ class ZmqServerConnection(SessionServer):
         self._sockets.close(self._socket, linger)
         if self._ipc is not None:
             self._ipc.release()
+
+
+def _address_of(part: zmq.Frame) -> str:
+    """Return who sent a message; MalformedError for a ZeroMQ that is too old for heartbeats."""
+    try:
+        return str(part.get("Peer-Address"))
+    except zmq.ZMQError:
+        raise MalformedError("the peer's ZeroMQ is too old: use libzmq 4.2 or newer") from None
