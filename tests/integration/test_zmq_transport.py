@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import zmq
 from helpers import eventually
+from helpers.hostile import hello
 from helpers.program import Program
 from helpers.zmq_programs import sender, server
 from helpers.zmq_stranger import PLENTY, StandIn, Stranger
@@ -136,7 +137,8 @@ def test_who_writes_more_than_is_allowed_is_cut_off() -> None:
     """The window bounds what a stranger can make the server hold."""
     recorder = Recorder()
     with bound(recorder, zmq__hwm=10) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(Kind.OPEN, b"Send", NOTHING)  # so that the server can not answer, and reads no further
+        stranger.put(Kind.OPEN, b"Send", NOTHING)  # so that the server cannot answer, and reads no further
+        stranger.put(Kind.DATA, hello(topology=TOPOLOGY), NOTHING)
         for _ in range(100):
             stranger.put(Kind.DATA, b"x", NOTHING)
         assert stranger.ending() == "MALFORMED"
@@ -421,6 +423,8 @@ client = context.connect("conformance", "127.0.0.1", port)
 client.send(1, b"parent before")
 child = os.fork()
 if child == 0:
+    files = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.lexists(each.path)]
+    assert "anon_inode:[eventfd]" not in files, f"ZeroMQ is still open: {files}"
     mine = TransportFactory.make_context(conf)
     client = mine.connect("conformance", "127.0.0.1", port)
     client.send(2, b"child")
@@ -437,7 +441,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_a_process_with_connections_may_fork() -> None:
-    """The parent's session goes on after it, and the child can have sessions of its own."""
+    """The parent's session goes on after it; the child inherits nothing, and can have sessions of its own."""
     recorder = Recorder()
     with bound(recorder) as (_, bound_server):
         run = subprocess.run(
