@@ -209,7 +209,8 @@ ONE = {"lengths": b"\1\0\0\0", "data": b"x"}
         ({"frame": frame(task=1, lengths=b"abc")}, ProtocolError),
         ({"frame": frame(task=1, via=7, **ONE)}, ProtocolError),
         ({"frame": frame(task=1500, **ONE)}, NotLocalError),
-        ({"piece": 3}, SequenceGapError),
+        ({"frame": b""}, ProtocolError),
+        ({"frame": frame(task=1, **ONE), "piece": 3}, SequenceGapError),
     ],
 )
 def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], error: type[Exception]) -> None:

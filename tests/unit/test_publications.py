@@ -7,7 +7,7 @@ import pytest
 from tuplewire.errors import ResourceLimitError, SequenceGapError
 from tuplewire.group import TaskGroup
 from tuplewire_service.worker import publications
-from tuplewire_service.worker.publications import Publications
+from tuplewire_service.worker.publications import IDLE_SECONDS, Publications
 
 
 def group(task: int, *payloads: bytes) -> TaskGroup:
@@ -18,7 +18,7 @@ def group(task: int, *payloads: bytes) -> TaskGroup:
 def publish(state: Publications, sink: str, epoch: int, *groups: TaskGroup) -> list[TaskGroup]:
     """Publish an epoch in pieces of one group; return what is new."""
     for piece, each in enumerate(groups):
-        state.add(sink, epoch, piece, [each])
+        state.add(sink, epoch, piece, [each], 0.0)
     collected = state.collected(sink)
     state.publish(sink, collected)
     return collected
@@ -47,43 +47,54 @@ def test_pieces_follow_each_other() -> None:
     """One that is missing is told; piece 0 begins anew, and the last one may come again."""
     state = Publications(1000)
     with pytest.raises(SequenceGapError, match="begin again with piece 0"):
-        state.add("s", 1, 1, [])
-    state.add("s", 1, 0, [group(1, b"a")])
+        state.add("s", 1, 1, [], 0.0)
+    state.add("s", 1, 0, [group(1, b"a")], 0.0)
     with pytest.raises(SequenceGapError):
-        state.add("s", 1, 2, [])
+        state.add("s", 1, 2, [], 0.0)
     with pytest.raises(SequenceGapError):
-        state.add("s", 2, 1, [])
+        state.add("s", 2, 1, [], 0.0)
     last = [group(1, b"b")]
-    state.add("s", 1, 1, last)
-    state.add("s", 1, 1, last)
+    state.add("s", 1, 1, last, 0.0)
+    state.add("s", 1, 1, last, 0.0)
     with pytest.raises(SequenceGapError):
-        state.add("s", 1, 3, [])
+        state.add("s", 1, 3, [], 0.0)
     assert [each.data for each in state.collected("s")] == [b"a", b"b"]
-    state.add("s", 1, 0, [group(1, b"c")])
+    state.add("s", 1, 0, [group(1, b"c")], 0.0)
     assert [each.data for each in state.collected("s")] == [b"c"]
 
 
 def test_what_is_not_complete_is_bounded() -> None:
     """Over the limit an epoch is refused and forgotten, so that there is room for others."""
-    state = Publications(30)
-    state.add("s", 1, 0, [group(1, b"x" * 20)])
+    state = Publications(150)
+    state.add("s", 1, 0, [group(1, b"x" * 50)], 0.0)  # and 52 bytes for its length and the group
     with pytest.raises(ResourceLimitError, match="write less at once"):
-        state.add("t", 1, 0, [group(1, b"x" * 20)])
+        state.add("t", 1, 0, [group(1, b"x" * 50)], 0.0)
     with pytest.raises(ResourceLimitError):
-        state.add("s", 1, 1, [group(1, b"x" * 20)])
-    state.add("t", 1, 0, [group(1, b"x" * 20)])
-    assert len(publish(state, "t", 1, group(1, b"x" * 20))) == 1
+        state.add("s", 1, 1, [group(1, b"")], 0.0)
+    state.add("t", 1, 0, [group(1, b"x" * 50)], 0.0)
+    assert len(publish(state, "t", 1, group(1, b"x" * 50))) == 1
+
+
+def test_what_nobody_goes_on_with_makes_room() -> None:
+    """The epoch of a driver that has died does not keep others out for ever."""
+    state = Publications(150)
+    state.add("dead", 1, 0, [group(1, b"x" * 50)], 0.0)
+    with pytest.raises(ResourceLimitError):
+        state.add("s", 1, 0, [group(1, b"x" * 50)], IDLE_SECONDS)
+    state.add("s", 1, 0, [group(1, b"x" * 50)], IDLE_SECONDS + 1)
+    with pytest.raises(SequenceGapError):
+        state.add("dead", 1, 1, [group(1, b"x")], IDLE_SECONDS + 2)
 
 
 def test_what_nobody_consumes_is_bounded() -> None:
-    """The last piece waits for consumers; where nothing is held, it fits whatever its size."""
-    state = Publications(30)
-    publish(state, "s", 1, group(1, b"x" * 20, b""))  # 20 bytes, and four for each message
-    state.add("s", 2, 0, [group(1, b"y")])
+    """The last piece waits for consumers."""
+    state = Publications(200)
+    publish(state, "s", 1, group(1, b"x" * 90, b""))  # and four bytes for each message
+    state.add("s", 2, 0, [group(1, b"y" * 100)], 0.0)
     with pytest.raises(ResourceLimitError, match="try again later"):
         state.collected("s")
     state.release(1, 1, 0)
-    assert [each.data for each in state.collected("s")] == [b"y"]
+    assert len(state.collected("s")) == 1
 
 
 def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

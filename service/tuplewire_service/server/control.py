@@ -89,6 +89,8 @@ class ControlServicer(Servicer):
             groups = groups_of(OpaqueFrame.FromString(request.frame))
         except DecodeError as error:
             raise MalformedError(f"{len(request.frame)} bytes are not a Frame: {error}") from error
+        if not groups:
+            raise MalformedError("a piece of an epoch has at least one message")
         if any(group.via or group.position for group in groups):
             raise MalformedError("only a worker passes messages on")
         check_sizes(groups, settings.session.max_message_bytes)

@@ -10,17 +10,29 @@ from collections.abc import Iterable, Sequence
 
 from tuplewire.errors import ResourceLimitError, SequenceGapError
 from tuplewire.group import TaskGroup
-from tuplewire.session.pieces import LENGTH_BYTES
+from tuplewire.session.pieces import LENGTH_BYTES, wire_bytes
 
 MAX_REMEMBERED = 100_000
 """For so many pairs of sink and task the last epoch is remembered, those that published last."""
+
+IDLE_SECONDS = 60.0
+"""An epoch that nobody goes on with for so long is forgotten where others need the room."""
+
+
+class _Epoch:
+    __slots__ = ("number", "pieces", "touched")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pieces: list[Sequence[TaskGroup]] = []
+        self.touched = 0.0
 
 
 class Publications:
     """The epochs of all sinks. Belongs to the event loop.
 
-    limit_bytes: what may be held of epochs that are not complete, and, apart from that, of published messages
-    that no consumer has acknowledged; a message counts four bytes beside its payload.
+    limit_bytes: what may be held of epochs that are not complete, as in frames, and, apart from that, of
+    published messages that no consumer has acknowledged, four bytes for each beside its payload.
 
     It is the origin of what is published: see Origin.
     """
@@ -32,48 +44,53 @@ class Publications:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._published: dict[tuple[str, int], int] = {}
-        self._open: dict[str, tuple[int, list[Sequence[TaskGroup]]]] = {}
+        self._open: dict[str, _Epoch] = {}
         self._open_bytes = 0
         self._unreleased_bytes = 0
 
-    def add(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup]) -> None:
-        """Keep a piece, in place of the same one where that is the last.
+    def add(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], now: float) -> None:
+        """Keep a piece, in place of the same one where that is the last. now: seconds of any clock.
 
         Raises SequenceGapError when pieces before it are missing, ResourceLimitError when there is no room.
         """
         if not piece:
             self._drop(sink)
-            self._open[sink] = (epoch, [])
-        open_epoch, pieces = self._open.get(sink, (-1, []))
-        if open_epoch != epoch or not len(pieces) - 1 <= piece <= len(pieces):
+            self._open[sink] = _Epoch(epoch)
+        state = self._open.get(sink)
+        if state is None or state.number != epoch or not len(state.pieces) - 1 <= piece <= len(state.pieces):
             raise SequenceGapError(
                 f"sink {sink!r}: piece {piece} of epoch {epoch} does not follow the last one that is here; "
                 "begin again with piece 0"
             )
-        if piece < len(pieces):
-            self._open_bytes -= _size_of(pieces.pop())
-        size = _size_of(groups)
+        state.touched = now
+        if piece < len(state.pieces):
+            self._open_bytes -= _held_by(state.pieces.pop())
+        size = _held_by(groups)
+        if self._open_bytes + size > self.limit_bytes:
+            for idle in [name for name, each in self._open.items() if each.touched < now - IDLE_SECONDS]:
+                self._drop(idle)
         if self._open_bytes + size > self.limit_bytes:
             self._drop(sink)
             raise ResourceLimitError(
                 f"sink {sink!r}: an epoch of more than {self.limit_bytes} bytes, with those of other sinks "
                 "that are not complete; write less at once, or raise receive-queue-bytes of the worker"
             )
-        pieces.append(groups)
+        state.pieces.append(groups)
         self._open_bytes += size
 
     def _drop(self, sink: str) -> None:
-        _, pieces = self._open.pop(sink, (-1, []))
-        self._open_bytes -= sum(map(_size_of, pieces))
+        state = self._open.pop(sink, None)
+        if state is not None:
+            self._open_bytes -= sum(map(_held_by, state.pieces))
 
     def collected(self, sink: str) -> list[TaskGroup]:
         """Return what is new in a sink's epoch; ResourceLimitError while too much is not consumed."""
-        epoch, pieces = self._open[sink]
+        state = self._open[sink]
         groups = [
             group
-            for piece in pieces
+            for piece in state.pieces
             for group in piece
-            if epoch > self._published.get((sink, group.task), -1)
+            if state.number > self._published.get((sink, group.task), -1)
         ]
         if self._unreleased_bytes and self._unreleased_bytes + _size_of(groups) > self.limit_bytes:
             raise ResourceLimitError(
@@ -83,7 +100,7 @@ class Publications:
 
     def publish(self, sink: str, collected: Sequence[TaskGroup]) -> None:
         """Note that what was collected is on its way to its queues."""
-        epoch, _ = self._open[sink]
+        epoch = self._open[sink].number
         self._drop(sink)
         self._unreleased_bytes += _size_of(collected)
         for task in {group.task for group in collected}:
@@ -99,3 +116,7 @@ class Publications:
 
 def _size_of(groups: Iterable[TaskGroup]) -> int:
     return sum(len(group.data) + len(group.lengths) for group in groups)
+
+
+def _held_by(groups: Iterable[TaskGroup]) -> int:
+    return sum(map(wire_bytes, groups))

@@ -323,7 +323,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             raise error
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             raise DrainingError("the worker is draining; publish again later, or at another one")
-        self._publications.add(sink, epoch, piece, groups)
+        self._publications.add(sink, epoch, piece, groups, time.monotonic())
         if not last:
             return 0
         collected = self._publications.collected(sink)
