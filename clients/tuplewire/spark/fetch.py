@@ -45,7 +45,7 @@ class RangeReader:
         settings = SessionSettings()
         self._settings = settings
         self._backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
-        self._patient_until = 0.0
+        self._failing_since: float | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages.
@@ -54,7 +54,6 @@ class RangeReader:
         is, SupersededError when another consumer has the task; the latter two once the timeout has passed.
         """
         wanted = self._wanted
-        self._succeeded()
         superseded = False
         while self._position < wanted.end:
             try:
@@ -65,15 +64,17 @@ class RangeReader:
             except SequenceGapError:
                 superseded = True
             except (UnreachableError, SupersededError, NotReadyError, DrainingError):
-                if time.monotonic() > self._patient_until:
+                now = time.monotonic()
+                self._failing_since = self._failing_since or now
+                if now - self._failing_since > self._options.timeout:
                     raise
                 time.sleep(self._backoff.next())
             except (NotLocalError, UnknownTaskError) as error:
-                self._lost(f"has left the worker at {wanted.address}: {error}")
+                self._lost(wanted.end, f"has left the worker at {wanted.address}: {error}")
 
     def _succeeded(self) -> None:
         self._backoff.succeeded()
-        self._patient_until = time.monotonic() + self._options.timeout
+        self._failing_since = None
 
     def _stream(self) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
@@ -82,9 +83,9 @@ class RangeReader:
             wanted.address, self._options.topology, wanted.worker, {wanted.task: stretch}, self._settings
         ) as stream:
             if stream.worker != wanted.worker:
-                self._lost(f"was at a worker at {wanted.address} that has been restarted")
-            if stream.starts[wanted.task] > self._position:
-                self._lost(f"was acknowledged by somebody else up to {stream.starts[wanted.task]}")
+                self._lost(wanted.end, f"was at a worker at {wanted.address} that has been restarted")
+            elif stream.starts[wanted.task] > self._position:
+                self._lost(stream.starts[wanted.task], "has another consumer, which has acknowledged them")
             if self._position >= wanted.end:
                 return
             for frame in stream.frames():
@@ -94,14 +95,14 @@ class RangeReader:
                     self._position = deliveries[-1].first_sequence + len(deliveries[-1].group) - 1
                     yield read_batch(deliveries, wanted.timestamp_millis)
 
-    def _lost(self, why: str) -> None:
-        """Give up what is left of the range, where that is allowed."""
-        wanted = self._wanted
-        text = f"messages {self._position + 1} to {wanted.end} of task {wanted.task} are gone: the task {why}"
+    def _lost(self, sequence: int, why: str) -> None:
+        """Give up what comes up to a sequence, where that is allowed."""
+        last = min(sequence, self._wanted.end)
+        text = f"messages {self._position + 1} to {last} of task {self._wanted.task} are gone: the task {why}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them")
         logger.warning("spark.data_lost", extra={"reason": text})
-        self._position = wanted.end
+        self._position = last
 
     def _wait_for_twin(self) -> None:
         """Wait until the attempt that has superseded this one has finished; Spark may end this one first."""

@@ -8,6 +8,7 @@ one attempt of each partition, and the driver publishes those, as an epoch that 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from tuplewire.message import TaskMessageBatch
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.publish import Publisher
 from tuplewire.spark.routing import Router
+
+logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 8 * MIB
 _QUERY_ID = "sql.streaming.queryId"
@@ -51,7 +54,7 @@ class TuplewireBatchWriter(DataSourceArrowWriter):
     """Sends the rows of a DataFrame.
 
     Guarantee: when the write has succeeded, the worker has acknowledged every row's message. With atomic,
-    exactly one attempt of each partition is sent, and nothing before all of them are computed. Without it a
+    exactly one attempt of each partition is seen, and nothing before all of them are computed. Without it a
     task that Spark runs again sends again: at least once.
     """
 
@@ -159,7 +162,12 @@ def _publish(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMe
     groups = [group for part in parts for group in part.groups]
     if groups:
         publisher = Publisher(resolve_address(options.address), options.topology, options.timeout)
-        publisher.publish(parts[0].sink, epoch, groups)
+        published = publisher.publish(parts[0].sink, epoch, groups)
+        attempts = [part.attempt for part in parts]
+        logger.info(
+            "spark.published",
+            extra={"sink": parts[0].sink, "epoch": epoch, "messages": published, "attempts": attempts},
+        )
 
 
 def _send(client: Client, groups: Iterable[TaskGroup], timeout: float) -> None:
