@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -17,11 +18,12 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
-from tuplewire.errors import BufferFullError, SupersededError
+from tuplewire.errors import BufferFullError, SupersededError, UnreachableError
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
-from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
+from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
 from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing.proxy import FaultProxy
 
 QUEUE = 1000
 
@@ -137,6 +139,35 @@ def test_a_read_goes_on_after_another_consumer(workers: Pair) -> None:
         got += first
         assert [each for batch in got for each in batch.column("sequence").to_pylist()] == list(range(1, 901))
         reader.commit(end)
+
+
+def test_a_read_goes_on_through_broken_connections(workers: Pair) -> None:
+    """Connections that are cut, and a worker that is out of reach for less than the timeout, lose nothing."""
+    task = workers.near_task()
+    with (
+        FaultProxy(workers.near.address) as proxy,
+        client_of(workers.near.address) as client,
+        stream_reader(workers.near, str(task)) as reader,
+    ):
+        client.send(large(task, range(900)))
+        client.flush()
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        (partition,) = reader.partitions(start, end)
+        assert isinstance(partition, RangePartition)
+        got = []
+        partition = RangePartition(dataclasses.replace(partition.wanted, address=proxy.address))
+        for number, batch in enumerate(reader.read(partition)):
+            got += batch.column("sequence").to_pylist()
+            if number in {0, 3}:
+                assert proxy.cut() == 1
+        assert got == list(range(1, 901))
+        reader.commit(end)
+        proxy.cut()
+        proxy.close()
+        gone = given(workers.near, str(task), timeout="0.3")
+        with pytest.raises(UnreachableError):
+            list(TuplewireBatchReader(gone).read(partition))
 
 
 def test_never_takes_a_task_from_a_program(workers: Pair) -> None:
