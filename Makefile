@@ -69,7 +69,7 @@ types: $(VENV)/.dev ## Check types, strictly
 check: lint types proto-check test ## Everything that must hold before a change goes in
 
 .PHONY: property
-property: $(VENV)/.dev ## Drive the session through a million random steps; SEED=n repeats a run
+property: $(VENV)/.dev ## Drive sessions, moves and drains through many random steps; SEED=n repeats a run
 	TUPLEWIRE_LONG=1 TUPLEWIRE_SEED=$(SEED) $(BIN)/python -m pytest -s tests/property $(ARGS)
 
 .PHONY: bench

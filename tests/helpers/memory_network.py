@@ -1,0 +1,294 @@
+"""A network in memory: streams between processes on a HandLoop, which a test delivers, holds and cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NoReturn
+
+from helpers.hand_loop import HandLoop, HandThread, process_name
+from tuplewire.config import SessionSettings
+from tuplewire.errors import TuplewireError, UnreachableError, refused
+from tuplewire.sender import Identity, Sender
+from tuplewire.stream import ClientStream, Dial, StreamBroken
+from tuplewire_service.messaging.base import IConnectionCallback, IContext
+from tuplewire_service.messaging.sessions.client import SessionClient
+from tuplewire_service.messaging.sessions.server import SessionServer
+from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.messaging.sessions.stream import ServerStream, code_of
+
+HOST = "127.0.0.1"
+_ROOM = 8
+"""So many messages may be on the way in one direction; then whoever writes waits."""
+
+
+class _End:
+    """The last in a pipe: the stream has ended (with an error), or is broken."""
+
+    def __init__(self, error: TuplewireError | None = None, *, broken: bool = False) -> None:
+        self.error = error
+        self.broken = broken
+
+
+class Pipe:
+    """One direction of a stream."""
+
+    def __init__(self) -> None:
+        self._on_the_way: deque[bytes | _End] = deque()
+        self._arrived: deque[bytes | _End] = deque()
+        self._moved = asyncio.Event()
+        self._closed = False
+        self.end: _End | None = None
+        """How the stream has ended, as seen by who reads."""
+
+    def __len__(self) -> int:
+        return len(self._on_the_way)
+
+    async def write(self, data: bytes) -> None:
+        while len(self._on_the_way) >= _ROOM and not self._closed:
+            self._moved.clear()
+            await self._moved.wait()
+        if not self._closed:
+            self._on_the_way.append(data)
+
+    def close(self, end: _End) -> None:
+        """Let nothing follow what is on the way but the end."""
+        if not self._closed:
+            self._closed = True
+            self._on_the_way.append(end)
+            self._moved.set()
+
+    def cut(self, keep: int) -> None:
+        """Break: of what is on the way only the first so many still arrive."""
+        while len(self._on_the_way) > keep:
+            self._on_the_way.pop()
+        self._closed = False
+        self.close(_End(broken=True))
+
+    def deliver(self, count: int) -> bool:
+        """Let so many arrive; return whether there was something."""
+        moved = bool(self._on_the_way)
+        for _ in range(min(count, len(self._on_the_way))):
+            self._arrived.append(self._on_the_way.popleft())
+        self._moved.set()
+        return moved
+
+    async def read(self) -> bytes | None:
+        while not self._arrived and self.end is None:
+            self._moved.clear()
+            await self._moved.wait()
+        if self._arrived:
+            first = self._arrived.popleft()
+            if isinstance(first, bytes):
+                return first
+            self.end = first
+        if self.end is not None and self.end.broken:
+            raise StreamBroken
+        return None
+
+
+class Link:
+    """A stream in both directions; whoever has gone away is told so by the end of its pipe."""
+
+    def __init__(self, method: str, client: str, server: str) -> None:
+        self.method, self.client, self.server = method, client, server
+        self.up, self.down = Pipe(), Pipe()
+        self.client_gone = self.server_gone = False
+
+    def __repr__(self) -> str:
+        return f"<{self.method} {self.client} -> {self.server}: {len(self.up)} up, {len(self.down)} down>"
+
+    def cut(self, keep_up: int, keep_down: int) -> None:
+        """Break it; each side notices when the break is delivered."""
+        self.up.cut(keep_up)
+        self.down.cut(keep_down)
+
+    def deliver(self, count: int) -> bool:
+        """Deliver so many messages in each direction; return whether there was something."""
+        up, down = self.up.deliver(count), self.down.deliver(count)
+        return up or down
+
+
+class _Client(ClientStream):
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def write(self, data: bytes) -> None:
+        if self._link.down.end is not None:
+            raise StreamBroken
+        await self._link.up.write(data)
+
+    async def read(self) -> bytes | None:
+        return await self._link.down.read()
+
+    async def done_writing(self) -> None:
+        self._link.up.close(_End())
+
+    async def end(self) -> TuplewireError:
+        end = self._link.down.end
+        if end is not None and end.error is not None:
+            return refused(code_of(end.error), str(end.error))
+        return UnreachableError(f"{self._link.server}: the stream broke")
+
+
+class _Refused(Exception):  # noqa: N818 - ends a handler, as gRPC's abort does
+    """A stream was ended with an error."""
+
+
+class _Server(ServerStream):
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @property
+    def peer(self) -> str:
+        return self._link.client
+
+    async def write(self, data: bytes) -> None:
+        if self._link.up.end is not None and self._link.up.end.broken:
+            raise StreamBroken
+        await self._link.down.write(data)
+
+    async def read(self) -> bytes | None:
+        return await self._link.up.read()
+
+    async def refuse(self, error: TuplewireError) -> NoReturn:
+        self._link.down.close(_End(error))
+        raise _Refused
+
+
+_Handlers = Mapping[str, Callable[[ServerStream], Awaitable[None]]]
+
+
+class Network:
+    """Links between processes, which are known by name; servers have addresses, too."""
+
+    def __init__(self, loop: HandLoop) -> None:
+        self.loop = loop
+        self.thread = HandThread(loop)
+        self.links: list[Link] = []
+        self._servers: dict[str, tuple[str, _Handlers]] = {}
+        self._calls: dict[Link, asyncio.Task[None]] = {}
+
+    def listen(self, address: str, handlers: _Handlers) -> None:
+        """Serve streams to an address in the present process."""
+        self._servers[address] = process_name.get(), handlers
+
+    async def close(self, address: str, grace: float | None) -> None:
+        """Serve no more; what is still open gets so many seconds."""
+        process, _ = self._servers.pop(address)
+        if calls := [task for link, task in self._calls.items() if link.server == process]:
+            await asyncio.wait(calls, timeout=grace or 0)
+        for task in calls:
+            task.cancel()
+
+    def dial(self, address: str) -> Dial:
+        """Return what opens streams to an address, from the present process."""
+        return partial(self._open, process_name.get(), address)
+
+    @asynccontextmanager
+    async def _open(self, client: str, address: str, method: str) -> AsyncIterator[ClientStream]:
+        if address not in self._servers:
+            raise UnreachableError(f"{address}: nobody listens")
+        process, handlers = self._servers[address]
+        link = Link(method, client, process)
+        self.links.append(link)
+        context = contextvars.copy_context()
+        context.run(process_name.set, process)
+        serve = self._serve(link, handlers[method])
+        self._calls[link] = context.run(self.loop.create_task, serve)
+        try:
+            yield _Client(link)
+        finally:
+            link.up.close(_End(broken=True))
+            link.client_gone = True
+
+    async def _serve(self, link: Link, handle: Callable[[ServerStream], Awaitable[None]]) -> None:
+        try:
+            await handle(_Server(link))
+            link.down.close(_End())
+        except (StreamBroken, _Refused):
+            pass
+        finally:
+            link.down.close(_End(broken=True))
+            link.server_gone = True
+            del self._calls[link]
+
+    def kill(self, process: str) -> None:
+        """End a process at once: what it has written may still arrive."""
+        for address in [each for each, (server, _) in self._servers.items() if server == process]:
+            del self._servers[address]
+        self.loop.kill(process)
+
+    def sweep(self) -> None:
+        """Forget the links that both sides have left."""
+        self.links = [link for link in self.links if not (link.client_gone and link.server_gone)]
+
+    def deliver_all(self) -> bool:
+        """Deliver whatever is on the way now; return whether there was something."""
+        self.sweep()
+        moved = [link.deliver(_ROOM) for link in self.links]
+        self.loop.settle()
+        return any(moved)
+
+
+class _NetworkServer(SessionServer):
+    """Serves the streams of a Network."""
+
+    def __init__(
+        self,
+        network: Network,
+        topology: str,
+        port: int,
+        settings: TransportSettings,
+        callback: IConnectionCallback | None,
+    ) -> None:
+        self._network = network
+        super().__init__(network.thread, topology, port, settings, callback)
+
+    async def _bind(self) -> int:
+        self._addresses.append(f"{HOST}:{self._port}")
+        self._network.listen(self._addresses[0], self._handlers)
+        return self._port
+
+    async def _unbind(self, grace: float | None) -> None:
+        await self._network.close(self._addresses[0], grace)
+
+
+class NetworkContext(IContext):
+    """The IContext of one worker, over a Network."""
+
+    def __init__(self, network: Network, settings: TransportSettings) -> None:
+        self._network = network
+        self._settings = settings
+        self._connections = 0
+
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        """See IContext. The settings are given already."""
+
+    def bind(
+        self, topology_id: str, port: int, callback: IConnectionCallback | None = None
+    ) -> _NetworkServer:
+        return _NetworkServer(self._network, topology_id, port, self._settings, callback)
+
+    def connect(self, topology_id: str, host: str, port: int) -> SessionClient:
+        self._connections += 1
+        settings = self._settings
+        identity = Identity(
+            topology_id, f"{settings.worker_id}/{self._connections}", settings.incarnation, worker=True
+        )
+        make = partial(sender, self._network, f"{host}:{port}", identity, settings.session)
+        return SessionClient(self._network.thread, make)
+
+    def term(self) -> None:
+        """See IContext. A drain or a kill has closed everything."""
+
+
+def sender(
+    network: Network, address: str, identity: Identity, settings: SessionSettings, **callbacks: Any
+) -> Sender:
+    """Return a sending session to an address."""
+    return Sender(address, identity, settings, network.loop, network.dial(address), **callbacks)

@@ -1,0 +1,153 @@
+"""What tests/property/test_moves.py drives: programs, consumers, workers; and what order messages have."""
+
+from __future__ import annotations
+
+import struct
+from asyncio import Task
+from collections import deque
+from collections.abc import Sequence
+
+from helpers.memory_network import HOST, Network, sender
+from tuplewire.config import AckMode, SessionSettings
+from tuplewire.group import TaskGroup
+from tuplewire.receiver import Receiver
+from tuplewire.sender import Identity
+from tuplewire.session.consume import Arrived
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.session.send import Settled
+from tuplewire_service.worker.worker import Worker
+
+TOPOLOGY = "t"
+WORKERS = (0, 1, 2)
+TASKS = (1, 2)
+PROGRAMS = (0, 1, 2)
+
+SESSION = SessionSettings(
+    max_pending_messages=60,
+    max_pending_bytes=2_000,
+    max_pending_task_messages=40,
+    max_message_bytes=60,
+    max_frame_bytes=100,
+    backoff_max_seconds=0.2,
+    prefetch_messages=6,
+    prefetch_bytes=120,
+)
+
+FIRST_SOURCE = 100
+
+_NUMBER = struct.Struct(">I")
+
+Stream = tuple[int, int]
+"""A source and a task."""
+
+
+def address_of(worker: int) -> str:
+    """Return a worker's address."""
+    return f"{HOST}:{1000 + worker}"
+
+
+def numbered(task: int, source: int, first: int, count: int, padding: int) -> TaskGroup:
+    """Return messages that are numbered from `first` on, each with so many further bytes."""
+    payloads = [_NUMBER.pack(number) + bytes(padding) for number in range(first, first + count)]
+    return TaskGroup.of(task, payloads, source)
+
+
+def numbers_in(group: TaskGroup) -> list[int]:
+    """Return the messages' numbers."""
+    return [_NUMBER.unpack_from(payload)[0] for payload in group.payloads()]
+
+
+class Lives:
+    """In which order a stream's messages may come: of each life of its first worker, in theirs."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.unmarked: set[int] = set()
+        self._begin = [0]
+        self._next = [0]
+        self._free = 0
+
+    def new_life(self, first: int) -> None:
+        """Let the first worker start anew, with this number: what comes may overtake what came before."""
+        self._begin.append(first)
+        self._next.append(first)
+
+    def die(self, offered: int) -> None:
+        """Let a worker be killed: what was on its way may be overtaken."""
+        self._free = offered
+        self.new_life(offered)
+
+    def see(self, number: int, *, marked: bool) -> None:
+        """Take a message in; AssertionError when it must not come now."""
+        if not marked:
+            assert number not in self.unmarked, f"{number} came twice without a mark"
+            self.unmarked.add(number)
+        if number in self.seen:
+            return
+        self.seen.add(number)
+        if number < self._free:
+            return
+        life = max(each for each, first in enumerate(self._begin) if first <= number)
+        while self._next[life] in self.seen - {number}:
+            self._next[life] += 1
+        assert number == self._next[life], f"{number} came before {self._next[life]}"
+
+
+class Program:
+    """A program that sends, from a source of its own, to all tasks by one worker."""
+
+    def __init__(self, number: int, network: Network, mode: AckMode) -> None:
+        self.source = FIRST_SOURCE + number
+        self.worker = number
+        self.mode = mode
+        self.offered = dict.fromkeys(TASKS, 0)
+        self.settled = dict.fromkeys(TASKS, 0)
+        self.done: dict[int, set[int]] = {task: set() for task in TASKS}
+        """What consumers are done with."""
+        session = SessionSettings(
+            **{name: getattr(SESSION, name) for name in SESSION.__slots__ if name != "ack_mode"},
+            ack_mode=mode,
+        )
+        identity = Identity(TOPOLOGY, f"p{number}", 1)
+        self.sender = sender(network, address_of(self.worker), identity, session, on_settled=self._settled)
+        self.sender.start()
+
+    def _settled(self, settled: Sequence[Settled], _: Sequence[Settled]) -> None:
+        for each in settled:
+            assert each.dropped is None, f"{each.messages} messages were dropped: {each.dropped}"
+            first = self.settled[each.task]
+            self.settled[each.task] += each.messages
+            if self.mode is AckMode.PROCESSED:
+                numbers = set(range(first, first + each.messages))
+                assert numbers <= self.done[each.task], "acknowledged too soon"
+
+
+class Consumer:
+    """A process that consumes one task at one worker."""
+
+    def __init__(self, name: str, worker: int, task: int, network: Network) -> None:
+        self.name = name
+        self.worker = worker
+        self.task = task
+        self.held: deque[Arrived] = deque()
+        address = address_of(worker)
+        dial = network.dial(address)
+        self.receiver = Receiver(address, TOPOLOGY, name, 1, [task], SESSION, network.loop, dial)
+        self.receiver.start()
+
+
+class Host:
+    """Where a worker lives, again and again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.life = 0
+        self.worker: Worker | None = None
+        self.draining: Task[LedgerSnapshot] | None = None
+        self.version = 0
+        """Of the assignment that it was told last."""
+
+    @property
+    def process(self) -> str:
+        """The name of the worker's process."""
+        return f"w{self.number}.{self.life}"

@@ -1,0 +1,445 @@
+"""Workers, programs and consumers while tasks move and workers drain, restart and die, in any order.
+
+Everything is real but the network (helpers/memory_network.py) and time. `make property` drives many steps,
+in pieces with a seed each. A failure prints the steps that lead to it, and `make property SEED=n` begins with
+the piece that failed.
+"""
+
+# ruff: noqa: D401 - a rule's docstring says what happens
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+from helpers.hand_loop import HandLoop
+from helpers.memory_network import Network, NetworkContext
+from helpers.moving_parts import (
+    FIRST_SOURCE,
+    PROGRAMS,
+    SESSION,
+    TASKS,
+    TOPOLOGY,
+    WORKERS,
+    Consumer,
+    Host,
+    Lives,
+    Program,
+    Stream,
+    address_of,
+    numbered,
+    numbers_in,
+)
+from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from tuplewire.config import AckMode
+from tuplewire.errors import RefusedError, UnreachableError
+from tuplewire.group import TaskGroup
+from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.status import WorkerState
+from tuplewire_service.worker.worker import Worker, peer_session
+
+LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
+LONG_STEPS = 200_000
+
+pytestmark = pytest.mark.timeout(0 if LONG else 300)
+
+FOREVER = 1e9
+QUEUE_BYTES = (100, 500, 4_000)
+HEAL_SECONDS = 120.0
+HOPS = 6
+MOST_CONSUMERS = 8
+FAULTS = ("cut", "supersede", "kill_consumer", "drain", "restart", "restart")
+ACTIONS = (
+    *("send",) * 4,
+    *("deliver",) * 6,
+    *("flow",) * 4,
+    *("take",) * 3,
+    *("move", "move", "tell", "tell", "tell", "wait"),
+    *FAULTS,
+)
+
+
+class Cluster(RuleBasedStateMachine):
+    """Drives everything, and holds it against what is promised."""
+
+    @initialize(
+        calm=st.booleans(),
+        kills=st.booleans(),
+        modes=st.tuples(*[st.sampled_from(AckMode)] * len(PROGRAMS)),
+        queue_bytes=st.sampled_from(QUEUE_BYTES),
+    )
+    def start(
+        self,
+        calm: bool,  # noqa: FBT001 - drawn
+        kills: bool,  # noqa: FBT001
+        modes: Sequence[AckMode],
+        queue_bytes: int,
+    ) -> None:
+        """Start everything.
+
+        calm: nothing goes wrong, so that nothing may come twice. kills: workers are killed; then only what is
+        kept until it is processed is safe.
+        """
+        self.calm = calm
+        self.kills = kills and not calm
+        self.queue_bytes = queue_bytes
+        self.loop = HandLoop()
+        self.network = Network(self.loop)
+        self.assignments: list[Assignment] = []
+        self.consumers: list[Consumer] = []
+        self.consumers_made = 0
+        self.lives: defaultdict[Stream, Lives] = defaultdict(Lives)
+        self._assign([0, 1])
+        self.hosts = [Host(number) for number in WORKERS]
+        for host in self.hosts:
+            self._start(host, 1)
+        self.programs = [
+            self.loop.inside(
+                lambda number=number, mode=mode: Program(  # type: ignore[misc]
+                    number, self.network, AckMode.PROCESSED if self.kills else mode
+                ),
+                f"p{number}",
+            )
+            for number, mode in zip(PROGRAMS, modes, strict=True)
+        ]
+        self._flow(4)
+
+    def _assign(self, owners: Sequence[int]) -> None:
+        workers = tuple(
+            AssignedWorker(
+                f"w{worker}",
+                address_of(worker),
+                tuple(task for task, owner in zip(TASKS, owners, strict=True) if owner == worker),
+            )
+            for worker in WORKERS
+        )
+        self.assignments.append(Assignment(len(self.assignments) + 1, TOPOLOGY, workers))
+
+    # --- workers ------------------------------------------------------------------------------------
+
+    def _start(self, host: Host, version: int) -> None:
+        host.life += 1
+        worker_id = f"w{host.number}"
+        worker_settings = WorkerSettings(
+            worker_id=worker_id,
+            topology=TOPOLOGY,
+            receive_queue_bytes=self.queue_bytes,
+            session=SESSION,
+        )
+        transport = TransportSettings(
+            worker_id=worker_id,
+            incarnation=host.life,
+            receive_bytes=self.queue_bytes,
+            session=peer_session(SESSION),
+        )
+
+        def start() -> Worker:
+            worker = Worker(worker_settings, NetworkContext(self.network, transport), host.life)
+            self.loop.create_task(worker.start(1000 + host.number))
+            return worker
+
+        host.worker = self.loop.inside(start, host.process)
+        host.draining = None
+        host.version = 0
+        if version:
+            self._tell(host, version)
+
+    def _tell(self, host: Host, version: int) -> None:
+        worker = host.worker
+        if worker is not None and worker.state is not WorkerState.STOPPED and version > host.version:
+            host.version = version
+            self.loop.inside(lambda: worker.update_assignment(self.assignments[version - 1]), host.process)
+
+    def tell(self, which: int, skip: int) -> None:
+        """A worker hears of a newer assignment, perhaps not of the newest."""
+        host = self.hosts[which % 3]
+        self._tell(host, max(host.version, len(self.assignments) - (skip - 1)))
+
+    def move(self, which: int, much: int) -> None:
+        """Each task is given to a worker, and some workers hear of it."""
+        self._assign([which % 3, which // 3 % 3])
+        for number in range(which, which + much):
+            if number % 4 < 3:
+                self._tell(self.hosts[number % 4], len(self.assignments))
+
+    def drain(self, which: int, _: int) -> None:
+        """A worker begins to drain."""
+        host = self.hosts[which % 3]
+        worker = host.worker
+        if worker is not None and host.draining is None:
+            host.draining = self.loop.inside(
+                lambda: self.loop.create_task(worker.drain(FOREVER)), host.process
+            )
+
+    def _look_at_drains(self) -> None:
+        """A drain ends with nothing lost."""
+        for host in self.hosts:
+            if host.draining is not None and host.draining.done():
+                ledger = host.draining.result()
+                assert ledger.balanced, str(ledger)
+                assert not ledger.pending, str(ledger)
+                assert not sum(ledger.dropped.values()), str(ledger)
+                host.draining = None
+                host.worker = None
+                self.network.kill(host.process)
+                for program in self.programs:
+                    if program.worker == host.number:
+                        for task in TASKS:
+                            self.lives[program.source, task].new_life(program.settled[task])
+
+    def restart(self, which: int, skip: int) -> None:
+        """A worker that has ended starts again, with an assignment or without."""
+        host = self.hosts[which % 3]
+        if host.worker is None:
+            self._start(host, (host.version, len(self.assignments), 0)[skip % 3])
+
+    @rule(which=st.sampled_from(WORKERS))
+    def kill_worker(self, which: int) -> None:
+        """A worker dies with all that it holds, in the runs that have that."""
+        host = self.hosts[which]
+        if host.worker is not None and self.kills:
+            self.network.kill(host.process)
+            host.worker = host.draining = None
+            for program in self.programs:
+                for task in TASKS:
+                    self.lives[program.source, task].die(program.offered[task])
+
+    # --- programs -----------------------------------------------------------------------------------
+
+    def send(self, which: int, much: int) -> None:
+        """A program sends, where there is room."""
+        program = self.programs[which % 3]
+        tasks = TASKS[: 1 + which % len(TASKS)]
+        groups = [
+            numbered(task, program.source, program.offered[task], 3 * much, padding=which) for task in tasks
+        ]
+        if self.loop.inside(lambda: program.sender.try_send(groups), f"p{program.worker}"):
+            for task in tasks:
+                program.offered[task] += 3 * much
+
+    # --- consumers ------------------------------------------------------------------------------------
+
+    def _consume(self, worker: int, task: int) -> None:
+        self.consumers_made += 1
+        name = f"c{self.consumers_made}"
+        self.consumers.append(self.loop.inside(lambda: Consumer(name, worker, task, self.network), name))
+
+    def take(self, which: int, limit: int) -> None:
+        """A consumer takes some batches, and is done with all but the last few that it holds."""
+        if self.consumers:
+            consumer = self.consumers[which % len(self.consumers)]
+            self._take(consumer, limit)
+            self._done(consumer, keep=which % 3)
+
+    def _take(self, consumer: Consumer, limit: int) -> None:
+        for _ in range(limit):
+            try:
+                arrived = consumer.receiver.take(0)
+            except UnreachableError:
+                return
+            except RefusedError:  # the task is not there any more, or somebody else's
+                self._end(consumer)
+                return
+            if arrived is None:
+                return
+            consumer.held.append(arrived)
+            for group in arrived.groups:
+                self._see(group)
+
+    def _see(self, group: TaskGroup) -> None:
+        assert group.source is not None
+        for number in numbers_in(group):
+            lives = self.lives[group.source, group.task]
+            assert not (self.calm and number in lives.seen), f"{number} came twice, and nothing went wrong"
+            lives.see(number, marked=group.redelivered)
+
+    def _done(self, consumer: Consumer, keep: int) -> None:
+        while len(consumer.held) > keep:
+            arrived = consumer.held.popleft()
+            for group in arrived.groups:
+                assert group.source is not None
+                self.programs[group.source - FIRST_SOURCE].done[group.task].update(numbers_in(group))
+            consumer.receiver.acknowledge(arrived)
+        self.loop.settle()
+
+    def _end(self, consumer: Consumer) -> None:
+        self.network.kill(consumer.name)
+        self.consumers.remove(consumer)
+
+    def kill_consumer(self, which: int, _: int) -> None:
+        """A consumer dies; another one takes its place."""
+        if self.consumers:
+            consumer = self.consumers[which % len(self.consumers)]
+            self._end(consumer)
+            self._consume(consumer.worker, consumer.task)
+
+    def supersede(self, which: int, _: int) -> None:
+        """Another consumer takes a task over; the older one lives on until it notices."""
+        consumer = self.consumers[which % len(self.consumers)] if self.consumers else None
+        if consumer is not None and len(self.consumers) < MOST_CONSUMERS:
+            self._consume(consumer.worker, consumer.task)
+
+    # --- the network ----------------------------------------------------------------------------------
+
+    def deliver(self, which: int, count: int) -> None:
+        """Something arrives."""
+        self.network.sweep()
+        if self.network.links:
+            self.network.links[which % len(self.network.links)].deliver(count)
+            self.loop.settle()
+
+    def cut(self, which: int, keep: int) -> None:
+        """A stream breaks."""
+        self.network.sweep()
+        if self.network.links:
+            self.network.links[which % len(self.network.links)].cut(keep - 1, which % 3)
+
+    def wait(self, _: int, much: int) -> None:
+        """Time passes."""
+        self.loop.pass_time((0.01, 0.3, 1.2)[much % 3])
+
+    def flow(self, which: int, much: int) -> None:
+        """Everything works, but one worker's consumers may do nothing."""
+        self._flow(much - 1, which % 4)
+
+    def _flow(self, rounds: int, idle: int = 0) -> None:
+        """Let everything go on, but the consumers of one worker."""
+        for _ in range(rounds):
+            moved = 0
+            while moved < HOPS and self.network.deliver_all():
+                moved += 1
+            self._subscribe()
+            for consumer in list(self.consumers):
+                if consumer.worker != idle - 1:
+                    self._take(consumer, 4)
+                    self._done(consumer, keep=0)
+            self.loop.pass_time(0.01 if moved else 0.3)
+            self._look_at_drains()
+
+    def _subscribe(self) -> None:
+        """See to it that every task has a consumer where its worker knows of it."""
+        served = {(consumer.worker, consumer.task) for consumer in self.consumers}
+        for host in self.hosts:
+            if host.worker is not None and host.version:
+                for task in self.assignments[host.version - 1].tasks_of(f"w{host.number}"):
+                    if (host.number, task) not in served:
+                        self._consume(host.number, task)
+
+    # --- what happens ---------------------------------------------------------------------------------
+
+    @rule(
+        actions=st.lists(
+            st.tuples(st.sampled_from(ACTIONS), st.integers(0, 29), st.integers(1, 3)),
+            min_size=1,
+            max_size=10,
+        )
+    )
+    def work(self, actions: list[tuple[str, int, int]]) -> None:
+        """Everybody does something, in any order, and something goes wrong."""
+        for action, which, much in actions:
+            if not (self.calm and action in FAULTS):
+                getattr(self, action)(which, much)
+
+    # --- what always holds ----------------------------------------------------------------------------
+
+    steps: ClassVar[int] = 0
+    """How many steps were taken, by all machines of this process."""
+
+    @invariant()
+    def counted(self) -> None:
+        """Every step is counted."""
+        Cluster.steps += 1
+
+    @invariant()
+    def adds_up(self) -> None:
+        """Every ledger balances, in every state, and nothing is dropped."""
+        self._look_at_drains()
+        for program in self.programs:
+            ledger = program.sender.ledger()
+            assert ledger.balanced, str(ledger)
+            assert ledger.accepted == sum(program.offered.values())
+            assert ledger.acknowledged == sum(program.settled.values())
+            assert program.sender.failed is None, program.sender.failed
+        for host in self.hosts:
+            if host.worker is not None:
+                ledger = host.worker.ledger()
+                assert ledger.balanced, f"{host.process}: {ledger}"
+                assert not sum(ledger.dropped.values()), f"{host.process}: {ledger}"
+
+    def teardown(self) -> None:
+        """After healing, everything settles, and every message has come."""
+        if not hasattr(self, "programs"):
+            return  # the machine never started
+        try:
+            self._heal()
+        finally:
+            self._close()
+
+    def _heal(self) -> None:
+        until = self.loop.time() + HEAL_SECONDS
+        newest = len(self.assignments)
+        while not self._settled():
+            assert self.loop.time() < until, self._stuck()
+            for host in self.hosts:
+                if host.worker is None:
+                    self._start(host, newest)
+                self._tell(host, newest)
+            self._flow(1)
+            self.adds_up()
+        for program in self.programs:
+            for task in TASKS:
+                lives = self.lives[program.source, task]
+                missing = set(range(program.offered[task])) - lives.seen
+                assert not missing, f"{program.source} to {task}: {sorted(missing)} are lost"
+
+    def _settled(self) -> bool:
+        if any(host.worker is None or host.draining is not None for host in self.hosts):
+            return False
+        if any(host.version < len(self.assignments) for host in self.hosts):
+            return False
+        workers = [host.worker for host in self.hosts if host.worker is not None]
+        return not any(program.sender.pending_messages for program in self.programs) and not any(
+            worker.ledger().pending or worker.snapshot().moving_tasks for worker in workers
+        )
+
+    def _stuck(self) -> str:
+        lines = [f"{program.source}: {program.sender.ledger()}" for program in self.programs]
+        lines += [f"{host.process}: {host.worker and host.worker.snapshot()}" for host in self.hosts]
+        return "\n".join(["it does not settle:", *lines, *map(repr, self.network.links)])
+
+    def _close(self) -> None:
+        for name in self.loop.processes:
+            self.network.kill(name)
+        self.loop.close()
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(
+    max_examples=120,
+    stateful_step_count=30,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+@pytest.mark.skipif(not LONG, reason="takes many minutes; make property runs it")
+def test_many_steps() -> None:
+    """So many steps, piece by piece; each is the same whenever its seed is."""
+    piece = settings(TestCluster.settings, max_examples=50, stateful_step_count=80, database=None)
+    number = int(os.environ.get("TUPLEWIRE_SEED") or random.randrange(10**9))
+    begun = Cluster.steps
+    while (taken := Cluster.steps - begun) < LONG_STEPS:
+        print(f"{taken:,} steps; next: SEED={number}", flush=True)
+        run_state_machine_as_test(seed(number)(type("Cluster", (Cluster,), {})), settings=piece)
+        number += 1
+    print(f"{taken:,} steps in all, the last with SEED={number - 1}")
