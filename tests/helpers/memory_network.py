@@ -18,8 +18,8 @@ from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
 from tuplewire_service.messaging.sessions.client import SessionClient
 from tuplewire_service.messaging.sessions.server import SessionServer
-from tuplewire_service.messaging.sessions.settings import TransportSettings
 from tuplewire_service.messaging.sessions.stream import ServerStream, code_of
+from tuplewire_service.messaging.settings import TransportSettings
 
 HOST = "127.0.0.1"
 _ROOM = 8

@@ -13,8 +13,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.receiver import Receiver
 from tuplewire.sender import Identity
 from tuplewire.session.consume import Arrived
-from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.session.send import Settled
+from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire_service.worker.worker import Worker
 
 TOPOLOGY = "t"

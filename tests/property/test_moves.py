@@ -41,7 +41,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tuplewire.config import AckMode
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.group import TaskGroup
-from tuplewire_service.messaging.sessions.settings import TransportSettings
+from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.settings import WorkerSettings
 from tuplewire_service.worker.status import WorkerState
