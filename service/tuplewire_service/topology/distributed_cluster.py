@@ -22,13 +22,13 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
 from tuplewire.topology.settings import TopologySettings
+from tuplewire.topology.shares import shares_of
 from tuplewire.topology.termination import Termination
 from tuplewire_service.launching.child import Command, directory_for, write_private
 from tuplewire_service.launching.settings import LaunchSettings
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.topology.capture import Captured
 from tuplewire_service.topology.local_topology import TopologyStatus
-from tuplewire_service.topology.local_worker import shares
 from tuplewire_service.topology.reference import SUFFIX, load_topology, save_topology
 from tuplewire_service.topology.worker_process import WorkerProcess
 
@@ -80,7 +80,7 @@ class DistributedTopology:
         for component in collect:
             topology.component(component)
         running = TopologySettings.of(conf)
-        portions = shares(with_ackers(topology, running.ackers), running.workers)
+        portions = shares_of(with_ackers(topology, running.ackers), running.workers)
         write_private(directory / "conf.json", _as_json(conf), self._settings.run_as)
         for index, share in enumerate(portions):
             port = self._settings.port_of(index)

@@ -14,6 +14,7 @@ from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
 from tuplewire.topology.heartbeat import ExecutorBeat
 from tuplewire.topology.packing import pack_values
+from tuplewire.topology.reporting import from_report, from_statistics
 from tuplewire.topology.routing import outbound_tasks
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.statistics import ExecutorStatistics
@@ -22,7 +23,7 @@ from tuplewire.topology.worker import ExecutorWorker
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.topology.capture import Captured
-from tuplewire_service.topology.channel import Channel, from_report, from_statistics
+from tuplewire_service.topology.channel import Channel
 from tuplewire_service.topology.connections import Address
 from tuplewire_service.topology.context_link import ContextLink
 from tuplewire_service.worker.assignment import Assignment

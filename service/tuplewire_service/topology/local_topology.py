@@ -20,12 +20,13 @@ from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.heartbeat import ExecutorBeat
 from tuplewire.topology.receive_queue import AddressedTuples
 from tuplewire.topology.settings import TopologySettings
+from tuplewire.topology.shares import shares_of
 from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.timer import SimulatedTimer
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.topology.capture import Captured
-from tuplewire_service.topology.local_worker import LocalWorker, assignment_of, rests, shares
+from tuplewire_service.topology.local_worker import LocalWorker, assignment_of, rests
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class LocalTopology:
         self._worker_of: dict[int, LocalWorker] = {}
         self._dead: list[Executor[Any]] = []
         try:
-            portions = shares(topology, TopologySettings.of(conf).workers)
+            portions = shares_of(topology, TopologySettings.of(conf).workers)
             self._context = self._make_context() if len(portions) > 1 else None
             for portion in portions:
                 self._workers.append(self._make_worker(portion))

@@ -82,15 +82,6 @@ class LocalWorker:
         return [executor for executor in left if not executor.join(timeout)]
 
 
-def shares(topology: Topology, workers: int) -> list[list[int]]:
-    """Deal the executors out to workers in turn, of which there are no more than executors."""
-    executors = [tasks for name in topology.components for tasks in topology.executors_of(name)]
-    portions: list[list[int]] = [[] for _ in range(min(workers, len(executors)))]
-    for number, tasks in enumerate(executors):
-        portions[number % len(portions)] += tasks
-    return portions
-
-
 def assignment_of(topology_id: str, version: int, workers: Sequence[LocalWorker]) -> Assignment:
     """Return who has which tasks; workers that are dead have none."""
     return Assignment(

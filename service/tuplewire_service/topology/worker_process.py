@@ -11,6 +11,7 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.topology.reporting import to_report, to_statistics
 from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport
 from tuplewire.topology.unpacking import FAULTS, read_value
@@ -18,7 +19,7 @@ from tuplewire_service.launching.child import Child, Command, LaunchError
 from tuplewire_service.launching.settings import LaunchSettings
 from tuplewire_service.launching.supervisor import Supervisor
 from tuplewire_service.topology.capture import Captured
-from tuplewire_service.topology.channel import Channel, channel_pair, to_report, to_statistics
+from tuplewire_service.topology.channel import Channel, channel_pair
 
 _HOST = "127.0.0.1"
 _ANSWER_SECONDS = 30.0
