@@ -21,10 +21,14 @@ class ClientLink(Link):
     acknowledged once its tuples are processed, so that what was not processed comes again when this process
     dies. What they have led to is then with the client: it arrives as long as this process lives, and what
     the client has not delivered dies with it.
+
+    first_task: what is added to every task id on the way, so that several runs of a topology can be told
+    apart by the workers.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, first_task: int = 0) -> None:
         self._client = client
+        self._first_task = first_task
         self._moved = threading.Condition()
         self._closed = False
         self._subscriptions: list[Subscription] = []
@@ -33,7 +37,7 @@ class ClientLink(Link):
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
         """See Link."""
         for each in tasks:
-            subscription = self._client.recv(each)
+            subscription = self._client.recv([task + self._first_task for task in each])
             self._subscriptions.append(subscription)
             thread = threading.Thread(
                 target=self._receive,
@@ -64,14 +68,29 @@ class ClientLink(Link):
                 if not left:
                     self._moved.notify_all()
 
-        receive(batch.groups, done)
+        receive(self._shifted(batch.groups, -self._first_task), done)
         with self._moved:
             self._moved.wait_for(lambda: not left or self._closed)
             return not left
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
         """See Link."""
-        self._client.send(TaskMessageBatch.from_groups(groups))
+        self._client.send(TaskMessageBatch.from_groups(self._shifted(groups, self._first_task)))
+
+    @staticmethod
+    def _shifted(groups: Sequence[TaskGroup], by: int) -> Sequence[TaskGroup]:
+        if not by:
+            return groups
+        return [
+            TaskGroup(
+                group.task + by,
+                None if group.source is None else group.source + by,
+                group.lengths,
+                group.data,
+                redelivered=group.redelivered,
+            )
+            for group in groups
+        ]
 
     def lost(self) -> int:
         """See Link."""
