@@ -1,0 +1,23 @@
+"""Topologies run by Spark: `run_topology`, `submit_topology`, and `Rows`, a spout for a DataFrame's rows."""
+
+from __future__ import annotations
+
+from tuplewire.spark.topology.job import JobError
+from tuplewire.spark.topology.rows import Rows
+from tuplewire.spark.topology.submit import (
+    SparkTopology,
+    TopologyProgress,
+    TopologyResult,
+    run_topology,
+    submit_topology,
+)
+
+__all__ = [
+    "JobError",
+    "Rows",
+    "SparkTopology",
+    "TopologyProgress",
+    "TopologyResult",
+    "run_topology",
+    "submit_topology",
+]

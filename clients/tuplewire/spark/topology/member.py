@@ -1,0 +1,278 @@
+"""One PySpark task of a topology: it joins the others, runs its executors, and hands out what they put out.
+
+It is a task of a barrier stage, so that all of them run at the same time, and are started again together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.client import Client
+from tuplewire.control import ControlClient
+from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.spark.topology.coordinator import Coordinator, Order
+from tuplewire.spark.topology.inbox import Inbox
+from tuplewire.spark.topology.mail import Kind, Mail
+from tuplewire.spark.topology.nearest import nearest_worker
+from tuplewire.spark.topology.output import Output
+from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire.spark.topology.post import Post
+from tuplewire.spark.topology.rows import ROWS_KEY
+from tuplewire.topology.client_link import ClientLink
+from tuplewire.topology.collector import Emitted
+from tuplewire.topology.description import Topology
+from tuplewire.topology.reporting import from_report
+from tuplewire.topology.termination import Failure, ProcessReport
+from tuplewire.topology.worker import ExecutorWorker
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+START_SECONDS = 60.0
+_CLOSE_SECONDS = 30.0
+_WAIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A topology that is to run, as it travels to the PySpark tasks; called in each, by mapInArrow.
+
+    run: names this run, so that two on the same workers do not take each other for a restart. n_members: how
+    many PySpark tasks there are. workers: addresses, taken in turn; none: each takes the worker beside it.
+    has_rows: whether the input is for a Rows spout.
+    """
+
+    name: str
+    run: str
+    topology: Topology
+    conf: Mapping[str, Any]
+    n_members: int
+    output: Output
+    workers: Sequence[str] = ()
+    submitter: Place | None = None
+    has_rows: bool = False
+
+    def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run as a PySpark task; yields rows of Output.stage_schema()."""
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        rank = context.partitionId()
+        if not self.has_rows:
+            for _ in rows:
+                pass
+        with ExitStack() as stack:
+            try:
+                plan = self._join(stack, context, rank)
+            except TuplewireError as error:
+                yield self.output.failure(rank, error)
+                return
+            if plan is not None:
+                yield from _Member(self, plan, rank).run(rows)
+
+    def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int) -> Plan | None:
+        """Agree with the others, by one message through Spark; None where another says why not.
+
+        Raises the error for which this one cannot take part.
+        """
+        place, problem = None, None
+        infos = context.getTaskInfos()
+        try:
+            if len(infos) != self.n_members:
+                raise ConfigError(
+                    f"Spark has made {len(infos)} PySpark tasks of {self.n_members} partitions: "
+                    "leave the number of partitions alone"
+                )
+            host = infos[rank].address.rpartition(":")[0]
+            address = self.workers[rank % len(self.workers)] if self.workers else None
+            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS))
+        except TuplewireError as error:
+            problem = error
+        own = Joined(rank, context.taskAttemptId(), place, "" if problem is None else str(problem))
+        joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
+        if problem is not None:
+            raise problem
+        if any(each.problem for each in joined):
+            return None
+        try:
+            return Plan(self.topology, self.run, joined, self.submitter)
+        except ConfigError:
+            if rank == 0:
+                raise
+            return None
+
+
+class _Member:
+    """What one PySpark task does, once all have joined."""
+
+    def __init__(self, submitted: Submitted, plan: Plan, rank: int) -> None:
+        self._submitted = submitted
+        self._plan = plan
+        self._rank = rank
+        self._inbox = Inbox()
+        self._problem: Exception | None = None
+        self._worker: ExecutorWorker | None = None
+        self._ends = False
+        self._aborted = False
+        self._post = Post(self._client("mail"), submitted.run, plan.mailbox(rank), self._receive, self._note)
+
+    def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the executors until the coordinator, or an error, ends it; the user's error comes out as a row.
+
+        What is raised is for Spark, which then runs the whole stage again.
+        """
+        with self._post:
+            self._push_assignment()
+            coordinator = None
+            if self._rank == 0:
+                coordinator = Coordinator(self._submitted.n_members, time.monotonic())
+                self._to_submitter(Kind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
+            try:
+                self._start(rows)
+                self._to_coordinator(Kind.READY)
+            except (TuplewireError, TimeoutError) as error:
+                self._note(error)
+                self._report(0)
+            yield from self._loop(coordinator)
+            yield from self._end()
+            self._to_submitter(Kind.CLOSED)
+
+    def _client(self, purpose: str) -> Client:
+        return Client(
+            self._plan.place(self._rank).address,
+            topology=self._plan.topology,
+            client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
+            incarnation=self._plan.generation + 1,
+        )
+
+    def _push_assignment(self) -> None:
+        addresses = self._plan.addresses(self._rank)
+        with ExitStack() as stack:
+            controls = [stack.enter_context(ControlClient(address)) for address in addresses]
+            for control in controls:
+                control.update_assignment(self._plan.assignment())
+            for control in controls:
+                control.wait_ready(START_SECONDS)
+
+    def _start(self, rows: Iterator[pa.RecordBatch]) -> None:
+        conf = dict(self._submitted.conf)
+        if self._submitted.has_rows:
+            conf[ROWS_KEY] = rows
+        self._worker = ExecutorWorker(
+            self._submitted.topology,
+            self._plan.shares[self._rank],
+            topology_id=self._submitted.name,
+            conf=conf,
+            link=ClientLink(self._client("tuples"), self._plan.first_task),
+            emitted=self._put_out,
+        )
+        self._worker.start(START_SECONDS)
+
+    def _put_out(self, runs: Sequence[Emitted]) -> None:
+        wanted = list(filter(self._submitted.output.wants, runs))
+        if wanted:
+            self._inbox.put_runs(wanted)
+
+    # --- mail -------------------------------------------------------------------------------------------
+
+    def _receive(self, mail: Mail) -> None:
+        if mail.generation == self._plan.generation:
+            self._inbox.put_mail(mail)
+
+    def _note(self, error: Exception) -> None:
+        self._problem = self._problem or error
+
+    def _mail(self, kind: Kind, *values: Any) -> Mail:
+        return Mail(self._submitted.run, self._plan.generation, self._rank, kind, values)
+
+    def _to_coordinator(self, kind: Kind, *values: Any) -> None:
+        self._post.send(self._plan.mailbox(0), self._mail(kind, *values))
+
+    def _to_submitter(self, kind: Kind, *values: Any) -> None:
+        if self._submitted.submitter is not None:
+            self._post.send(SUBMITTER_TASK, self._mail(kind, *values))
+
+    def _report(self, wave: int) -> None:
+        """Say how far this one is, or by what it has failed."""
+        emitted = executed = 0
+        report = ProcessReport(at_rest=False, sent=0, taken=0)
+        if self._worker is not None:
+            report = self._worker.report()
+            counts = [each.counts for each in self._worker.statistics()]
+            emitted, executed = sum(each.emitted for each in counts), sum(each.executed for each in counts)
+            self._problem = self._problem or self._worker.failure
+        if self._problem is not None:
+            report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
+        self._to_coordinator(Kind.REPORT, wave, from_report(report), emitted, executed)
+
+    # --- what happens -------------------------------------------------------------------------------------
+
+    def _loop(self, coordinator: Coordinator | None) -> Iterator[pa.RecordBatch]:
+        while not self._ends:
+            if coordinator is not None:
+                for order in coordinator.orders(time.monotonic()):
+                    self._tell(order)
+            seconds = _WAIT_SECONDS if coordinator is None else coordinator.wait_seconds(time.monotonic())
+            mail, runs = self._inbox.take(seconds)
+            yield from self._batches(runs)
+            for each in mail:
+                if coordinator is not None and each.kind in {Kind.READY, Kind.REPORT, Kind.STOP}:
+                    coordinator.take(each, time.monotonic())
+                else:
+                    self._obey(each)
+
+    def _tell(self, order: Order) -> None:
+        if order.kind is Kind.PROGRESS:
+            self._to_submitter(order.kind, *order.values)
+            return
+        for rank in range(self._submitted.n_members):
+            self._post.send(self._plan.mailbox(rank), self._mail(order.kind, *order.values))
+
+    def _obey(self, mail: Mail) -> None:
+        if mail.kind is Kind.ASK:
+            (wave,) = mail.values
+            self._report(wave)
+        elif mail.kind in {Kind.CLOSE, Kind.ABORT}:
+            self._ends = True
+            self._aborted = mail.kind is Kind.ABORT
+        elif self._worker is not None:
+            if mail.kind is Kind.ACTIVATE:
+                self._worker.activate()
+            elif mail.kind is Kind.TICK:
+                self._worker.tick()
+            elif mail.kind is Kind.DEACTIVATE:
+                (output_wanted,) = mail.values
+                if not output_wanted:
+                    self._inbox.discard()
+                self._worker.deactivate()
+
+    def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._submitted.output.batches(runs)
+        except TuplewireError as error:
+            self._note(error)
+            self._inbox.discard()
+
+    def _end(self) -> Iterator[pa.RecordBatch]:
+        """End the executors, and hand out the last rows: what is left, the report, or the failure."""
+        if self._aborted:
+            self._inbox.discard()
+        if self._worker is not None:
+            try:
+                self._worker.close(0.0 if self._aborted else _CLOSE_SECONDS)
+            except (TuplewireError, TimeoutError) as error:
+                if not self._aborted:
+                    self._note(error)
+            if self._worker.failure is not None:
+                self._note(self._worker.failure)
+        _, runs = self._inbox.take(0.0)
+        yield from self._batches(runs)
+        if self._problem is not None:
+            yield self._submitted.output.failure(self._rank, self._problem)
+        elif self._worker is not None:
+            yield self._submitted.output.report(self._worker.statistics())
