@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from tuplewire.errors import TuplewireError
 from tuplewire.spark.topology.mail import Mail
 from tuplewire.topology.collector import Emitted
 
@@ -24,11 +25,18 @@ class Inbox:
         self._runs: list[Emitted] = []
         self._rows = 0
         self._discards = False
+        self._failure: TuplewireError | None = None
 
     def put_mail(self, mail: Mail) -> None:
         """Add a mail."""
         with self._changed:
             self._mail.append(mail)
+            self._changed.notify_all()
+
+    def fail(self, error: TuplewireError) -> None:
+        """Say that there will be no more mail, and why."""
+        with self._changed:
+            self._failure = error
             self._changed.notify_all()
 
     def put_runs(self, runs: Sequence[Emitted]) -> None:
@@ -49,9 +57,14 @@ class Inbox:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> tuple[list[Mail], list[Emitted]]:
-        """Return everything, waiting until there is something, at most so many seconds."""
+        """Return everything, waiting until there is something, at most so many seconds.
+
+        Raises the error for which there will be no more mail.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._mail or self._runs), timeout)
+            self._changed.wait_for(lambda: bool(self._mail or self._runs or self._failure), timeout)
+            if self._failure is not None:
+                raise self._failure
             mail, self._mail = self._mail, []
             runs, self._runs, self._rows = self._runs, [], 0
             self._changed.notify_all()

@@ -108,7 +108,10 @@ class Submitted:
 
 
 class _Member:
-    """What one PySpark task does, once all have joined."""
+    """What one PySpark task does, once all have joined.
+
+    Raises UnreachableError or RefusedError where a worker does not take the assignment.
+    """
 
     def __init__(self, submitted: Submitted, plan: Plan, rank: int) -> None:
         self._submitted = submitted
@@ -119,7 +122,9 @@ class _Member:
         self._worker: ExecutorWorker | None = None
         self._ends = False
         self._aborted = False
-        self._post = Post(self._client("mail"), submitted.run, plan.mailbox(rank), self._receive, self._note)
+        self._push_assignment()
+        client, mailbox = self._client("mail"), plan.mailbox(rank)
+        self._post = Post(client, submitted.run, mailbox, self._receive, self._inbox.fail)
 
     def run(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the executors until the coordinator, or an error, ends it; the user's error comes out as a row.
@@ -127,7 +132,6 @@ class _Member:
         What is raised is for Spark, which then runs the whole stage again.
         """
         with self._post:
-            self._push_assignment()
             coordinator = None
             if self._rank == 0:
                 coordinator = Coordinator(self._submitted.n_members, time.monotonic())

@@ -96,7 +96,7 @@ class SparkTopology:
         if place is not None:
             client = Client(place.address, topology=place.topology, client_id=f"{submitted.run}-submitter")
             self._post = stack.enter_context(
-                Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard)
+                Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True)
             )
         job.start(self._ended)
 

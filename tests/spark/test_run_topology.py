@@ -1,0 +1,333 @@
+"""A topology as the PySpark tasks of a barrier stage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import eventually
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from tuplewire.errors import ClosedError, ConfigError, TopologyError
+from tuplewire.pipelines.words import COUNTS, SKIPPED, wordcount_topology
+from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Spout,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+from tuplewire.topology.termination import ProcessFailedError
+from tuplewire_service.server.launch import LocalWorkers
+
+pytestmark = pytest.mark.spark
+# Spark's Python workers do not find this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+SECONDS = 180.0
+TWO = {"topology.workers": 2}
+COUNT = 3000
+
+
+def quiet(_: TopologyProgress) -> None:
+    """Leave progress to itself."""
+
+
+@pytest.fixture(scope="module")
+def workers(spark: SparkSession) -> Iterator[list[str]]:  # noqa: ARG001 - Spark forks, so it comes first
+    """Return the addresses of two workers that all topologies here use, one after the other."""
+    with LocalWorkers(2, "tests", flags=["--drain-seconds=1"]) as local:
+        yield [each.unix_address for each in local.endpoints]
+
+
+class Numbers(Spout):
+    """Emits each number below a bound, or all numbers; writes down at its end how many it has emitted."""
+
+    outputs = ("number",)
+
+    def __init__(self, count: int | None, notes: Path | None = None) -> None:
+        self.count = count
+        self.notes = notes
+        self.next = 0
+
+    def next_tuple(self) -> None:
+        self.collector.emit([self.next], message_id=self.next)
+        self.next += 1
+
+    @property
+    def exhausted(self) -> bool:
+        return self.next == self.count
+
+    def close(self) -> None:
+        if self.notes is not None:
+            (self.notes / "emitted").write_text(str(self.next))
+
+
+class Double(BasicBolt):
+    """Emits twice the number."""
+
+    outputs = ("number", "doubled")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        collector.emit([message["number"], 2 * message["number"]])
+
+
+class Fail(Double):
+    """Raises at one number, and writes down each time that it begins."""
+
+    def __init__(self, at: int, notes: Path) -> None:
+        self.at = at
+        self.notes = notes
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        with (self.notes / "begun").open("a") as file:
+            file.write("x")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] == self.at:
+            what_is_wrong = "no such number"
+            raise LookupError(what_is_wrong)
+        super().execute(message, collector)
+
+
+class FailToPrepare(Double):
+    """Cannot be prepared."""
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        raise ConnectionError(f"no database for task {context.task}")
+
+
+class Die(Double):
+    """Kills its process at one number, the first time that it sees it."""
+
+    def __init__(self, at: int, notes: Path) -> None:
+        self.at = at
+        self.notes = notes
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] == self.at:
+            try:
+                (self.notes / "died").touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        super().execute(message, collector)
+
+
+class Tally(BasicBolt):
+    """Writes down at its end how many numbers it has seen."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+        self.seen = 0
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.task = context.task
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:  # noqa: ARG002
+        self.seen += 1
+
+    def cleanup(self) -> None:
+        (self.notes / f"seen-{self.task}").write_text(str(self.seen))
+
+
+def doubling(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
+    """Return numbers, and two tasks of a bolt that takes them in turn."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", spout, n_spouts)
+    builder.set_bolt("double", bolt, 2).shuffle_grouping("numbers")
+    return builder.create_topology()
+
+
+def pairs(count: int) -> list[tuple[int, int]]:
+    """Return what comes of so many numbers."""
+    return [(number, 2 * number) for number in range(count)]
+
+
+def test_words_are_counted(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+    """Two spouts and bolts in three PySpark tasks, over two workers, count as collections.Counter does."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"".join(b"w%d and the %d\n" % (n % 50, n) for n in range(COUNT)) + b"\xff\n")
+    result = run_topology(
+        spark,
+        wordcount_topology(path, n_spouts=2),
+        conf={"topology.workers": 3, "topology.max.spout.pending": 500},
+        outputs={COUNTS: "word string, n bigint", SKIPPED: None},
+        workers=workers,
+        progress=quiet,
+    )
+    counted = {row["word"]: row["n"] for row in result.frames[COUNTS].collect()}
+    assert counted == Counter(path.read_bytes().decode(errors="replace").split()) - Counter(["\ufffd"])
+    (skipped,) = result.frames[SKIPPED].collect()
+    assert skipped["problem"] == "is not UTF-8"
+    acked = sum(each.counts.acked for each in result.executors if each.component == "lines")
+    assert acked == COUNT
+
+
+def test_rows_of_a_frame(spark: SparkSession, workers: list[str]) -> None:
+    """Every row of a DataFrame is emitted once, by name of its columns; the fields come back as texts."""
+    rows = spark.range(COUNT).selectExpr("'x' as other", "id as number")
+    result = run_topology(
+        spark,
+        doubling(Rows("number"), Double(), 2),
+        conf=TWO,
+        rows=rows,
+        workers=workers,
+        progress=quiet,
+    )
+    assert result.frame.dtypes == [("number", "string"), ("doubled", "string")]
+    found = sorted((int(row["number"]), int(row["doubled"])) for row in result.frame.collect())
+    assert found == pairs(COUNT)
+
+
+def test_workers_of_its_own(spark: SparkSession) -> None:
+    """Where there is no worker, each PySpark task starts one, and nothing of them stays behind."""
+    result = run_topology(
+        spark,
+        doubling(Numbers(COUNT), Double()),
+        conf=TWO,
+        outputs={"double": "number long, doubled long"},
+        progress=quiet,
+    )
+    assert sorted(map(tuple, result.frame.collect())) == pairs(COUNT)
+
+
+def test_failing_bolt(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+    """A bolt's own error ends the job at once, and its traceback is in what is raised."""
+    running = submit_topology(
+        spark, doubling(Numbers(None), Fail(77, tmp_path)), conf=TWO, workers=workers, name="t"
+    )
+    with pytest.raises(
+        ProcessFailedError, match=r"'t' has failed: task \d of 'double': LookupError: no such n"
+    ) as caught:
+        running.result(SECONDS)
+    notes = "".join(caught.value.__notes__)
+    assert "in execute\n    raise LookupError(what_is_wrong)\n" in notes
+    assert (tmp_path / "begun").read_text() == "xx", "an error of the user's was tried again"
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(running.job_group)]
+    assert "FAILED" in [job.status for job in jobs if job]
+
+
+def test_failing_prepare(spark: SparkSession, workers: list[str]) -> None:
+    """A bolt that cannot be prepared ends the job, before any spout is asked."""
+    with pytest.raises(ProcessFailedError, match="no database for task"):
+        run_topology(
+            spark, doubling(Numbers(None), FailToPrepare()), conf=TWO, workers=workers, progress=quiet
+        )
+
+
+def test_unfitting_output(spark: SparkSession, workers: list[str]) -> None:
+    """A value that the schema cannot hold is named with its bolt and column."""
+    with pytest.raises(ProcessFailedError, match=r"'double': column 'n' is timestamp.* cannot hold"):
+        run_topology(
+            spark,
+            doubling(Numbers(None), Words()),
+            conf=TWO,
+            outputs={"double": "n timestamp, word string"},
+            workers=workers,
+            progress=quiet,
+        )
+
+
+class Words(Double):
+    """Emits what is no number."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        collector.emit([f"number {message['number']}", ""])
+
+
+def test_lost_process(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+    """When a Python process is killed all begin anew, and the result is as if nothing had happened."""
+    generations = set()
+    running = submit_topology(
+        spark,
+        doubling(Numbers(COUNT), Die(COUNT // 2, tmp_path)),
+        conf={**TWO, "topology.max.spout.pending": 100},
+        outputs={"double": "number long, doubled long"},
+        workers=workers,
+    )
+    running.listen(lambda progress: generations.add(progress.generation))
+    result = running.result(SECONDS)
+    assert (tmp_path / "died").exists()
+    assert sorted(map(tuple, result.frame.collect())) == pairs(COUNT)
+    assert len(generations - {None}) == 2
+
+
+def test_stop(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+    """A topology without end stops when asked to, with everything processed that was emitted."""
+    running = submit_topology(
+        spark,
+        doubling(Numbers(None, tmp_path), Double()),
+        conf={**TWO, "topology.max.spout.pending": 100},
+        workers=workers,
+        name="endless",
+    )
+    assert running.progress() == TopologyProgress()
+    with pytest.raises(TimeoutError, match="it goes on"):
+        running.result(0.01)
+    eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
+    running.stop()
+    result = running.result(SECONDS)
+    emitted = int((tmp_path / "emitted").read_text())
+    assert emitted > 1000
+    assert result.frame.count() == emitted
+
+
+def test_cancelled_job(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
+    """When its job is cancelled a topology still processes what was emitted, and closes everything."""
+    running = submit_topology(
+        spark,
+        doubling(Numbers(None, tmp_path), Tally(tmp_path)),
+        conf={**TWO, "topology.max.spout.pending": 100},
+        workers=workers,
+        name="endless",
+    )
+    eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
+    context = spark.sparkContext
+    (job,) = context.statusTracker().getActiveJobsIds()
+    assert job in context.statusTracker().getJobIdsForGroup(running.job_group)
+    context.cancelJobGroup(running.job_group)
+    with pytest.raises(ClosedError, match="'endless' was cancelled"):
+        running.result(SECONDS)
+    seen = [int(path.read_text()) for path in tmp_path.glob("seen-*")]
+    assert len(seen) == 2
+    assert sum(seen) == int((tmp_path / "emitted").read_text())
+
+
+def test_too_few_slots(spark: SparkSession) -> None:
+    """A topology that Spark has no room for is refused at once, with what to do."""
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"as 7 PySpark tasks .* has 6 slot\(s\): give it more cores"):
+        run_topology(spark, doubling(Numbers(1), Double()), conf={"topology.workers": 7})
+    assert time.monotonic() - began < SECONDS / 10
+
+
+def test_what_does_not_fit(spark: SparkSession) -> None:
+    """Schemas and rows that do not fit the topology are refused before anything runs."""
+    plain = doubling(Numbers(1), Double())
+    with pytest.raises(TopologyError, match="columns n, and its tuples have the fields number, doubled"):
+        run_topology(spark, plain, outputs={"double": "n long"})
+    with pytest.raises(TopologyError, match="no component"):
+        run_topology(spark, plain, outputs={"triple": None})
+    with pytest.raises(TopologyError, match="for a Rows spout, and the topology has none"):
+        run_topology(spark, plain, rows=spark.range(1))
+    of_rows = doubling(Rows("number"), Double(), 2)
+    with pytest.raises(TopologyError, match="emits the rows of a DataFrame: give it"):
+        run_topology(spark, of_rows, conf=TWO)
+    with pytest.raises(TopologyError, match="emits number, and the DataFrame has only id"):
+        run_topology(spark, of_rows, conf=TWO, rows=spark.range(1))
+    with pytest.raises(TopologyError, match="give it an executor for each"):
+        run_topology(spark, of_rows, conf={"topology.workers": 3}, rows=spark.range(1))
