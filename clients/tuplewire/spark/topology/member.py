@@ -22,6 +22,7 @@ from tuplewire.spark.topology.output import Output
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.post import Post
 from tuplewire.spark.topology.rows import ROWS_KEY
+from tuplewire.spark.topology.writer import Writer
 from tuplewire.topology.client_link import ClientLink
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
@@ -70,7 +71,7 @@ class Submitted:
             try:
                 plan = self._join(stack, context, rank)
             except TuplewireError as error:
-                yield self.output.failure(rank, error)
+                yield Writer(self.output).failure(rank, error)
                 return
             if plan is not None:
                 yield from _Member(self, plan, rank).run(rows)
@@ -117,6 +118,7 @@ class _Member:
         self._submitted = submitted
         self._plan = plan
         self._rank = rank
+        self._writer = Writer(submitted.output)
         self._inbox = Inbox()
         self._problem: Exception | None = None
         self._worker: ExecutorWorker | None = None
@@ -257,7 +259,7 @@ class _Member:
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from self._submitted.output.batches(runs)
+            yield from self._writer.batches(runs)
         except TuplewireError as error:
             self._note(error)
             self._inbox.discard()
@@ -277,6 +279,6 @@ class _Member:
         _, runs = self._inbox.take(0.0)
         yield from self._batches(runs)
         if self._problem is not None:
-            yield self._submitted.output.failure(self._rank, self._problem)
+            yield self._writer.failure(self._rank, self._problem)
         elif self._worker is not None:
-            yield self._submitted.output.report(self._worker.statistics())
+            yield self._writer.report(self._worker.statistics())

@@ -6,26 +6,24 @@ A stage has one result, so each bolt's rows are a column of structs there, null 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from tuplewire.errors import MessageError, TopologyError
+from tuplewire.errors import TopologyError
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Kind, Topology
 from tuplewire.topology.executor import ExecutorStatistics
-from tuplewire.topology.reporting import from_statistics, to_statistics
+from tuplewire.topology.reporting import to_statistics
 from tuplewire.topology.streams import DEFAULT_STREAM
 from tuplewire.topology.termination import Failure, ProcessFailedError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 REPORT = "report"
 FAILURE = "failure"
-_ROWS = 10_000
 _BEGIN = "A topology has failed. "
 _SEPARATOR = "\n-- its traceback:\n"
 _END = "\n-- end of the traceback"
@@ -94,62 +92,9 @@ class Output:
             for place, name in enumerate(self.schemas)
         }
 
-    # --- in a PySpark task --------------------------------------------------------------------------------
-
     def wants(self, run: Emitted) -> bool:
         """Whether tuples are among what comes back."""
         return run.origin.stream.name == DEFAULT_STREAM and run.origin.component in self.schemas
-
-    def batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
-        """Return tuples as record batches; MessageError for a value that its column cannot hold."""
-        rows: dict[str, list[Sequence[Any]]] = {}
-        for run in runs:
-            rows.setdefault(run.origin.component, []).extend(message.values for message in run.tuples)
-        for component, column in rows.items():
-            for begin in range(0, len(column), _ROWS):
-                values = self._struct(component, column[begin : begin + _ROWS])
-                yield self._batch({component: values}, len(values))
-
-    def report(self, statistics: Sequence[ExecutorStatistics]) -> pa.RecordBatch:
-        """Return what the executors of a PySpark task have done, as its last row."""
-        return self._batch({REPORT: json.dumps(list(map(from_statistics, statistics)))}, 1)
-
-    def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
-        """Return an error as the row that fails the job."""
-        failure = Failure.of(error)
-        text = f"{_BEGIN}PySpark task {rank}: {failure.summary}{_SEPARATOR}{failure.traceback.rstrip()}{_END}"
-        return self._batch({FAILURE: text}, 1)
-
-    def _batch(self, columns: Mapping[str, Any], n_rows: int) -> pa.RecordBatch:
-        import pyarrow as pa
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        schema = to_arrow_schema(self.stage_schema())
-        names = [*self.schemas, REPORT, FAILURE]
-        arrays = []
-        for name, field in zip(names, schema, strict=True):
-            value = columns.get(name)
-            if isinstance(value, str):
-                value = pa.array([value], field.type)
-            arrays.append(pa.nulls(n_rows, field.type) if value is None else value)
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _struct(self, component: str, rows: Sequence[Sequence[Any]]) -> pa.StructArray:
-        import pyarrow as pa
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        schema = to_arrow_schema(self.schemas[component])
-        arrays = []
-        for field, column in zip(schema, zip(*rows, strict=True), strict=True):
-            values = list(map(_as_text, column)) if component in self.texts else column
-            try:
-                arrays.append(pa.array(values, field.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise MessageError(
-                    f"the output of {component!r}: column {field.name!r} is {field.type} and cannot hold "
-                    f"what the bolt has emitted ({error}); give a schema that fits, or emit what does"
-                ) from error
-        return pa.StructArray.from_arrays(arrays, fields=list(schema))
 
 
 def _parsed(text: str) -> StructType:
@@ -159,16 +104,6 @@ def _parsed(text: str) -> StructType:
     if not isinstance(parsed, StructType):
         raise TopologyError(f"the schema {text!r} is no list of columns: write `name type, name type`")
     return parsed
-
-
-def _as_text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else _not_bytes(value)
-
-
-def _not_bytes(value: Any) -> str:
-    if isinstance(value, bytes):
-        raise TypeError("bytes have no form as text: give a schema with a binary column")
-    return str(value)
 
 
 def _column(place: int) -> str:
@@ -185,8 +120,13 @@ def _terminal_bolts(topology: Topology) -> list[str]:
     ]
 
 
+def failure_text(process: str, failure: Failure) -> str:
+    """Return a failure as the text by which the job fails, for people and for failure_in()."""
+    return f"{_BEGIN}{process}: {failure.summary}{_SEPARATOR}{failure.traceback.rstrip()}{_END}"
+
+
 def failure_in(text: str, topology: str) -> ProcessFailedError | None:
-    """Return the failure that failure() has put into the text of a Spark error; None where there is none."""
+    """Return the failure that failure_text() has put into a Spark error; None where there is none."""
     _, begun, rest = text.partition(_BEGIN)
     process, colon, rest = rest.partition(": ")
     summary, separated, rest = rest.partition(_SEPARATOR)
