@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from pyspark.sql import SparkSession
 
-from tuplewire.pipelines import flights, wordcount
+from tuplewire.pipelines import flights
 from tuplewire.pipelines.attachment import WorkerEndpoint
 from tuplewire.spark.session import local_session
 from tuplewire_service.server.launch import LocalWorkers
@@ -57,11 +57,4 @@ def launch() -> Launch:
 def flights_workers(spark: SparkSession) -> Iterator[Running]:  # noqa: ARG001 - Spark forks, so it comes first
     """Run two workers for the flights pipeline."""
     with _launched("flights", flights.assignment_for(2)) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def wordcount_workers(spark: SparkSession) -> Iterator[Running]:  # noqa: ARG001 - Spark forks, so it comes first
-    """Run two workers for the word count."""
-    with _launched("wordcount", wordcount.assignment_for(2)) as running:
         yield running

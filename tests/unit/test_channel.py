@@ -9,16 +9,10 @@ import pytest
 
 from tuplewire.errors import MalformedError, UnreachableError
 from tuplewire.topology.receive_queue import QueueStatistics
+from tuplewire.topology.reporting import from_report, from_statistics, to_report, to_statistics
 from tuplewire.topology.statistics import Counts, ExecutorStatistics, Latency
 from tuplewire.topology.termination import Failure, ProcessReport
-from tuplewire_service.topology.channel import (
-    Channel,
-    channel_pair,
-    from_report,
-    from_statistics,
-    to_report,
-    to_statistics,
-)
+from tuplewire_service.topology.channel import Channel, channel_pair
 
 
 def test_messages_arrive_as_they_were() -> None:

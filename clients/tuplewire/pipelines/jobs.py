@@ -101,7 +101,7 @@ def run_jobs(
         jobs[1].start()
         _watch(jobs, finished, lambda: _traffic(_statuses(controls), set(tasks)) - before, progress)
         seconds = time.monotonic() - started
-        ledgers = _settled_ledgers(controls)
+        ledgers = _settled(controls)
     return Outcome(jobs[0].result, jobs[1].result, seconds, ledgers)
 
 
@@ -219,8 +219,13 @@ def _next_finished(finished: queue.SimpleQueue[_Job], seconds: float) -> _Job | 
         return None
 
 
-def _settled_ledgers(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
+def settled_ledgers(addresses: Sequence[str]) -> dict[str, LedgerSnapshot]:
     """Return each worker's ledger once nothing is pending; as it is when that takes too long."""
+    with ExitStack() as stack:
+        return _settled([stack.enter_context(ControlClient(address)) for address in addresses])
+
+
+def _settled(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         statuses = _statuses(controls)

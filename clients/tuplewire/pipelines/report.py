@@ -54,7 +54,18 @@ class Progress:
             return
         self._shown = now
         rate = traffic.received / max(now - self._started, 0.001)
-        line = f"sent {traffic.sent:>12,}   received {traffic.received:>12,}   {rate:>10,.0f} messages/s"
+        self._write(
+            f"sent {traffic.sent:>12,}   received {traffic.received:>12,}   {rate:>10,.0f} messages/s"
+        )
+
+    def line(self, text: str) -> None:
+        """Show a line of another's."""
+        now = time.monotonic()
+        if self._live or now - self._shown >= _PLAIN_SECONDS:
+            self._shown = now
+            self._write(text)
+
+    def _write(self, line: str) -> None:
         if self._live:
             self._stream.write(f"\r{line:<{self._width}}")
             self._width = len(line)

@@ -132,29 +132,15 @@ def _run_wordcount(arguments: argparse.Namespace) -> int:
     check_file(arguments.input)
     check_output(arguments.output)
     if arguments.mode != "spark":
-        return _run_topology(arguments)
-    from tuplewire.pipelines import wordcount
-
-    sizes = {"n_splitters": arguments.splitters, "n_counters": arguments.counters}
-    return _run(
-        "wordcount",
-        arguments,
-        n_bolts=arguments.splitters + arguments.counters,
-        placed=wordcount.assignment_for(arguments.workers, **sizes),
-        runner=lambda spark, workers, progress: wordcount.run_wordcount(
-            spark, workers, arguments.input, output=arguments.output, progress=progress, **sizes
-        ),
-        write=lambda result: wordcount.write_result(sys.stdout, result, arguments.output),
-    )
-
-
-def _run_topology(arguments: argparse.Namespace) -> int:
-    # gRPC's notes about connections that end are not for whoever watches a run.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from tuplewire_service.server.run_words import run_words
+        # gRPC's notes about connections that end are not for whoever watches a run.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from tuplewire_service.server.run_words import run_words, run_words_on_spark
 
     try:
-        result = run_words(arguments, "local" if arguments.mode == "local" else "distributed")
+        if arguments.mode == "spark":
+            result = run_words_on_spark(arguments)
+        else:
+            result = run_words(arguments, "local" if arguments.mode == "local" else "distributed")
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return _EXIT_INTERRUPTED

@@ -1,10 +1,12 @@
-"""`tuplewire run wordcount` as a topology: in this process, or in processes of its own."""
+"""`tuplewire run wordcount`, a topology: in this process, in processes of its own, or on Spark."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuplewire.errors import ConfigError
@@ -19,6 +21,7 @@ from tuplewire.pipelines.words_result import (
     write_words,
 )
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire_service.topology.cluster import cluster_of
 from tuplewire_service.topology.distributed_cluster import DistributedTopology
 from tuplewire_service.topology.local_topology import LocalTopology
@@ -53,12 +56,55 @@ def run_words(arguments: argparse.Namespace, mode: str) -> WordCounts:
         captured = running.finish(_FOREVER)
         seconds = time.monotonic() - started
         executors, ledgers = running.status().executors, _settled_ledgers(running)
-    progress.stage("Comparing with collections.Counter ...")
     counts = dict(captured.tuples(COUNTS))
+    return _account(arguments, counts, captured.tuples(SKIPPED), seconds, executors, ledgers)
+
+
+def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
+    """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
+    from tuplewire.pipelines.jobs import settled_ledgers
+    from tuplewire.pipelines.words_spark import count_words
+    from tuplewire.spark.session import local_session
+    from tuplewire_service.server.launch import LocalWorkers
+
+    progress = Progress()
+    cores = arguments.cores or max(2, os.cpu_count() or 1)
+    topology = wordcount_topology(
+        arguments.input, n_spouts=cores, n_splitters=arguments.splitters, n_counters=arguments.counters
+    )
+    progress.stage("Starting Spark ...")
+    # gRPC's notes about connections that end are not for whoever watches a run.
+    quiet = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
+    # Spark first: it forks, which is best done before this process talks to any worker.
+    with local_session("tuplewire-wordcount", cores=cores, conf=quiet) as spark:
+        progress.stage(f"Starting {arguments.workers} worker(s) ...")
+        # When a run has failed nobody will take what is left, and after any other there is nothing left.
+        with LocalWorkers(arguments.workers, "wordcount", flags=["--drain-seconds=1"]) as workers:
+            for each in workers.endpoints:
+                progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+            addresses = [each.unix_address for each in workers.endpoints]
+            conf = {"topology.workers": cores, "topology.max.spout.pending": _PENDING}
+            started = time.monotonic()
+            counts, skipped, executors = count_words(spark, topology, addresses, conf, progress)
+            seconds = time.monotonic() - started
+            ledgers = settled_ledgers(addresses)
+    return _account(arguments, counts, skipped, seconds, executors, ledgers)
+
+
+def _account(
+    arguments: argparse.Namespace,
+    counts: Mapping[str, int],
+    skipped: Sequence[tuple[Any, ...]],
+    seconds: float,
+    executors: Sequence[ExecutorStatistics],
+    ledgers: Mapping[str, LedgerSnapshot],
+) -> WordCounts:
+    Progress().stage("Comparing with collections.Counter ...")
+    path = arguments.input
     result = WordCounts(
         counts,
         differences_of(counts, expected_counts(path)),
-        skipped_lines(path, captured.tuples(SKIPPED)),
+        skipped_lines(path, skipped),
         seconds,
         executors,
         ledgers,

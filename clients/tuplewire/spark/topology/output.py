@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 from tuplewire.errors import TopologyError
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Kind, Topology
-from tuplewire.topology.executor import ExecutorStatistics
 from tuplewire.topology.reporting import to_statistics
+from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.streams import DEFAULT_STREAM
 from tuplewire.topology.termination import Failure, ProcessFailedError
 

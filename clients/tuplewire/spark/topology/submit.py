@@ -23,15 +23,15 @@ from tuplewire.spark.topology.post import Post
 from tuplewire.spark.topology.rows import rows_spout
 from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
-from tuplewire.topology.executor import ExecutorStatistics
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.shares import shares_of
+from tuplewire.topology.statistics import ExecutorStatistics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_STOP_SECONDS = 60.0
+_CANCEL_SECONDS = 15.0
 _DRAIN_SECONDS = 5.0
 """How long a cancelled job's PySpark tasks are waited for; Spark kills them after about as long."""
 
@@ -137,6 +137,10 @@ class SparkTopology:
         """
         self._job.cancel()
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end, in whichever way; False when so many seconds are over first."""
+        return self._job.wait(timeout)
+
     def result(self, timeout: float | None = None) -> TopologyResult:
         """Wait for the end, and return what the topology has left.
 
@@ -144,7 +148,7 @@ class SparkTopology:
         has failed, ClosedError when the job was cancelled, JobError for what else Spark has against it, and
         TimeoutError after so many seconds; the topology then goes on.
         """
-        if not self._job.wait(timeout):
+        if not self.wait(timeout):
             raise TimeoutError(f"topology {self.name!r} was not over after {timeout:g} s; it goes on")
         error = self._job.error
         if error is None:
@@ -279,7 +283,7 @@ def run_topology(
     """Run a topology to its end, as submit_topology does, and return what it has left.
 
     progress: called with each news; by default a line is written to standard error. Where this is interrupted
-    (Ctrl-C), the topology is stopped in good order, and the interrupt goes on.
+    (Ctrl-C), the job is cancelled, as cancel() says, and the interrupt goes on.
     """
     running = submit_topology(
         spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name
@@ -290,6 +294,7 @@ def run_topology(
     except BaseException:
         if not running.done:
             running.cancel()
+            running.wait(_CANCEL_SECONDS)
         raise
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import MessageError
 from tuplewire.spark.topology.output import FAILURE, REPORT, Output, failure_text
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.executor import ExecutorStatistics
 from tuplewire.topology.reporting import from_statistics
+from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.termination import Failure
 
 if TYPE_CHECKING:
