@@ -33,7 +33,7 @@ class Suspendable(Protocol):
     """A connection that can be closed down for a fork and go on after it; called on the loop."""
 
     async def suspend(self) -> None:
-        """Give up everything that belongs to gRPC."""
+        """Give up everything that does not survive a fork: what belongs to gRPC, or to ZeroMQ."""
 
     def resume(self) -> None:
         """Go on."""
@@ -170,7 +170,7 @@ def _after_in_child() -> None:
     global _current, _suspended, _unusable, _lock
     if not _survives:
         _unusable = (
-            f"process {os.getpid()} was forked while gRPC was in use by a server or by other code, which it "
+            f"process {os.getpid()} was forked while a server was bound, or gRPC in use by other code, which it "
             "does not survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
         )
     _current = _suspended = None

@@ -23,10 +23,11 @@ from workload import (
 from tuplewire_service.server.launch import LocalWorkers
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
-HOP_ZMQ, HOP_LOCAL = "hop-zmq", "hop-local"
+HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ = "hop-zmq", "hop-local", "chain-zmq"
 SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
 
 _TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
+_CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq"}
 _HURRY = ("--drain-seconds=1",)
 """Nobody will take what a stopped task has left."""
 
@@ -163,8 +164,8 @@ class Links:
         return self._servers[role]
 
     def _start(self, name: str) -> Link:
-        if name == CHAIN:
-            return self._chain()
+        if name in _CHAINS:
+            return self._chain(name, _CHAINS[name])
         if name in {SPREAD, STOPPED}:
             return self._spread(name)
         if name in {MANY, SINGLE}:
@@ -187,13 +188,14 @@ class Links:
         port = server.ask("port")["port"]
         return Link(name, self._agent("ours.py", "hop-client", port, transport), server)
 
-    def _chain(self) -> Link:
-        workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY))
+    def _chain(self, name: str, transport: str) -> Link:
+        flags = [f"--transport={transport}"]
+        workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=flags))
         workers.assign({0: [SOURCE_TASK], 1: [DESTINATION_TASK, PACED_TASK]})
         near, far = workers.endpoints
         consumer = self._agent("ours.py", "consumer", far.address)
         producer = self._agent("ours.py", "producer", near.address)
-        return Link(CHAIN, producer, consumer, (near.process_id, far.process_id))
+        return Link(name, producer, consumer, (near.process_id, far.process_id))
 
     def _spread(self, name: str) -> Link:
         workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=_HURRY))

@@ -10,6 +10,7 @@ from typing import Any
 from links import (
     BARE,
     CHAIN,
+    CHAIN_ZMQ,
     HOP,
     HOP_LOCAL,
     HOP_ZMQ,
@@ -99,6 +100,12 @@ ROWS = (
     *(_chain(frame, "touch") for frame in (1, 100, 1000)),
     _chain(1000, "count"),
     Row(
+        "chain-zmq/1000",
+        "four processes, ZeroMQ between the workers, frames of 1000",
+        Cell(CHAIN_ZMQ, 1000, "touch"),
+        (Against(Cell(CHAIN, 1000, "touch")), Against(_ZMQ)),
+    ),
+    Row(
         "stopped",
         f"four processes, {len(SPREAD_TASKS)} tasks beside a stopped one, frames of 1000",
         Cell(STOPPED, 1000),
@@ -117,6 +124,7 @@ LATENCY_TARGETS = {50: 3.0, 99: 5.0}
 
 _TITLES = {
     HOP: "transport grpc",
+    CHAIN: "gRPC between them",
     BARE: "bare gRPC, same frames",
     UNBATCHED: "gRPC, one a frame",
     ZMQ: "pyzmq, direct",
