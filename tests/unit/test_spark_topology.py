@@ -1,0 +1,238 @@
+"""What the PySpark tasks of a topology agree on, without Spark."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tuplewire.errors import ConfigError, MalformedError, UnreachableError
+from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
+from tuplewire.spark.topology.inbox import Inbox
+from tuplewire.spark.topology.mail import Kind, Mail
+from tuplewire.spark.topology.output import failure_in, failure_text
+from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
+from tuplewire.topology.collector import Emitted
+from tuplewire.topology.reporting import from_report
+from tuplewire.topology.termination import Failure, ProcessReport
+from tuplewire.topology.tuples import Origin, Tuple
+
+RUN = "0123456789abcdef"
+
+
+def mail(rank: int, kind: Kind, *values: object) -> Mail:
+    """Return a mail of the run."""
+    return Mail(RUN, 7, rank, kind, values)
+
+
+def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> Mail:
+    """Return what a PySpark task says in a wave."""
+    return mail(rank, Kind.REPORT, wave, from_report(ProcessReport(at_rest, sent, taken)), 10, 20)
+
+
+class Conversation:
+    """A coordinator of two, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.coordinator = Coordinator(2, self.now)
+
+    def tell(self, *mails: Mail) -> list[Order]:
+        """Hand mails in, and return the orders after a second."""
+        for each in mails:
+            self.coordinator.take(each, self.now)
+        self.now += 1.0
+        return [order for order in self.coordinator.orders(self.now) if order.kind is not Kind.PROGRESS]
+
+    def wave(self, number: int) -> list[Order]:
+        """Have both say that they are at rest."""
+        return self.tell(report(0, number), report(1, number))
+
+
+def test_from_the_opening_to_the_end() -> None:
+    """Spouts are activated once all are ready; what is over gets its last ticks, and is asked once more."""
+    talk = Conversation()
+    assert talk.tell(mail(0, Kind.READY)) == []
+    assert talk.tell(mail(1, Kind.READY)) == [Order(Kind.ACTIVATE), Order(Kind.ASK, (1,))]
+    assert talk.tell(report(0, 1)) == []
+    assert talk.tell(report(1, 1, at_rest=False)) == [Order(Kind.ASK, (2,))]
+    assert talk.wave(2) == [Order(Kind.ASK, (3,))]
+    assert talk.wave(3) == [Order(Kind.TICK), Order(Kind.ASK, (1,))]
+    assert talk.wave(1) == [Order(Kind.ASK, (2,))]
+    assert talk.wave(2) == [Order(Kind.CLOSE)]
+    assert talk.coordinator.over
+    assert talk.tell() == []
+
+
+def test_stop_drains() -> None:
+    """A stop deactivates the spouts once, and what is on the way is waited for."""
+    talk = Conversation()
+    talk.tell(mail(0, Kind.READY), mail(1, Kind.READY))
+    assert talk.tell(mail(-1, Kind.STOP, True)) == [Order(Kind.DEACTIVATE, (True,))]
+    assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(Kind.ASK, (2,))]
+    assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(Kind.ASK, (3,))]
+    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0] == Order(Kind.TICK)
+
+
+def test_stop_before_the_opening() -> None:
+    """Who is told to stop before all are ready activates nothing."""
+    talk = Conversation()
+    assert talk.tell(mail(-1, Kind.STOP, False), mail(0, Kind.READY)) == []
+    assert talk.tell(mail(1, Kind.READY)) == [Order(Kind.DEACTIVATE, (False,)), Order(Kind.ASK, (1,))]
+
+
+def test_failure_aborts() -> None:
+    """The report of a failure ends everything, also before all are ready."""
+    talk = Conversation()
+    failed = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure("it", "Traceback"))
+    assert talk.tell(mail(1, Kind.REPORT, 0, from_report(failed), 0, 0)) == [Order(Kind.ABORT)]
+    assert talk.tell(mail(0, Kind.READY)) == []
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two cases
+    """A PySpark task that does not answer is named, whether it was ready or not."""
+    talk = Conversation()
+    talk.tell(mail(0, Kind.READY))
+    if opened:
+        talk.tell(mail(1, Kind.READY))
+        talk.tell(report(0, 1))
+    talk.now += SILENCE_SECONDS
+    with pytest.raises(SilentError, match=r"^PySpark task 1 has not answered for 120 s"):
+        talk.tell()
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+
+class Source(Spout):
+    """Emits nothing."""
+
+    outputs = ("number",)
+
+    def next_tuple(self) -> None:
+        """There is nothing."""
+
+
+class Sink(BasicBolt):
+    """Takes everything."""
+
+    def execute(self, message: Tuple, collector: object) -> None:
+        """Nothing is done."""
+
+
+def topology() -> Topology:
+    """Return three tasks in three executors."""
+    builder = TopologyBuilder()
+    builder.set_spout("source", Source())
+    builder.set_bolt("sink", Sink(), 2).shuffle_grouping("source")
+    return builder.create_topology()
+
+
+def place(number: int, name: str = "t") -> Place:
+    """Return a worker."""
+    return Place(f"unix:///{number}", f"worker-{number}", f"10.0.0.{number}:1", name, number)
+
+
+def joined(*attempts: int) -> list[Joined]:
+    """Return what PySpark tasks say, that are beside two workers in turn."""
+    return [
+        Joined.from_text(Joined(rank, attempt, place(rank % 2)).to_text())
+        for rank, attempt in enumerate(attempts)
+    ]
+
+
+def test_everybody_has_the_same_plan() -> None:
+    """Each task and mailbox is on one worker, under an id that no other generation has."""
+    plan = Plan(topology(), RUN, joined(12, 10, 11), place(9))
+    assignment = plan.assignment()
+    held = {each.worker_id: list(each.tasks) for each in assignment.workers}
+    base = plan.first_task
+    assert held == {
+        "worker-0": [base + 1, plan.mailbox(0), base + 3, plan.mailbox(2)],
+        "worker-1": [base + 2, plan.mailbox(1)],
+        "worker-9": [SUBMITTER_TASK],
+    }
+    assert (plan.generation, assignment.version, assignment.topology) == (10, 10, "t")
+    assert plan.addresses(0) == ["unix:///0", "10.0.0.9:1"]
+    assert plan.addresses(1) == ["unix:///1"]
+    later = Plan(topology(), RUN, joined(15, 13, 14), place(9)).assignment()
+    ids = {task for each in assignment.workers for task in each.tasks}
+    assert ids & {task for each in later.workers for task in each.tasks} == {SUBMITTER_TASK}
+
+
+@pytest.mark.parametrize("attempt", [0, 2**31, 2**40])
+def test_ids_stay_in_their_range(attempt: int) -> None:
+    """However many attempts Spark has counted, no id is the submitter's or too large."""
+    plan = Plan(topology(), "f" * 32, joined(attempt, attempt + 1, attempt + 2))
+    assert all(0 < task < SUBMITTER_TASK for each in plan.assignment().workers for task in each.tasks)
+
+
+def test_workers_of_several_topologies() -> None:
+    """Workers that serve different topologies cannot carry one."""
+    others = [Joined(0, 1, place(0)), Joined(1, 2, place(1, "other")), Joined(2, 3, place(2))]
+    with pytest.raises(ConfigError, match="different topologies, 'other', 't': start them with one"):
+        Plan(topology(), RUN, others)
+
+
+# --- mail, inbox, failures ----------------------------------------------------------------------
+
+
+def test_mail_travels() -> None:
+    """A mail is read as it was written, and what is none is an error."""
+    sent = report(1, 3)
+    assert Mail.from_bytes(sent.to_bytes()).to_bytes() == sent.to_bytes()
+    for payload in (b"", b"\xff", b"\x94\x01\x02\x03\x04", sent.to_bytes()[:9]):
+        with pytest.raises(MalformedError, match="no mail of a topology"):
+            Mail.from_bytes(payload)
+
+
+def run_of(n_tuples: int) -> Emitted:
+    """Return so many tuples of a bolt."""
+    origin: Origin = topology().origin(3, "default")
+    return Emitted(origin, None, [Tuple([number], origin) for number in range(n_tuples)])
+
+
+def test_output_waits_for_its_reader() -> None:
+    """A bolt waits once too much is there, and goes on when it is taken, or no longer wanted."""
+    inbox = Inbox(most_rows=2)
+    inbox.put_runs([run_of(2)])
+    entered, left = threading.Event(), threading.Event()
+
+    def put() -> None:
+        entered.set()
+        inbox.put_runs([run_of(5)])
+        inbox.put_runs([run_of(1)])
+        left.set()
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    assert entered.wait(60)
+    first: list[Emitted] = []
+    while len(first) < 2:
+        first += inbox.take(60)[1]
+    assert [len(run.tuples) for run in first[:2]] == [2, 5]
+    inbox.discard()
+    assert left.wait(60)
+    thread.join()
+    assert inbox.take(0.0) == ([], [])
+
+
+def test_no_more_mail() -> None:
+    """Who waits for mail hears that there will be none."""
+    inbox = Inbox()
+    inbox.fail(UnreachableError("gone"))
+    with pytest.raises(UnreachableError, match="gone"):
+        inbox.take(60)
+
+
+def test_failure_travels_through_a_spark_error() -> None:
+    """What is wrapped in Spark's words comes out with its traceback; other errors are none of ours."""
+    failure = Failure("task 3 of 'split': KeyError: 'x: y'", "Traceback:\n  line\nKeyError: 'x: y'\n")
+    text = f"[USER_RAISED_EXCEPTION] {failure_text('PySpark task 2', failure)} SQLSTATE: P0001\n\tat java"
+    found = failure_in(text, "words")
+    assert found is not None
+    assert str(found) == "PySpark task 2 of topology 'words' has failed: task 3 of 'split': KeyError: 'x: y'"
+    assert found.__notes__[0].endswith("Traceback:\n  line\nKeyError: 'x: y'")
+    assert failure_in("Job aborted due to stage failure: ...", "words") is None
