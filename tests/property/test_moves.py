@@ -72,25 +72,18 @@ class Cluster(RuleBasedStateMachine):
     """Drives everything, and holds it against what is promised."""
 
     @initialize(
-        calm=st.booleans(),
-        kills=st.booleans(),
+        weather=st.sampled_from(("calm", "faults", "faults", "kills")),
         modes=st.tuples(*[st.sampled_from(AckMode)] * len(PROGRAMS)),
         queue_bytes=st.sampled_from(QUEUE_BYTES),
     )
-    def start(
-        self,
-        calm: bool,  # noqa: FBT001 - drawn
-        kills: bool,  # noqa: FBT001
-        modes: Sequence[AckMode],
-        queue_bytes: int,
-    ) -> None:
+    def start(self, weather: str, modes: Sequence[AckMode], queue_bytes: int) -> None:
         """Start everything.
 
-        calm: nothing goes wrong, so that nothing may come twice. kills: workers are killed; then only what is
-        kept until it is processed is safe.
+        weather: in a calm nothing goes wrong, so nothing may come twice; where workers are killed, only what
+        is kept until it is processed is safe.
         """
-        self.calm = calm
-        self.kills = kills and not calm
+        self.calm = weather == "calm"
+        self.kills = weather == "kills"
         self.queue_bytes = queue_bytes
         self.loop = HandLoop()
         self.network = Network(self.loop)
