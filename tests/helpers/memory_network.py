@@ -16,10 +16,10 @@ from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire.sender import Identity, Sender
 from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
-from tuplewire_service.messaging.sessions.client import SessionClient
-from tuplewire_service.messaging.sessions.server import SessionServer
-from tuplewire_service.messaging.sessions.stream import ServerStream, code_of
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.streamed.client import StreamedClient
+from tuplewire_service.messaging.streamed.server import StreamedServer
+from tuplewire_service.messaging.streamed.stream import ServerStream, code_of
 
 HOST = "127.0.0.1"
 _ROOM = 8
@@ -235,7 +235,7 @@ class Network:
         return any(moved)
 
 
-class _NetworkServer(SessionServer):
+class _NetworkServer(StreamedServer):
     """Serves the streams of a Network."""
 
     def __init__(
@@ -274,14 +274,14 @@ class NetworkContext(IContext):
     ) -> _NetworkServer:
         return _NetworkServer(self._network, topology_id, port, self._settings, callback)
 
-    def connect(self, topology_id: str, host: str, port: int) -> SessionClient:
+    def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
         self._connections += 1
         settings = self._settings
         identity = Identity(
             topology_id, f"{settings.worker_id}/{self._connections}", settings.incarnation, worker=True
         )
         make = partial(sender, self._network, f"{host}:{port}", identity, settings.session)
-        return SessionClient(self._network.thread, make)
+        return StreamedClient(self._network.thread, make)
 
     def term(self) -> None:
         """See IContext. A drain or a kill has closed everything."""

@@ -14,7 +14,7 @@ from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.messaging.grpc.refuse import refuse
-from tuplewire_service.messaging.sessions.stream import check_id
+from tuplewire_service.messaging.streamed.stream import check_id
 from tuplewire_service.server.stop import Stop, StopRequest
 from tuplewire_service.server.wire import assignment_from_wire, assignment_to_wire, status_to_wire
 from tuplewire_service.worker.worker import Worker

@@ -11,10 +11,10 @@ from tuplewire.stream import Dial
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.grpc.server import GrpcServerConnection
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
-from tuplewire_service.messaging.sessions.context import SessionContext
+from tuplewire_service.messaging.streamed.context import StreamedContext
 
 
-class GrpcContext(SessionContext):
+class GrpcContext(StreamedContext):
     """Binds the Messaging service and connects to it. Source: Storm's `messaging.netty.Context`."""
 
     def __init__(self) -> None:

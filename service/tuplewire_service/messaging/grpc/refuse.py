@@ -14,7 +14,7 @@ from tuplewire.errors import (
     ResourceLimitError,
     TuplewireError,
 )
-from tuplewire_service.messaging.sessions.stream import MAX_DETAIL_LENGTH, code_of
+from tuplewire_service.messaging.streamed.stream import MAX_DETAIL_LENGTH, code_of
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireError) -> NoReturn:

@@ -11,10 +11,10 @@ from tuplewire.loop import EventLoopThread
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.grpc.settings import GrpcSettings
 from tuplewire_service.messaging.grpc.stream import handler_of
-from tuplewire_service.messaging.sessions.server import SessionServer
+from tuplewire_service.messaging.streamed.server import StreamedServer
 
 
-class GrpcServerConnection(SessionServer):
+class GrpcServerConnection(StreamedServer):
     """Listens for senders (Send) and consumers (Recv) of one topology."""
 
     def __init__(

@@ -13,7 +13,7 @@ from tuplewire.channel import BROKEN
 from tuplewire.errors import TuplewireError
 from tuplewire.stream import StreamBroken
 from tuplewire_service.messaging.grpc.refuse import refuse
-from tuplewire_service.messaging.sessions.stream import ServerStream
+from tuplewire_service.messaging.streamed.stream import ServerStream
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

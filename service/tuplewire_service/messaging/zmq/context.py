@@ -8,7 +8,7 @@ from typing import Any
 from tuplewire.loop import EventLoopThread
 from tuplewire.stream import Dial
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.sessions.context import SessionContext
+from tuplewire_service.messaging.streamed.context import StreamedContext
 from tuplewire_service.messaging.zmq.dial import dial_zmq
 from tuplewire_service.messaging.zmq.endpoints import ipc_endpoint, tcp_endpoint
 from tuplewire_service.messaging.zmq.server import ZmqServerConnection
@@ -16,7 +16,7 @@ from tuplewire_service.messaging.zmq.settings import ZmqSettings
 from tuplewire_service.messaging.zmq.sockets import Sockets
 
 
-class ZmqContext(SessionContext):
+class ZmqContext(StreamedContext):
     """Binds a ROUTER and connects DEALERs to it. Source: Storm's `ZMQContext`.
 
     In local mode (`storm.cluster.mode`) a port is a Unix socket of this machine, whatever the host.

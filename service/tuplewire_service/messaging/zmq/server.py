@@ -22,8 +22,8 @@ from tuplewire.errors import (
 from tuplewire.loop import EventLoopThread, watched
 from tuplewire.stream import StreamBroken
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.sessions.server import SessionServer
-from tuplewire_service.messaging.sessions.stream import ServerStream, code_of
+from tuplewire_service.messaging.streamed.server import StreamedServer
+from tuplewire_service.messaging.streamed.stream import ServerStream, code_of
 from tuplewire_service.messaging.zmq.endpoints import IpcPort, tcp_endpoint
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, Kind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.pump import Pump
@@ -47,7 +47,7 @@ _NO_HANDSHAKE = {
 _Serve = Callable[[ServerStream], Awaitable[None]]
 
 
-class ZmqServerConnection(SessionServer):
+class ZmqServerConnection(StreamedServer):
     """Serves whoever opens a stream. Source: Storm's `ZMQContext.bind`.
 
     Strangers may send what they like: the first thing that is no frame of ours is counted and answered, and

@@ -12,7 +12,7 @@ import zmq
 
 from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
 from tuplewire.stream import Stream, StreamBroken
-from tuplewire_service.messaging.sessions.stream import MAX_DETAIL_LENGTH, ServerStream, code_of
+from tuplewire_service.messaging.streamed.stream import MAX_DETAIL_LENGTH, ServerStream, code_of
 from tuplewire_service.messaging.zmq.flow import Flow, Window
 from tuplewire_service.messaging.zmq.frames import Allowance, Frame, Kind, encode, encode_refusal
 

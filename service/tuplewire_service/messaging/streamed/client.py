@@ -15,7 +15,7 @@ from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus,
 _Told = Callable[[Sequence[Settled]], None]
 
 
-class SessionClient(IRelayConnection):
+class StreamedClient(IRelayConnection):
     """A Sender in the form of the plug-in contract."""
 
     def __init__(self, thread: EventLoopThread, make_sender: Callable[..., Sender]) -> None:

@@ -16,7 +16,7 @@ from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import Intake, via_of
-from tuplewire_service.messaging.sessions.stream import ServerStream
+from tuplewire_service.messaging.streamed.stream import ServerStream
 
 CLIENT_SOURCE = "client"
 

@@ -23,14 +23,14 @@ from tuplewire.session.probe import ProbeTimer
 from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.sessions.stream import (
+from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.streamed.stream import (
     MAX_DETAIL_LENGTH,
     ServerStream,
     check_id,
     code_of,
     finish_writing,
 )
-from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 
 logger = logging.getLogger(__name__)

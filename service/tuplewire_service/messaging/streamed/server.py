@@ -19,17 +19,17 @@ from tuplewire_service.messaging.base import (
     ServerStatistics,
 )
 from tuplewire_service.messaging.inbox import Inbox
-from tuplewire_service.messaging.sessions.recv_service import RecvService
-from tuplewire_service.messaging.sessions.send_service import SendService
-from tuplewire_service.messaging.sessions.stream import ServerStream
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.streamed.recv_service import RecvService
+from tuplewire_service.messaging.streamed.send_service import SendService
+from tuplewire_service.messaging.streamed.stream import ServerStream
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 
 _LAST_CALLS_SECONDS = 0.5
 """What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
 
 
-class SessionServer(IServerConnection):
+class StreamedServer(IServerConnection):
     """Serves senders (Send) and consumers (Recv) of one topology over the streams of a transport.
 
     A transport says how it listens (_bind, _unbind) and hands every stream to the handler of its method.

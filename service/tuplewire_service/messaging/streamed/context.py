@@ -10,12 +10,12 @@ from tuplewire.loop import EventLoopThread, messaging_loop
 from tuplewire.sender import Identity, Sender
 from tuplewire.stream import Dial
 from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
-from tuplewire_service.messaging.sessions.client import SessionClient
-from tuplewire_service.messaging.sessions.server import SessionServer
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.streamed.client import StreamedClient
+from tuplewire_service.messaging.streamed.server import StreamedServer
 
 
-class SessionContext(IContext):
+class StreamedContext(IContext):
     """Binds and connects; a transport says how (_serve, _dial).
 
     Not for use on the messaging loop itself: bind, close and term wait for it.
@@ -33,20 +33,22 @@ class SessionContext(IContext):
     @abstractmethod
     def _serve(
         self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
-    ) -> SessionServer:
+    ) -> StreamedServer:
         """Return a server that is bound; BindError."""
 
     @abstractmethod
     def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:
         """Return what opens streams to a worker; an IPv6 host has brackets."""
 
-    def bind(self, topology_id: str, port: int, callback: IConnectionCallback | None = None) -> SessionServer:
+    def bind(
+        self, topology_id: str, port: int, callback: IConnectionCallback | None = None
+    ) -> StreamedServer:
         """See IContext. Raises BindError when the port is in use."""
         server = self._serve(messaging_loop(), topology_id, port, callback)
         self._made.append(server)
         return server
 
-    def connect(self, topology_id: str, host: str, port: int) -> SessionClient:
+    def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
         """See IContext. Each connection is a session of its own."""
         settings = self._common
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -66,7 +68,7 @@ class SessionContext(IContext):
             thread.loop,
             self._dial(thread, host, port),
         )
-        connection = SessionClient(thread, make_sender)
+        connection = StreamedClient(thread, make_sender)
         self._made.append(connection)
         return connection
 

@@ -32,9 +32,9 @@ from tuplewire_service.messaging.base import (
     by_via,
 )
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.sessions.send_session import SendStream, Session
-from tuplewire_service.messaging.sessions.stream import ServerStream, check_id, code_of, finish_writing
 from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.streamed.send_session import SendStream, Session
+from tuplewire_service.messaging.streamed.stream import ServerStream, check_id, code_of, finish_writing
 
 logger = logging.getLogger(__name__)
 

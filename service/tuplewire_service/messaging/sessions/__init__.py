@@ -1,1 +1,0 @@
-"""What transports whose connections carry sessions have in common: everything but the streams themselves."""

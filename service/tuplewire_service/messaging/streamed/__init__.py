@@ -1,0 +1,1 @@
+"""What the transports that carry streams have in common: everything but the streams themselves."""
