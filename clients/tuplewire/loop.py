@@ -170,8 +170,8 @@ def _after_in_child() -> None:
     global _current, _suspended, _unusable, _lock
     if not _survives:
         _unusable = (
-            f"process {os.getpid()} was forked while a server was bound, or gRPC in use by other code, which "
-            "it does not survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
+            f"process {os.getpid()} was forked while a server was bound, or gRPC in use by other code, "
+            "which it does not survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
         )
     _current = _suspended = None
     _lock = threading.Lock()

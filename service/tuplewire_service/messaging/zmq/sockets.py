@@ -13,6 +13,7 @@ from tuplewire_service.messaging.zmq.settings import ZmqSettings
 Socket = zmq.Socket[bytes]
 
 _HANDSHAKE_MILLIS = 5000
+_BESIDE_MESSAGES = 1000
 
 
 class Sockets:
@@ -44,8 +45,9 @@ class Sockets:
         silence = int(1000 * session.keepalive_seconds)
         patience = int(1000 * session.keepalive_timeout_seconds)
         made.set(zmq.LINGER, 0)
-        made.set(zmq.SNDHWM, 2 * settings.hwm)  # the window is the bound; besides it, grants and the end
-        made.set(zmq.RCVHWM, 2 * settings.hwm)
+        # The window is the bound, and comes first; what goes beside it has room here.
+        made.set(zmq.SNDHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
+        made.set(zmq.RCVHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
         made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
         made.set(zmq.HEARTBEAT_IVL, silence)
         made.set(zmq.HEARTBEAT_TIMEOUT, patience)
