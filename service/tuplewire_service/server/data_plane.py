@@ -22,9 +22,9 @@ from tuplewire_service.server.setting import bracketed, split_host_port
 from tuplewire_service.server.sockets import file_mode
 from tuplewire_service.server.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.worker.assignment_source import AssignmentFile
-from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.settings import WorkerSettings, peer_session
 from tuplewire_service.worker.status import WorkerSnapshot
-from tuplewire_service.worker.worker import Worker, peer_session
+from tuplewire_service.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 

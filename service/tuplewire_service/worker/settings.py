@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 
 from tuplewire.config import MIB, SessionSettings
 from tuplewire.errors import ConfigError
@@ -34,3 +35,17 @@ class WorkerSettings:
                 "receive_queue_messages must be more than 0, and receive_queue_bytes at least "
                 f"max_message_bytes ({self.session.max_message_bytes})"
             )
+
+
+def peer_session(settings: SessionSettings) -> SessionSettings:
+    """Return the settings of a session between workers.
+
+    It needs no bound of its own: all that goes through it was granted to a sender, whose window is the bound,
+    and a bound here would let one stopped task hold up the others.
+    """
+    return replace(
+        settings,
+        max_pending_messages=sys.maxsize,
+        max_pending_task_messages=sys.maxsize,
+        max_pending_bytes=sys.maxsize,
+    )

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from tuplewire.config import SessionSettings
 from tuplewire.errors import (
     ClosedError,
     DrainingError,
-    NotLocalError,
-    NotReadyError,
     RefusedError,
     StaleAssignmentError,
     UnknownTaskError,
@@ -40,6 +35,7 @@ from tuplewire_service.messaging.base import (
     via_of,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+from tuplewire_service.worker import refusals
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import Moves, Parcel
@@ -56,20 +52,6 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0
 _GIVE_UP_SECONDS = 3.0
 """How long a worker may be out of reach, once no assignment names it, before its messages go elsewhere."""
-
-
-def peer_session(settings: SessionSettings) -> SessionSettings:
-    """Return the settings of a session between workers.
-
-    It needs no bound of its own: all that goes through it was granted to a sender, whose window is the bound,
-    and a bound here would let one stopped task hold up the others.
-    """
-    return dataclasses.replace(
-        settings,
-        max_pending_messages=sys.maxsize,
-        max_pending_task_messages=sys.maxsize,
-        max_pending_bytes=sys.maxsize,
-    )
 
 
 class Worker(IConnectionCallback, ISubscriptionSource):
@@ -146,7 +128,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             return f"the worker is {self.state.value}"
         if self.assignment is None:
-            return str(self._no_assignment())
+            return str(refusals.no_assignment(self.settings.worker_id))
         if self.state is WorkerState.STARTING and (missing := self._connections.not_ready):
             return f"not connected yet to {', '.join(missing)}"
         return ""
@@ -298,7 +280,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         stale = 0 < version < self._assignment_version() and not origin.via
         for group in batch.groups:
             if stale and group.task in self._transfer.owner_of:
-                batch.refuse(group, self._stale(group.task, version))
+                owner = self._transfer.owner_of[group.task]
+                batch.refuse(group, refusals.stale(group.task, owner, version, self._assignment_version()))
                 continue
             if not origin.via:
                 group = self._positions.place(group)  # noqa: PLW2901 - the same messages
@@ -367,11 +350,10 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     def _not_here(self, task: int) -> RefusedError:
         worker_id = self.settings.worker_id
         if self.assignment is None:
-            return self._no_assignment()
+            return refusals.no_assignment(worker_id)
         owner = self._transfer.owner_of.get(task)
         if owner is not None:
-            where = f"on {owner.worker_id} at {owner.address}"
-            return NotLocalError(f"task {task} is not on worker {worker_id} but {where}", owner.address)
+            return refusals.elsewhere(task, worker_id, owner)
         return UnknownTaskError(f"task {task} is not in assignment version {self.assignment.version}")
 
     def _send(self, owner: AssignedWorker, origin: Origin, groups: list[TaskGroup]) -> None:
@@ -424,25 +406,10 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._end_moves()
         self._activity.set()
 
-    def _stale(self, task: int, version: int) -> StaleAssignmentError:
-        """Return the error for a program that sends to the owner of a task itself, and has the wrong one."""
-        owner = self._transfer.owner_of[task]
-        return StaleAssignmentError(
-            f"task {task} has moved to worker {owner.worker_id} at {owner.address} since assignment version "
-            f"{version}: send it there, by version {self._assignment_version()}",
-            owner.address,
-        )
-
-    def _no_assignment(self) -> NotReadyError:
-        return NotReadyError(
-            f"worker {self.settings.worker_id} has no assignment yet: push one (tuplewire assign), "
-            "or configure an assignment file"
-        )
-
     @property
     def not_ready(self) -> RefusedError | None:
         """See IConnectionCallback. Without an assignment nobody knows which tasks there are."""
-        return self._no_assignment() if self.assignment is None else None
+        return refusals.no_assignment(self.settings.worker_id) if self.assignment is None else None
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
         """See ISubscriptionSource."""
