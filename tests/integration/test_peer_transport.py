@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from helpers.topology import TOPOLOGY, Pair, pair_of_workers, status
+from helpers.topology import TOPOLOGY, Pair, assign, pair_of_workers, status
 
 from tuplewire import Client
 from tuplewire.control import ControlClient
 from tuplewire.errors import NotLocalError
 from tuplewire.message import TaskMessage
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.server.launch import LocalWorkers
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.scenery import Recorder, is_settled
 
@@ -77,6 +82,29 @@ def test_a_program_may_speak_zeromq_to_a_worker(pair: Pair) -> None:
         context.term()
     with Client(pair.near.address, topology=TOPOLOGY) as client:
         assert next(client.recv([task], timeout=10)).payloads == [b"a"]
+
+
+def test_a_worker_ends_beside_a_stopped_peer(tmp_path: Path) -> None:
+    """What is for a peer that does not answer is given up in time: the worker drains and ends with 0."""
+    flags = ["--transport=zmq", "--drain-seconds=1"]
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            own = [*flags, f"--worker-id={name}"]
+            workers.append(LocalWorkers(1, TOPOLOGY, directory=tmp_path / name, flags=own, drain_seconds=1))
+            stack.enter_context(workers[-1])
+        a, b = (each.endpoints[0] for each in workers)
+        for endpoint in (a, b):
+            assign(endpoint, 1, {a: [1], b: [2]})
+        with Client(a.address, topology=TOPOLOGY) as client:
+            client.send(2, b"x")
+            client.flush(10)
+        os.kill(b.process_id, signal.SIGSTOP)
+        try:
+            assert workers[0].stop() == [0]
+        finally:
+            os.kill(b.process_id, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 HOST_KEY = "tuplewire.transport.host"
+_PEERS_CONF = {"zmq.linger.millis": 1000}
+"""Storm's five seconds are longer than a worker may take to close once it is drained."""
 _WATCHERS_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
 """An event loop that does not answer in this time counts as stuck."""
@@ -57,7 +59,7 @@ class DataPlane:
         if config.transport != DEFAULT_TRANSPORT:
             host, self._peers_port = split_host_port(config.listen_peers or f"{_host_of(config)}:0")
             peers = TransportFactory.make_context(
-                {**common, TRANSPORT_KEY: config.transport, HOST_KEY: bracketed(host)}
+                {**common, TRANSPORT_KEY: config.transport, HOST_KEY: bracketed(host), **_PEERS_CONF}
             )
             self._contexts.append(peers)
         self._worker = self._loop.call(lambda: Worker(settings, programs, incarnation, peers))
