@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -324,6 +325,10 @@ def test_what_does_not_fit(spark: SparkSession) -> None:
         run_topology(spark, plain, outputs={"triple": None})
     with pytest.raises(TopologyError, match="for a Rows spout, and the topology has none"):
         run_topology(spark, plain, rows=spark.range(1))
+    bound = Double()
+    bound.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(TopologyError, match=r"'double' cannot be sent .* make in open\(\) or prepare\(\)"):
+        run_topology(spark, doubling(Numbers(1), bound))
     of_rows = doubling(Rows("number"), Double(), 2)
     with pytest.raises(TopologyError, match="emits the rows of a DataFrame: give it"):
         run_topology(spark, of_rows, conf=TWO)

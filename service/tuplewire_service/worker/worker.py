@@ -18,7 +18,6 @@ from tuplewire.errors import (
     ClosedError,
     DrainingError,
     RefusedError,
-    StaleAssignmentError,
     UnknownTaskError,
 )
 from tuplewire.group import TaskGroup

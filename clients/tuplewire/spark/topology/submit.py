@@ -263,6 +263,7 @@ def submit_topology(
         submitted = Submitted(
             name, run, full, conf, members, output, tuple(workers), place, has_rows=rows is not None
         )
+        _check_travels(submitted)
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
         checked = output.checked(stage.repartition(members))
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
@@ -319,6 +320,20 @@ class ProgressLine:
         end = "\r" if live and progress.executed else "\n"
         sys.stderr.write(f"topology {self._name}: {progress}{end}")
         sys.stderr.flush()
+
+
+def _check_travels(submitted: Submitted) -> None:
+    """Raise TopologyError for a spout or bolt that cannot be sent to Spark's executors."""
+    from pyspark import cloudpickle
+
+    for component in submitted.topology.components.values():
+        try:
+            cloudpickle.dumps(component)
+        except Exception as error:
+            raise TopologyError(
+                f"{component.id!r} cannot be sent to Spark's executors: {error}; "
+                "make in open() or prepare() what a spout or bolt cannot take along"
+            ) from error
 
 
 def _input(spark: SparkSession, topology: Topology, rows: DataFrame | None, members: int) -> DataFrame:
