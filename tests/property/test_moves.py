@@ -43,9 +43,9 @@ from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.settings import WorkerSettings, peer_session
 from tuplewire_service.worker.status import WorkerState
-from tuplewire_service.worker.worker import Worker, peer_session
+from tuplewire_service.worker.worker import Worker
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 LONG_STEPS = 200_000
