@@ -1,0 +1,193 @@
+"""A topology that runs on Spark, in the hands of the program that submitted it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuplewire.client import Client
+from tuplewire.errors import ClosedError, ConfigError, TopologyError
+from tuplewire.spark.topology.job import Job, JobError
+from tuplewire.spark.topology.mail import SUBMITTER, Kind, Mail
+from tuplewire.spark.topology.member import Submitted
+from tuplewire.spark.topology.output import failure_in, statistics_in
+from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
+from tuplewire.spark.topology.post import Post
+from tuplewire.spark.topology.progress import TopologyProgress
+from tuplewire.topology.statistics import ExecutorStatistics
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_DRAIN_SECONDS = 5.0
+"""How long a cancelled job's PySpark tasks are waited for; Spark kills them after about as long."""
+
+
+@dataclass(frozen=True)
+class TopologyResult:
+    """What a topology has left. frames: the rows of each bolt whose output was asked for.
+
+    executors: what each has done.
+    """
+
+    frames: Mapping[str, DataFrame]
+    executors: Sequence[ExecutorStatistics]
+
+    @property
+    def frame(self) -> DataFrame:
+        """The rows, where one bolt's output was asked for; TopologyError where there are more or none."""
+        if len(self.frames) != 1:
+            known = ", ".join(map(repr, self.frames)) or "none"
+            raise TopologyError(f"the outputs are of {known}: take one of frames, by its component")
+        return next(iter(self.frames.values()))
+
+
+class SparkTopology:
+    """A topology that runs as a Spark job. Made by submit_topology; thread-safe.
+
+    job_group: the job's, by which Spark cancels it; over Spark Connect its tag.
+    """
+
+    def __init__(self, submitted: Submitted, job: Job, place: Place | None, stack: ExitStack) -> None:
+        self.name = submitted.name
+        self.job_group = job.group
+        self._submitted = submitted
+        self._job = job
+        self._stack = stack
+        self._lock = threading.Condition()
+        self._progress = TopologyProgress()
+        self._coordinator: tuple[int, int] | None = None
+        """Its generation, and its mailbox."""
+        self._closed: set[int] = set()
+        self._stop: bool | None = None
+        self._post: Post | None = None
+        self._listener: Callable[[TopologyProgress], None] | None = None
+        if place is not None:
+            client = Client(place.address, topology=place.topology, client_id=f"{submitted.run}-submitter")
+            self._post = stack.enter_context(
+                Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True)
+            )
+        job.start(self._ended)
+
+    def __repr__(self) -> str:
+        return f"<SparkTopology {self.name}: {'ended' if self._job.done else self._progress}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whichever way."""
+        return self._job.done
+
+    def progress(self) -> TopologyProgress:
+        """Return how far it is, as of a second ago; always the beginning where no worker is in reach."""
+        return self._progress
+
+    def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
+        """Have a function called, in a thread of ours, with each news of the progress."""
+        self._listener = listener
+        listener(self._progress)
+
+    def stop(self) -> None:
+        """Have the spouts asked no longer, and everything that is on the way processed; returns at once.
+
+        result() then returns what comes out. Raises ConfigError where this program reaches no worker.
+        """
+        if self._post is None:
+            raise ConfigError(
+                "this program reaches no worker, and cannot ask the topology to stop: submit it with "
+                "workers=[...] that it reaches, or cancel the job"
+            )
+        self._ask_to_stop(output_wanted=True)
+
+    def cancel(self) -> None:
+        """Cancel the job, as Spark's UI would; what is on the way is processed, but its output is lost.
+
+        Spark leaves the PySpark tasks about 2 seconds (`spark.python.task.killTimeout`) for that. Returns at
+        once; result() raises.
+        """
+        self._job.cancel()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end, in whichever way; False when so many seconds are over first."""
+        return self._job.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> TopologyResult:
+        """Wait for the end, and return what the topology has left.
+
+        Raises ProcessFailedError, with the traceback of the user's code as a note, for a spout or bolt that
+        has failed, ClosedError when the job was cancelled, JobError for what else Spark has against it, and
+        TimeoutError after so many seconds; the topology then goes on.
+        """
+        if not self.wait(timeout):
+            raise TimeoutError(f"topology {self.name!r} was not over after {timeout:g} s; it goes on")
+        error = self._job.error
+        if error is None:
+            frame = self._job.result
+            return TopologyResult(self._submitted.output.frames(frame), statistics_in(frame))
+        failure = failure_in(str(error), self.name)
+        if failure is not None:
+            raise failure
+        if self._job.was_cancelled:
+            raise ClosedError(f"the Spark job of topology {self.name!r} was cancelled")
+        # Spark's own exception is of no use as a cause: it cannot be printed once the JVM has gone.
+        raise JobError(f"the Spark job of topology {self.name!r} has failed: {error}") from None
+
+    # --- mail -------------------------------------------------------------------------------------------
+
+    def _receive(self, mail: Mail) -> None:
+        with self._lock:
+            current = self._progress.generation
+            if current is not None and mail.generation < current:
+                return
+            if mail.kind is Kind.BEGUN:
+                mailbox, members = mail.values
+                self._coordinator = (mail.generation, mailbox)
+                self._closed.clear()
+                self._progress = TopologyProgress(mail.generation, members)
+                if self._stop is not None:
+                    self._send_stop()
+            elif mail.kind is Kind.PROGRESS and self._coordinator is not None:
+                self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
+            elif mail.kind is Kind.CLOSED:
+                self._closed.add(mail.rank)
+                self._lock.notify_all()
+        if self._listener is not None:
+            self._listener(self._progress)
+
+    def _unheard(self, _: Exception) -> None:
+        """Do without mail: the job goes on, and tells its end itself."""
+
+    def _ask_to_stop(self, *, output_wanted: bool) -> None:
+        with self._lock:
+            self._stop = output_wanted
+            if self._coordinator is not None:
+                self._send_stop()
+
+    def _send_stop(self) -> None:
+        assert self._post is not None  # noqa: S101 - there is a coordinator by its mail alone
+        assert self._coordinator is not None  # noqa: S101 - as above
+        generation, mailbox = self._coordinator
+        stop = Mail(self._submitted.run, generation, SUBMITTER, Kind.STOP, (bool(self._stop),))
+        self._post.send(mailbox, stop)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def _ended(self) -> None:
+        """End what is ours, in the job's thread, before the job counts as done."""
+        try:
+            if self._job.was_cancelled and self._coordinator is not None:
+                self._drain()
+        finally:
+            self._stack.close()
+
+    def _drain(self) -> None:
+        """Use the time that Spark leaves the PySpark tasks of a cancelled job."""
+        self._ask_to_stop(output_wanted=False)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        with self._lock:
+            self._lock.wait_for(
+                lambda: len(self._closed) >= self._progress.members, deadline - time.monotonic()
+            )
