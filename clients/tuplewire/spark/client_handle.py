@@ -12,6 +12,7 @@ from tuplewire.client import Client, Subscription
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.spark.shipped import Shipped
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
@@ -76,7 +77,7 @@ class TaskClient:
         self._client = None
 
 
-class ClientHandle:
+class ClientHandle(Shipped):
     """Describes a client, for the functions of mapInArrow, foreachPartition, foreachBatch and the like.
 
     ::
@@ -119,8 +120,8 @@ class ClientHandle:
         self._timeout = timeout
         self._entered: list[TaskClient] = []
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_make_handle, ({**self._arguments, "timeout": self._timeout},))
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_entered": []}
 
     def __repr__(self) -> str:
         where = self._arguments["address"] or f"${ADDRESS_VARIABLE}"
@@ -177,10 +178,6 @@ class ClientHandle:
             raise
         finally:
             entered.leave()
-
-
-def _make_handle(arguments: dict[str, Any]) -> ClientHandle:
-    return ClientHandle(**arguments)
 
 
 def _attempt() -> int | None:

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource
 from tuplewire.errors import ConfigError
 from tuplewire.spark.options import sink_options, source_options
 from tuplewire.spark.schema import READ_SCHEMA, check_read_schema, check_write_schema
+from tuplewire.spark.shipped import Shipped
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tuplewire.spark.writer import TuplewireBatchWriter, TuplewireStreamWriter
 
 
-class TuplewireDataSource(DataSource):
+class TuplewireDataSource(Shipped, DataSource):
     """`.format("tuplewire")`. Options: tuplewire.spark.options; columns: tuplewire.spark.schema.
 
     Every method raises ConfigError for options or columns that are wrong, before anything runs.

@@ -34,6 +34,7 @@ from tuplewire.spark.offsets import (
     tails,
 )
 from tuplewire.spark.options import SourceOptions
+from tuplewire.spark.shipped import Shipped
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.Reco
     return iter(RangeReader(partition.wanted, options))
 
 
-class TuplewireBatchReader(DataSourceReader):
+class TuplewireBatchReader(Shipped, DataSourceReader):
     """Reads what the workers hold of some tasks, and acknowledges nothing: it stays for whoever consumes it.
 
     Spark plans it once: a DataFrame has what was there at its first use. Once that is acknowledged by
@@ -81,7 +82,7 @@ class TuplewireBatchReader(DataSourceReader):
         return _read(partition, self._options)
 
 
-class TuplewireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads some tasks for a streaming query, of which it is the one consumer.
 
     Guarantee: while the workers live, every message is in exactly one micro-batch, also when the driver is

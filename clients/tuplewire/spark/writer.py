@@ -27,6 +27,7 @@ from tuplewire.message import TaskMessageBatch
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.publish import Publisher
 from tuplewire.spark.routing import Router
+from tuplewire.spark.shipped import Shipped
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Part(WriterCommitMessage):
     groups: Sequence[TaskGroup]
 
 
-class TuplewireBatchWriter(DataSourceArrowWriter):
+class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
     """Sends the rows of a DataFrame.
 
     Guarantee: when the write has succeeded, the worker has acknowledged every row's message. With atomic,
@@ -102,7 +103,7 @@ class TuplewireBatchWriter(DataSourceArrowWriter):
         """Publish nothing."""
 
 
-class TuplewireStreamWriter(DataSourceStreamArrowWriter):
+class TuplewireStreamWriter(Shipped, DataSourceStreamArrowWriter):
     """Publishes the rows of each micro-batch, once it is computed.
 
     Guarantee: of each partition and micro-batch exactly one attempt is seen, whatever fails, however many

@@ -1,0 +1,101 @@
+"""What Spark sends to its executors says what it was made with; an executor that does not fit says so.
+
+Spark itself compares the interpreters. This module is imported before anything that needs a library.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Self
+
+import tuplewire
+from tuplewire.errors import ConfigError
+
+REQUIRED = {"grpcio": ("grpc", "1.74", "1.83"), "protobuf": ("google.protobuf", "6.31.1", "8")}
+"""The libraries of an executor: the module, the first version that will do and the first that will not."""
+
+_WAYS = (
+    "install it in the executors' interpreter, ship a packed environment (spark.archives), or set "
+    "PYSPARK_PYTHON to an interpreter that has it"
+)
+
+
+class VersionMismatchError(ConfigError):
+    """An executor's Python has other versions than the driver's, or than Tuplewire needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions of an interpreter: Tuplewire's, and by name those of REQUIRED."""
+
+    tuplewire: str
+    libraries: Mapping[str, str]
+
+    @classmethod
+    def here(cls) -> Self:
+        """Return those of this process; a library that cannot be imported has its error in place of one."""
+        return cls(tuplewire.__version__, {name: _version(each[0]) for name, each in REQUIRED.items()})
+
+
+def check(driver: Versions, executor: Versions) -> None:
+    """Raise VersionMismatchError unless what was made with the one can be used with the other."""
+    where = f"{sys.executable} on {socket.gethostname()}"
+    if executor.tuplewire != driver.tuplewire:
+        raise VersionMismatchError(
+            f"{where} has tuplewire {executor.tuplewire}, and the driver has {driver.tuplewire}: bring them "
+            "to the same release, in the executors' interpreter or with a new zip (make spark-zip)"
+        )
+    for name, (_, first, beyond) in REQUIRED.items():
+        found = executor.libraries[name]
+        if not _parts(first) <= _parts(found) < _parts(beyond):
+            raise VersionMismatchError(
+                f"{where} has {name} {found}, and tuplewire {executor.tuplewire} needs "
+                f"{name}>={first},<{beyond} (the driver has {driver.libraries[name]}). "
+                f"{name} has compiled parts, which cannot come by --py-files: {_WAYS}"
+            )
+
+
+class Shipped:
+    """A base of what Spark pickles in the driver and unpickles in an executor: that checks the versions.
+
+    The subclass's own module is imported only once they fit, so that a missing library is told as such.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind = type(self)
+        return _arrived, (_of_this_process(), kind.__module__, kind.__qualname__), self.__getstate__()
+
+
+def _arrived(driver: Versions, module: str, name: str) -> Any:
+    check(driver, _of_this_process())
+    kind = getattr(import_module(module), name)
+    return object.__new__(kind)
+
+
+@lru_cache(1)
+def _of_this_process() -> Versions:
+    return Versions.here()
+
+
+def _version(module: str) -> str:
+    try:
+        version: str = import_module(module).__version__
+    except ImportError as error:
+        return f"none ({error})"
+    return version
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: none for an error's text."""
+    parts = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
