@@ -114,6 +114,10 @@ settings: $(VENV)/.dev ## Make service/SETTINGS.md of the declarations in the co
 wheel: $(VENV)/.dev ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist
 
+.PHONY: spark-zip
+spark-zip: $(VENV)/.dev ## Zip the client for Spark's --py-files into dist/
+	$(BIN)/python -m tuplewire.spark.package dist/tuplewire-spark.zip
+
 # --- generated code ---------------------------------------------------------------------------
 
 # Imports are mapped from the wire's package (tuplewire.v1) to ours (tuplewire.wire).

@@ -1,0 +1,41 @@
+"""The client as one zip for Spark: `python -m tuplewire.spark.package FILE.zip`.
+
+For --py-files, SparkContext.addPyFile and SparkSession.addArtifact(pyfile=True). grpcio and protobuf have
+compiled parts, which Python does not import from a zip: executors need them installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import zipfile
+from pathlib import Path
+
+import tuplewire
+
+_WHEN = (1980, 1, 1, 0, 0, 0)
+"""The same files are the same zip."""
+
+
+def write_package(target: Path) -> None:
+    """Write the package `tuplewire` into a zip, and make its folder; what was there is replaced."""
+    (package,) = map(Path, tuplewire.__path__)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(package.rglob("*.py")):
+            entry = zipfile.ZipInfo(path.relative_to(package.parent).as_posix(), _WHEN)
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def main() -> None:
+    """Write it where the command line says."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tuplewire.spark.package", description="Zip the client for Spark."
+    )
+    parser.add_argument("file", type=Path, help="the zip to write")
+    target: Path = parser.parse_args().file
+    write_package(target)
+    print(f"{target}: spark-submit --py-files {target} ..., or spark.addArtifact('{target}', pyfile=True)")
+
+
+if __name__ == "__main__":
+    main()

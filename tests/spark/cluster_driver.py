@@ -1,0 +1,172 @@
+"""A driver of its own, on two executors: python cluster_driver.py, with settings as JSON on its input.
+
+Prints a line of JSON for each case, [name, what came of it], where an error is its text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tuplewire import TaskMessageBatch
+from tuplewire.spark import ClientHandle, register
+from tuplewire.spark.session import local_session
+
+TOPOLOGY = "spark"
+ROWS = 1000
+
+
+class Cases:
+    """The cases, by name; each returns what a test looks at."""
+
+    def __init__(self, spark: SparkSession, settings: dict[str, str]) -> None:
+        self.spark = spark
+        self.settings = settings
+        self.where = {"address": settings["address"], "topology": TOPOLOGY}
+
+    def use(self, interpreter: str) -> None:
+        """Let executors run another interpreter from now on; PYSPARK_PYTHON would say so at the start."""
+        self.spark.sparkContext.pythonExec = interpreter
+        register(self.spark)
+
+    def write(self, spark: SparkSession, tasks: str, **more: str) -> None:
+        """Write rows to tasks, from a partition for each executor."""
+        rows = spark.range(0, ROWS, 1, 2).selectExpr("cast(id as string) as message")
+        options = {"topology": TOPOLOGY, "grouping": "shuffle", "tasks": tasks, **more}
+        rows.write.format("tuplewire").mode("append").options(**options).save()
+
+    def read(self, spark: SparkSession, tasks: str) -> int:
+        """Count the distinct rows in tasks."""
+        frame = spark.read.format("tuplewire").options(**self.where, tasks=tasks).load()
+        return frame.select("message").distinct().count()
+
+    def sink(self) -> int:
+        """Write by the worker beside each executor; read by any."""
+        self.use(self.settings["wheel"])
+        self.write(self.spark, "1,2")
+        return self.read(self.spark, "1,2")
+
+    def stream(self) -> int:
+        """Stream on from the tasks of sink() to two others."""
+        query = (
+            self.spark.readStream.format("tuplewire")
+            .options(**self.where, tasks="1,2")
+            .load()
+            .selectExpr("task + 2 as task", "message")
+            .writeStream.format("tuplewire")
+            .options(**self.where, checkpointLocation=self.settings["checkpoint"])
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return self.read(self.spark, "3,4")
+
+    def client(self) -> int:
+        """Send in mapInArrow, by the worker beside each executor."""
+        handle = ClientHandle(topology=TOPOLOGY)
+
+        def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with handle as client:
+                for batch in batches:
+                    messages = batch.column("id").cast(pa.string())
+                    client.send(TaskMessageBatch.from_arrow(batch.column("task"), messages))
+                    yield batch.select(["id"])
+
+        rows = self.spark.range(0, ROWS, 1, 2).selectExpr("id", "cast(id % 2 + 5 as int) as task")
+        rows.mapInArrow(send, "id bigint").count()
+        return self.read(self.spark, "5,6")
+
+    def archive(self) -> int:
+        """Write and read with the interpreter of spark.archives."""
+        self.use("./environment/bin/python")
+        self.write(self.spark, "7,8", address=self.where["address"])
+        return self.read(self.spark, "7,8")
+
+    def artifact(self) -> int:
+        """Write and read with an interpreter that gets Tuplewire by addArtifact."""
+        self.use(self.settings["bare"])
+        session = self.spark.newSession()
+        session.addArtifact(self.settings["zip"], pyfile=True)
+        register(session)
+        self.write(session, "9,10", address=self.where["address"])
+        return self.read(session, "9,10")
+
+    def py_file(self) -> int:
+        """Write and read with an interpreter that gets Tuplewire by --py-files."""
+        self.use(self.settings["bare"])
+        self.spark.sparkContext.addPyFile(self.settings["zip"])
+        register(self.spark)
+        self.write(self.spark, "11,12", address=self.where["address"])
+        return self.read(self.spark, "11,12")
+
+    def no_library(self) -> int:
+        """Write with an executor that lacks grpcio."""
+        return self.handed_to("no_grpcio")
+
+    def other_release(self) -> int:
+        """Write with an executor that has another release."""
+        return self.handed_to("other")
+
+    def handed_to(self, interpreter: str) -> int:
+        """Hand a client to an interpreter that does not fit."""
+        self.use(self.settings[interpreter])
+        handle = ClientHandle(self.where["address"], topology=TOPOLOGY)
+
+        def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with handle:
+                yield from batches
+
+        return self.spark.range(1).mapInArrow(send, "id bigint").count()
+
+
+def main() -> None:
+    """Run every case."""
+    settings = json.load(sys.stdin)
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["SPARK_SCALA_VERSION"] = "2.13"
+    os.environ["SPARK_WORKER_DIR"] = settings["work"]
+    # Executors have what their interpreter has.
+    os.environ.pop("PYTHONPATH", None)
+    conf = {
+        "spark.master": "local-cluster[2,2,900]",
+        "spark.executor.memory": "512m",
+        # Executors live for a minute: compiled once, and not well.
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.archives": f"{settings['archive']}#environment",
+        # Both executors are there before the first task is.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+    }
+    with local_session("cluster", conf=conf) as spark:
+        cases = Cases(spark, settings)
+        # Files that are added stay, so that the case with addPyFile is the last.
+        each: list[Callable[[], int]] = [
+            cases.sink,
+            cases.stream,
+            cases.client,
+            cases.archive,
+            cases.no_library,
+            cases.other_release,
+            cases.artifact,
+            cases.py_file,
+        ]
+        for case in each:
+            result: Any
+            try:
+                result = case()
+            except PySparkException as error:
+                result = str(error)
+            print(json.dumps([case.__name__, result]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

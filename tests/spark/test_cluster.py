@@ -1,0 +1,139 @@
+"""Two executors in JVMs of their own: a worker beside each, and the ways in which Tuplewire comes to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import venv_pack
+from helpers.interpreters import make_interpreter, make_movable_interpreter, site_packages
+from helpers.packaging import ROOT, build_wheel, run
+from pyspark.sql import SparkSession
+
+from tuplewire.control import ControlClient
+from tuplewire.spark.package import write_package
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DRIVER = Path(__file__).with_name("cluster_driver.py")
+DRIVER_SECONDS = 500.0
+ROWS = 1000
+TASKS = {0: [1, 3, 5, 7, 9, 11], 1: [2, 4, 6, 8, 10, 12]}
+
+
+def packed(home: Path, wheel: Path) -> Path:
+    """Pack an environment as its page tells to."""
+    needed = ("grpc", "google", "typing_extensions", "pyarrow")
+    python = make_movable_interpreter(home / "environment", needed)
+    install(python, wheel, home)
+    archive = home / "environment.tar.gz"
+    venv_pack.pack(str(home / "environment"), str(archive), compress_level=0)
+    return archive
+
+
+def install(python: Path, wheel: Path, cwd: Path) -> None:
+    """Install the wheel alone, as an image would."""
+    pip = ("-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(python))
+    run(sys.executable, *pip, "install", "--no-deps", wheel, cwd=cwd)
+
+
+def beside_its_worker(python: Path, sockets: Path) -> Path:
+    """Return an interpreter with the address of a worker beside its executor, as a sidecar's is.
+
+    An executor's folder is called by its number.
+    """
+    program = python.with_name("python-beside-its-worker")
+    address = f'"unix://{sockets}/worker-$(basename "$PWD").sock"'
+    program.write_text(f'#!/bin/sh\nTUPLEWIRE_ADDRESS={address} exec {python} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(scope="module")
+def outcome(
+    spark: SparkSession,  # noqa: ARG001 - Spark forks, so it comes first
+    launch: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Any]]:
+    """Run the driver with all its cases; what came of each, and by which worker programs have sent."""
+    home = tmp_path_factory.mktemp("cluster")
+    wheel = build_wheel(ROOT, home)
+    write_package(home / "tuplewire-spark.zip")
+    installed = make_interpreter(home / "wheel")
+    install(installed, wheel, home)
+    no_grpcio = make_interpreter(home / "no-grpcio", without=["grpc"])
+    other = make_interpreter(home / "other")
+    for python in (no_grpcio, other):
+        shutil.copytree(site_packages(installed) / "tuplewire", site_packages(python) / "tuplewire")
+    init = site_packages(other) / "tuplewire" / "__init__.py"
+    init.write_text(init.read_text(encoding="utf-8") + '__version__ = "0.0.9"\n', encoding="utf-8")
+    archive = packed(home, wheel)
+    with launch("spark", TASKS) as running:
+        settings = {
+            "address": running.endpoints[0].address,
+            "archive": str(archive),
+            "bare": str(make_interpreter(home / "bare")),
+            "checkpoint": str(home / "checkpoint"),
+            "no_grpcio": str(no_grpcio),
+            "other": str(other),
+            "wheel": str(beside_its_worker(installed, running.local.directory)),
+            "work": str(home / "work"),
+            "zip": str(home / "tuplewire-spark.zip"),
+        }
+        driver = subprocess.run(
+            [sys.executable, str(DRIVER)],
+            check=True,
+            cwd=home,
+            input=json.dumps(settings),
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            timeout=DRIVER_SECONDS,
+        )
+        found = dict(json.loads(line) for line in driver.stdout.splitlines())
+        found["sent"] = [sent_by_programs(each.address) for each in running.endpoints]
+        yield found
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def sent_by_programs(address: str) -> int:
+    """Return how many messages a worker has from programs."""
+    with ControlClient(address) as control:
+        return sum(each.messages for each in control.status().received if each.source == "client")
+
+
+def test_sink_beside_each_executor(outcome: dict[str, Any]) -> None:
+    """A wheel in the executors' interpreter; each executor writes by the worker beside it."""
+    assert outcome["sink"] == ROWS
+    assert min(outcome["sent"]) >= ROWS // 2
+
+
+@pytest.mark.parametrize("case", ["stream", "client"])
+def test_on_two_executors(outcome: dict[str, Any], case: str) -> None:
+    """A streaming query from source to sink, and the client in mapInArrow."""
+    assert outcome[case] == ROWS
+
+
+@pytest.mark.parametrize("case", ["archive", "artifact", "py_file"])
+def test_shipped(outcome: dict[str, Any], case: str) -> None:
+    """A packed environment; a zip by addArtifact, and by --py-files."""
+    assert outcome[case] == ROWS
+
+
+def test_missing_library(outcome: dict[str, Any]) -> None:
+    """An executor without grpcio is told as such, with what to do."""
+    assert "no-grpcio/bin/python" in outcome["no_library"]
+    assert "has grpcio none (No module named 'grpc')" in outcome["no_library"]
+    assert "spark.archives" in outcome["no_library"]
+
+
+def test_other_release(outcome: dict[str, Any]) -> None:
+    """An executor with another release is told as such, with what to do."""
+    assert "has tuplewire 0.0.9, and the driver has" in outcome["other_release"]
+    assert "bring them to the same release" in outcome["other_release"]
