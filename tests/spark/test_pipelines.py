@@ -416,6 +416,8 @@ def group_is_alive(group: int) -> bool:
         (["flights", "--cores", "2"], 64, "--cores 2 is too few"),
         (["flights", "--bolts", "0"], 64, "0 is not 1 or more"),
         (["wordcount"], 64, "--input"),
+        (["stream", "--output", "/tmp"], 1, "/tmp exists already"),  # noqa: S108 - it is not written to
+        (["stream", "--cores", "3"], 64, "--cores 3 is too few"),
     ],
 )
 def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
@@ -429,7 +431,7 @@ def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
 
 def test_command_explains_itself() -> None:
     """The help of each pipeline has its options and an example."""
-    for pipeline in ("flights", "wordcount"):
+    for pipeline in ("flights", "wordcount", "stream"):
         ran = tuplewire("run", pipeline, "--help")
         assert ran.returncode == 0
         assert f"example: tuplewire run {pipeline}" in ran.stdout

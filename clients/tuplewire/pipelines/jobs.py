@@ -83,25 +83,25 @@ def run_jobs(
     first error of a spout or a bolt, or UnreachableError when a worker is gone; what runs is then cancelled.
     """
     check_slots(spark, len(tasks))
-    finished: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[Job] = queue.SimpleQueue()
     with ExitStack() as stack:
         controls = [stack.enter_context(ControlClient(worker.address)) for worker in workers]
-        before = _traffic(_statuses(controls), set(tasks))
+        before = _traffic(ask_all(controls), set(tasks))
         jobs = [
             # Materialized where it is computed: asking for the table again must not run the bolts again.
-            _Job(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished),
-            _Job(spark, "spout", spouts.collect, finished),
+            Job(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished),
+            Job(spark, "spout", spouts.collect, finished),
         ]
         for job in jobs:
             stack.callback(job.stop)
         jobs[0].start()
         progress.stage(f"Waiting for {len(tasks)} bolts to subscribe ...")
-        _wait_subscribed(controls, set(tasks), finished)
+        wait_subscribed(controls, set(tasks), finished)
         started = time.monotonic()
         jobs[1].start()
-        _watch(jobs, finished, lambda: _traffic(_statuses(controls), set(tasks)) - before, progress)
+        _watch(jobs, finished, lambda: _traffic(ask_all(controls), set(tasks)) - before, progress)
         seconds = time.monotonic() - started
-        ledgers = _settled(controls)
+        ledgers = settled_ledgers(controls)
     return Outcome(jobs[0].result, jobs[1].result, seconds, ledgers)
 
 
@@ -115,7 +115,7 @@ def check_slots(spark: SparkSession, n_bolts: int) -> None:
         )
 
 
-class _Job:
+class Job:
     """A Spark job in a thread of its own, under a group by which it can be cancelled."""
 
     def __init__(
@@ -123,7 +123,7 @@ class _Job:
         spark: SparkSession,
         name: str,
         action: Callable[[], Any],
-        finished: queue.SimpleQueue[_Job],
+        finished: queue.SimpleQueue[Job],
     ) -> None:
         from pyspark import InheritableThread
 
@@ -138,6 +138,7 @@ class _Job:
         self._thread = InheritableThread(target=self._main, session=spark)
 
     def start(self) -> None:
+        """Run the action."""
         self._started = True
         self._thread.start()
 
@@ -181,54 +182,51 @@ def _root(error: Exception) -> tuple[str, str]:
     return next(raised, _TRACEBACK), "\n".join(traceback).rstrip()
 
 
-def _wait_subscribed(
-    controls: Sequence[ControlClient], tasks: set[int], finished: queue.SimpleQueue[_Job]
+def wait_subscribed(
+    controls: Sequence[ControlClient], tasks: set[int], finished: queue.SimpleQueue[Job]
 ) -> None:
+    """Wait until tasks have their bolts; PipelineError when these take too long, or end."""
     deadline = time.monotonic() + SUBSCRIBE_SECONDS
-    while missing := tasks - _subscribed(_statuses(controls)):
+    while missing := tasks - _subscribed(ask_all(controls)):
         if time.monotonic() > deadline:
             raise PipelineError(
                 f"tasks {sorted(missing)} have not subscribed within {SUBSCRIBE_SECONDS:g} s: "
                 "is the assignment in force, and has Spark enough free slots?"
             )
-        job = _next_finished(finished, _QUICK_POLL_SECONDS)
+        job = next_finished(finished, _QUICK_POLL_SECONDS)
         if job is not None:
             job.check()
             raise PipelineError("the bolts ended before any spout had started")
 
 
 def _watch(
-    jobs: Sequence[_Job],
-    finished: queue.SimpleQueue[_Job],
+    jobs: Sequence[Job],
+    finished: queue.SimpleQueue[Job],
     traffic: Callable[[], Traffic],
     progress: Progress,
 ) -> None:
     running = len(jobs)
     while running:
-        job = _next_finished(finished, _POLL_SECONDS)
+        job = next_finished(finished, _POLL_SECONDS)
         if job is not None:
             job.check()
             running -= 1
         progress.show(traffic())
 
 
-def _next_finished(finished: queue.SimpleQueue[_Job], seconds: float) -> _Job | None:
+def next_finished(finished: queue.SimpleQueue[Job], seconds: float) -> Job | None:
+    """Return a job that has ended; None when none does in so many seconds."""
     try:
         return finished.get(timeout=seconds)
     except queue.Empty:
         return None
 
 
-def settled_ledgers(addresses: Sequence[str]) -> dict[str, LedgerSnapshot]:
+def settled_ledgers(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
     """Return each worker's ledger once nothing is pending; as it is when that takes too long."""
-    with ExitStack() as stack:
-        return _settled([stack.enter_context(ControlClient(address)) for address in addresses])
-
-
-def _settled(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        statuses = _statuses(controls)
+        statuses = ask_all(controls)
         ledgers = {
             status.worker_id: LedgerSnapshot(
                 status.ledger.accepted,
@@ -243,7 +241,8 @@ def _settled(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
         time.sleep(_QUICK_POLL_SECONDS)
 
 
-def _statuses(controls: Sequence[ControlClient]) -> list[GetStatusResponse]:
+def ask_all(controls: Sequence[ControlClient]) -> list[GetStatusResponse]:
+    """Return the state of each worker; UnreachableError for one that stays silent for DEAD_SECONDS."""
     return list(map(_status, controls))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tuplewire.errors import ConfigError
 from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK
@@ -16,12 +19,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tuplewire.pipelines.attachment import WorkerEndpoint
-    from tuplewire.pipelines.report import Progress, RunResult
-
-    Runner = Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], RunResult]
+    from tuplewire.pipelines.report import Progress
 
 _EXIT_INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C has ended."""
+
+
+class _Result(Protocol):
+    @property
+    def ok(self) -> bool: ...
+
+
+_ResultT = TypeVar("_ResultT", bound=_Result)
 
 _EPILOG = """\
 examples:
@@ -29,6 +38,7 @@ examples:
   tuplewire run flights --input flights.csv --workers 3 --bolts 3
   tuplewire run wordcount --input book.txt --output counts
   tuplewire run wordcount --input book.txt --mode processes --workers 3
+  tuplewire run stream --seconds 30
 """
 
 
@@ -77,6 +87,23 @@ def add_run_parser(commands: Any) -> None:
     )
     words.add_argument("--splitters", type=_positive, default=2, metavar="N", help="split bolts (default 2)")
     words.add_argument("--counters", type=_positive, default=2, metavar="N", help="count bolts (default 2)")
+    stream = _add(
+        pipelines,
+        "stream",
+        "temperatures by window, made up, streamed through bolts until it is stopped by Ctrl-C",
+        "tuplewire run stream --seconds 30 --output windows",
+        _run_stream,
+    )
+    stream.add_argument(
+        "--seconds", type=_positive, metavar="N", help="stop by itself (default: when it is told to)"
+    )
+    stream.add_argument(
+        "--rows-per-second", type=_positive, default=1000, metavar="N", help="readings (default 1000)"
+    )
+    stream.add_argument(
+        "--output", type=Path, metavar="DIR", help="a new directory for the windows, as Parquet files"
+    )
+    stream.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
 
 
 def _add(
@@ -126,6 +153,49 @@ def _run_flights(arguments: argparse.Namespace) -> int:
     )
 
 
+def _run_stream(arguments: argparse.Namespace) -> int:
+    from tuplewire.pipelines import sensors
+    from tuplewire.pipelines.input import check_output
+    from tuplewire.pipelines.streaming import StreamResult, run_stream, write_stream
+
+    check_output(arguments.output)
+
+    def runner(spark: SparkSession, workers: Sequence[WorkerEndpoint], progress: Progress) -> StreamResult:
+        with _stop_signal() as stop:
+            return run_stream(
+                spark,
+                workers,
+                sys.stdout,
+                stop=stop,
+                stop_after=arguments.seconds,
+                rows_per_second=arguments.rows_per_second,
+                output=arguments.output,
+                n_bolts=arguments.bolts,
+                progress=progress,
+            )
+
+    return _run(
+        "stream",
+        arguments,
+        n_bolts=arguments.bolts + 1,  # two queries
+        placed=sensors.assignment_for(arguments.workers, arguments.bolts),
+        runner=runner,
+        write=lambda result: write_stream(sys.stdout, result, arguments.output),
+    )
+
+
+@contextmanager
+def _stop_signal() -> Iterator[threading.Event]:
+    """Return what Ctrl-C and SIGTERM set; Spark's own handler would cancel all jobs."""
+    stop = threading.Event()
+    before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def _run_wordcount(arguments: argparse.Namespace) -> int:
     from tuplewire.pipelines.input import check_file, check_output
 
@@ -153,8 +223,8 @@ def _run(
     *,
     n_bolts: int,
     placed: Mapping[int, Sequence[int]],
-    runner: Runner,
-    write: Callable[[RunResult], None],
+    runner: Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], _ResultT],
+    write: Callable[[_ResultT], None],
 ) -> int:
     """Start what the pipeline needs, run it, write its account; 0 only when the account is flawless."""
     from tuplewire.pipelines.report import Progress
@@ -182,10 +252,10 @@ def _launched(
     flags: Sequence[str],
     cores: int,
     placed: Mapping[int, Sequence[int]],
-    runner: Runner,
-    write: Callable[[RunResult], None],
+    runner: Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], _ResultT],
+    write: Callable[[_ResultT], None],
     progress: Progress,
-) -> RunResult:
+) -> _ResultT:
     from tuplewire.pipelines.attachment import WorkerEndpoint
     from tuplewire.spark.session import local_session
     from tuplewire_service.server.launch import LocalWorkers

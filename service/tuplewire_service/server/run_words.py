@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from tuplewire.errors import ConfigError
@@ -62,6 +63,7 @@ def run_words(arguments: argparse.Namespace, mode: str) -> WordCounts:
 
 def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
     """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
+    from tuplewire.control import ControlClient
     from tuplewire.pipelines.jobs import settled_ledgers
     from tuplewire.pipelines.words_spark import count_words
     from tuplewire.spark.session import local_session
@@ -87,7 +89,8 @@ def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
             started = time.monotonic()
             counts, skipped, executors = count_words(spark, topology, addresses, conf, progress)
             seconds = time.monotonic() - started
-            ledgers = settled_ledgers(addresses)
+            with ExitStack() as stack:
+                ledgers = settled_ledgers([stack.enter_context(ControlClient(each)) for each in addresses])
     return _account(arguments, counts, skipped, seconds, executors, ledgers)
 
 
