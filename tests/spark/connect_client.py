@@ -1,16 +1,20 @@
 """A program that reaches Spark by Spark Connect: python connect_client.py REMOTE ADDRESS DIRECTORY.
 
-Writes a thousand rows to tasks 1 and 2, streams them on to tasks 3 and 4, and prints how many it reads there.
+Sends a thousand rows to tasks 1 and 2, half of them in mapInArrow, streams them on to tasks 3 and 4, and
+prints how many it reads there.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from tuplewire.spark import register
+from tuplewire import TaskMessageBatch
+from tuplewire.spark import ClientHandle, register
 
 
 def main(remote: str, address: str, directory: str) -> None:
@@ -18,8 +22,17 @@ def main(remote: str, address: str, directory: str) -> None:
     spark = SparkSession.builder.remote(remote).getOrCreate()
     register(spark)
     where = {"address": address, "topology": "spark"}
+    handle = ClientHandle(address, topology="spark")
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with handle as client:
+            for batch in batches:
+                client.send(TaskMessageBatch.from_arrow(batch.column("task"), batch.column("message")))
+                yield batch.select(["task"])
+
     rows = spark.range(1000).selectExpr("cast(id % 2 + 1 as int) as task", "cast(id as string) as message")
-    rows.write.format("tuplewire").mode("append").options(**where).save()
+    rows.where("message < '500'").write.format("tuplewire").mode("append").options(**where).save()
+    rows.where("message >= '500'").mapInArrow(send, "task int").count()
     query = (
         spark.readStream.format("tuplewire")
         .options(**where, tasks="1,2")

@@ -29,8 +29,8 @@ def remote(spark: SparkSession) -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
-def test_source_and_sink(remote: str, launch: Any, tmp_path: Path) -> None:
-    """A client without a JVM writes, streams and reads; the format runs where the server is."""
+def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
+    """A client without a JVM writes, sends in mapInArrow, streams and reads; all of it runs at the server."""
     with launch("spark", {0: [1, 2], 1: [3, 4]}) as running:
         address = running.endpoints[0].address
         client = [sys.executable, str(CLIENT), remote, address, str(tmp_path)]

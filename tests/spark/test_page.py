@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "clients" / "SPARK.md"
 def test_five_minutes(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The blocks of the page, one after the other, in the session that is there."""
     page = PAGE.read_text(encoding="utf-8").replace("/tmp/", f"{tmp_path}/")  # noqa: S108 - the page's own
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - our own page
     assert names["spark"] is spark
@@ -25,3 +25,4 @@ def test_five_minutes(spark: SparkSession, tmp_path: Path, capfd: pytest.Capture
     for word in ("to", "be", "or", "not"):
         assert re.search(rf"\|\s*{word}\|", shown), shown
     assert "[54 4F]" in shown, "TO, as binary, in the last table"
+    assert re.search(r"\|9\s*\|\{.*\}\|\d+\s*\|", shown), "clicks on page 9, by window"
