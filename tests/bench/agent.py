@@ -52,7 +52,7 @@ class Agent:
         """The process's id."""
         return self._process.pid
 
-    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, verb: str, *, within: float = ANSWER_SECONDS, **arguments: Any) -> dict[str, Any]:
         """Send a request and return its answer; BenchError when the process ends, or is silent for long."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -61,8 +61,8 @@ class Agent:
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise BenchError(f"{self.name} has ended, see its messages above") from error
-        if not select.select([self._process.stdout], [], [], ANSWER_SECONDS)[0]:
-            raise BenchError(f"{self.name} has not answered {verb!r} for {ANSWER_SECONDS:.0f} s")
+        if not select.select([self._process.stdout], [], [], within)[0]:
+            raise BenchError(f"{self.name} has not answered {verb!r} for {within:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise BenchError(f"{self.name} has ended at {verb!r}, see its messages above")

@@ -17,6 +17,8 @@ from agent import BenchError
 from links import CHAIN, Latencies, Links, Trial
 from profiling import profiled
 from report import LATENCY, ROWS, Cell, Line, Row, latency_lines, table, throughput_lines
+from spark_rows import ROUNDS as SPARK_ROUNDS
+from spark_rows import SPARK_ROWS, measure_spark
 from workload import MESSAGE_BYTES
 
 ROUNDS = 5
@@ -70,11 +72,13 @@ def measure_latency(links: Links, seconds: float) -> list[Line]:
 
 
 def _arguments() -> argparse.Namespace:
-    names = [row.name for row in ROWS] + [LATENCY]
+    names = [*(row.name for row in ROWS), LATENCY, *SPARK_ROWS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="time to measure, in all (default: 60)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="time to measure, without Spark's rows (default: 60)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--only", metavar="ROW", help=f"a row, or all that begin with it: {', '.join(names)}")
     parser.add_argument(
@@ -99,6 +103,8 @@ def _measure(only: str | None, seconds: float) -> list[Line]:
             lines += measure_latency(links, seconds * share)
         for link in links.started():
             link.still()
+    if spark := [name for name in SPARK_ROWS if _matches(name, only)]:
+        lines += measure_spark(spark, _progress)
     _progress("")
     return lines
 
@@ -126,7 +132,7 @@ def main() -> int:
     else:
         print(table(lines))
         print(
-            f"\n{MESSAGE_BYTES}-byte messages, medians of {ROUNDS} interleaved rounds, "
+            f"\n{MESSAGE_BYTES}-byte messages, medians of {ROUNDS} rounds ({SPARK_ROUNDS} with Spark), "
             f"{machine['seconds']:.0f} s in all. Compare the ratios; the rates belong to this machine and "
             "moment.\nNothing was lost or doubled, and what was numbered came in order."
         )

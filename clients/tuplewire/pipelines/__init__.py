@@ -2,7 +2,7 @@
 
 `flights` is one hop (spouts -> bolts) of two Spark jobs, with parts of its own. `words` is Storm's classic, a
 topology that runs anywhere; `words_spark` runs it on Spark. `sensors` streams through bolts into windows
-until it is stopped; `streaming` runs it. They share:
+until it is stopped; `streaming` runs it. Their parts:
 
 attachment  which worker each task talks to
 stream      sending and receiving inside a task, with an end that proves that nothing is missing

@@ -1,0 +1,102 @@
+"""The rows with Spark: DataFrames into tasks and back, and micro-batches."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from agent import Agent, BenchError
+from report import Line
+from spark_agent import WORKER_OF
+from workload import TOPOLOGY
+
+from tuplewire_service.server.launch import LocalWorkers
+
+WRITE, BACK, LATENCY = "spark/write", "spark/back", "spark/latency"
+SPARK_ROWS = (WRITE, BACK, LATENCY)
+
+ROUNDS = 3
+FRAME_ROWS = 400_000
+SLOW_ROWS = 100_000
+"""Row by row; the job's own time, some tenths of a second, weighs more with fewer."""
+CHECKED_ROWS = 20_000
+BATCHES = 25
+FIRST_SECONDS = 300.0
+"""Spark starts, and its first job takes long."""
+
+_ROOM = ("--receive-queue-messages=1000000", "--receive-queue-bytes=268435456", "--drain-seconds=1")
+_TITLES = {
+    WRITE: f"{FRAME_ROWS:,} rows from a DataFrame to tasks",
+    BACK: f"{FRAME_ROWS:,} rows from a DataFrame to tasks and back",
+    LATENCY: "a micro-batch of one message, from task to task",
+}
+
+
+def measure_spark(names: Sequence[str], progress: Callable[[str], None]) -> list[Line]:
+    """Run the rows, by turns with what they are compared with; BenchError unless every row came once."""
+    progress("starting Spark")
+    with LocalWorkers(2, TOPOLOGY, flags=_ROOM) as workers:
+        workers.assign({index: [task for task, at in WORKER_OF.items() if at == index] for index in (0, 1)})
+        with Agent("spark_agent.py", "spark", *(each.address for each in workers.endpoints)) as spark:
+            wrong = spark.ask("check", within=FIRST_SECONDS, rows=CHECKED_ROWS)["wrong"]
+            if wrong:
+                raise BenchError(f"{wrong} of {CHECKED_ROWS} numbered rows did not come back once")
+            lines = []
+            if frames := [name for name in names if name != LATENCY]:
+                lines += _frame_lines(spark, frames, progress)
+            if LATENCY in names:
+                lines += _latency_lines(spark, progress)
+    return lines
+
+
+def _frame_lines(spark: Agent, names: Sequence[str], progress: Callable[[str], None]) -> list[Line]:
+    verbs = {WRITE: "write", BACK: "there_and_back"}
+    cells = {"noop": FRAME_ROWS, **{verbs[name]: FRAME_ROWS for name in names}, "each_row": SLOW_ROWS}
+    rounds: list[dict[str, float]] = []
+    for number in range(ROUNDS + 1):
+        rates = {}
+        for verb, rows in cells.items():
+            progress(f"spark, round {number} of {ROUNDS}: {verb}, {rows:,} rows")
+            answer = spark.ask(verb, within=FIRST_SECONDS, rows=rows)
+            if answer.get("received", rows) != rows:
+                raise BenchError(f"{verb}: {rows} rows written, {answer['received']} received")
+            rates[verb] = rows / answer["seconds"]
+        rounds.append(rates)
+    timed = rounds[1:]  # the first warms the JVM
+    titles = {"noop": "Spark's noop sink, same DataFrame", "each_row": "foreachPartition, row by row"}
+    return [
+        _line(
+            name, "messages/s", [each[verbs[name]] for each in timed], title, [each[other] for each in timed]
+        )
+        for name in names
+        for other, title in titles.items()
+    ]
+
+
+def _latency_lines(spark: Agent, progress: Callable[[str], None]) -> list[Line]:
+    ours, floors = [], []
+    for number in range(1, ROUNDS + 1):
+        progress(f"spark, round {number} of {ROUNDS}: micro-batches")
+        ours.append(
+            statistics.median(spark.ask("micro_batches", within=FIRST_SECONDS, batches=BATCHES)["millis"])
+        )
+        floors.append(statistics.median(spark.ask("floor", within=FIRST_SECONDS, batches=BATCHES)["millis"]))
+    return [_line(LATENCY, "ms", ours, "Spark alone: rate to noop", floors)]
+
+
+def _line(name: str, unit: str, ours: Sequence[float], against: str, others: Sequence[float]) -> Line:
+    ratios = [mine / other for mine, other in zip(ours, others, strict=True)]
+    return Line(
+        name,
+        _TITLES[name],
+        statistics.median(ours),
+        unit,
+        None,
+        against,
+        statistics.median(others),
+        round(statistics.median(ratios), 2),
+        min(ratios),
+        max(ratios),
+        "",
+        "",
+    )
