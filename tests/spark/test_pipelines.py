@@ -417,7 +417,7 @@ def group_is_alive(group: int) -> bool:
         (["flights", "--bolts", "0"], 64, "0 is not 1 or more"),
         (["wordcount"], 64, "--input"),
         (["stream", "--output", "/tmp"], 1, "/tmp exists already"),  # noqa: S108 - it is not written to
-        (["stream", "--cores", "3"], 64, "--cores 3 is too few"),
+        (["stream", "--cores", "2"], 64, "--cores 2 is too few"),
     ],
 )
 def test_command_refuses(arguments: list[str], code: int, message: str) -> None:

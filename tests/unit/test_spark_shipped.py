@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.interpreters import make_interpreter
 
+from tuplewire.spark import ClientHandle
 from tuplewire.spark.shipped import REQUIRED, VersionMismatchError, Versions, check
 
 DRIVER = Versions("0.1.0", {"grpcio": "1.82.3", "protobuf": "7.36.2"})
@@ -54,3 +58,18 @@ def test_does_not_fit(executor: Versions, message: str) -> None:
     """Another release, or a library that is missing or out of bounds, is an error that says what to do."""
     with pytest.raises(VersionMismatchError, match=re.compile(message)):
         check(DRIVER, executor)
+
+
+def test_a_handle_is_not_unpacked_where_a_library_is_missing(tmp_path: Path) -> None:
+    """What is pickled here says, in an interpreter without grpcio, that this is missing, and what to do."""
+    python = make_interpreter(tmp_path / "without", without=["grpc"])
+    pickled = pickle.dumps(ClientHandle("127.0.0.1:1"))
+    code = (
+        "import pickle, sys\ntry:\n  pickle.load(sys.stdin.buffer)\nexcept Exception as e:\n  print(repr(e))"
+    )
+    clients = str(Path(__file__).parents[2] / "clients")
+    shown = subprocess.run(
+        [python, "-c", code], input=pickled, capture_output=True, check=True, env={"PYTHONPATH": clients}
+    ).stdout.decode()
+    assert shown.startswith("VersionMismatchError"), shown
+    assert "has grpcio none (No module named 'grpc')" in shown

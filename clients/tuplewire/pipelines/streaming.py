@@ -91,7 +91,7 @@ def run_stream(
     Raises InputError, ConfigError, PipelineError, or UnreachableError when a worker is gone.
     """
     check_output(output)
-    check_slots(spark, n_bolts + 1)
+    check_slots(spark, n_bolts)
     progress = progress or Progress()
     tasks = StreamTasks.of(n_bolts)
     attachment = Attachment.of(topology, f"stream-{uuid.uuid4().hex}", workers, tasks.placed(len(workers)))

@@ -177,7 +177,7 @@ def _run_stream(arguments: argparse.Namespace) -> int:
     return _run(
         "stream",
         arguments,
-        n_bolts=arguments.bolts + 1,  # two queries
+        n_bolts=arguments.bolts,
         placed=sensors.assignment_for(arguments.workers, arguments.bolts),
         runner=runner,
         write=lambda result: write_stream(sys.stdout, result, arguments.output),
