@@ -85,28 +85,30 @@ class Cases:
         rows.mapInArrow(send, "id bigint").count()
         return self.read(self.spark, "5,6")
 
-    def archive(self) -> int:
+    def archive(self) -> tuple[int, list[str]]:
         """Write and read with the interpreter of spark.archives."""
         self.use("./environment/bin/python")
         self.write(self.spark, "7,8", address=self.where["address"])
-        return self.read(self.spark, "7,8")
+        # mapInArrow would need pandas there.
+        found = self.spark.sparkContext.parallelize(range(2), 2).map(lambda _: place()).collect()
+        return self.read(self.spark, "7,8"), found
 
-    def artifact(self) -> int:
+    def artifact(self) -> tuple[int, list[str]]:
         """Write and read with an interpreter that gets Tuplewire by addArtifact."""
         self.use(self.settings["bare"])
         session = self.spark.newSession()
-        session.addArtifact(self.settings["zip"], pyfile=True)
+        session.addArtifact(self.settings["artifact"], pyfile=True)
         register(session)
         self.write(session, "9,10", address=self.where["address"])
-        return self.read(session, "9,10")
+        return self.read(session, "9,10"), places(session)
 
-    def py_file(self) -> int:
+    def py_file(self) -> tuple[int, list[str]]:
         """Write and read with an interpreter that gets Tuplewire by --py-files."""
-        self.use(self.settings["bare"])
-        self.spark.sparkContext.addPyFile(self.settings["zip"])
+        self.use(self.settings["bare_too"])  # Spark's Python workers of the other one have the artifact
+        self.spark.sparkContext.addPyFile(self.settings["py_file"])
         register(self.spark)
         self.write(self.spark, "11,12", address=self.where["address"])
-        return self.read(self.spark, "11,12")
+        return self.read(self.spark, "11,12"), places(self.spark)
 
     def no_library(self) -> int:
         """Write with an executor that lacks grpcio."""
@@ -126,6 +128,24 @@ class Cases:
                 yield from batches
 
         return self.spark.range(1).mapInArrow(send, "id bigint").count()
+
+
+def place() -> str:
+    """Return where Tuplewire comes from, in an executor."""
+    import tuplewire
+
+    return tuplewire.__file__
+
+
+def places(spark: SparkSession) -> list[str]:
+    """Return where Tuplewire comes from, in two tasks."""
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"place": [place()]})
+
+    return [row.place for row in spark.range(0, 2, 1, 2).mapInArrow(look, "place string").collect()]
 
 
 def main() -> None:
@@ -149,7 +169,7 @@ def main() -> None:
     with local_session("cluster", conf=conf) as spark:
         cases = Cases(spark, settings)
         # Files that are added stay, so that the case with addPyFile is the last.
-        each: list[Callable[[], int]] = [
+        each: list[Callable[[], object]] = [
             cases.sink,
             cases.stream,
             cases.client,

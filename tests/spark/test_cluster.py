@@ -64,7 +64,9 @@ def outcome(
     """Run the driver with all its cases; what came of each, and by which worker programs have sent."""
     home = tmp_path_factory.mktemp("cluster")
     wheel = build_wheel(ROOT, home)
-    write_package(home / "tuplewire-spark.zip")
+    artifact, py_file = home / "by-artifact.zip", home / "by-py-file.zip"
+    for path in (artifact, py_file):
+        write_package(path)
     installed = make_interpreter(home / "wheel")
     install(installed, wheel, home)
     no_grpcio = make_interpreter(home / "no-grpcio", without=["grpc"])
@@ -78,13 +80,15 @@ def outcome(
         settings = {
             "address": running.endpoints[0].address,
             "archive": str(archive),
+            "artifact": str(artifact),
             "bare": str(make_interpreter(home / "bare")),
+            "bare_too": str(make_interpreter(home / "bare-too")),
             "checkpoint": str(home / "checkpoint"),
             "no_grpcio": str(no_grpcio),
             "other": str(other),
+            "py_file": str(py_file),
             "wheel": str(beside_its_worker(installed, running.local.directory)),
             "work": str(home / "work"),
-            "zip": str(home / "tuplewire-spark.zip"),
         }
         driver = subprocess.run(
             [sys.executable, str(DRIVER)],
@@ -120,10 +124,15 @@ def test_on_two_executors(outcome: dict[str, Any], case: str) -> None:
     assert outcome[case] == ROWS
 
 
-@pytest.mark.parametrize("case", ["archive", "artifact", "py_file"])
-def test_shipped(outcome: dict[str, Any], case: str) -> None:
-    """A packed environment; a zip by addArtifact, and by --py-files."""
-    assert outcome[case] == ROWS
+@pytest.mark.parametrize(
+    ("case", "origin"),
+    [("archive", "environment/lib"), ("artifact", "by-artifact.zip"), ("py_file", "by-py-file.zip")],
+)
+def test_shipped(outcome: dict[str, Any], case: str, origin: str) -> None:
+    """A packed environment; a zip by addArtifact, and by --py-files: executors have it from there."""
+    rows, places = outcome[case]
+    assert rows == ROWS
+    assert all(origin in place for place in places), places
 
 
 def test_missing_library(outcome: dict[str, Any]) -> None:
