@@ -247,12 +247,12 @@ class WindowTally:
         self._lock = threading.Lock()
 
     def add(self, frame: DataFrame, batch: int) -> None:
-        """Take a micro-batch: what changed in it."""
-        frame.persist()
-        if self._output is not None:
-            frame.write.mode("overwrite").parquet(f"file:{self._output.absolute()}/batch={batch}")
-        rows = frame.collect()
-        frame.unpersist()
+        """Take a micro-batch: what changed in it. PipelineError when it cannot be computed or written."""
+        try:
+            rows = self._computed(frame, batch)
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises
+            # Spark searches a text from here by a pattern that overflows its stack where the text is long.
+            raise PipelineError(str(error).partition("\n")[0]) from None
         with self._lock:
             for row in rows:
                 key = row["start"], row["sensor"]
@@ -262,6 +262,14 @@ class WindowTally:
             if self._rows:
                 newest = max(start for start, _ in self._rows)
                 self._rows = {key: row for key, row in self._rows.items() if key[0] >= newest - _KEPT}
+
+    def _computed(self, frame: DataFrame, batch: int) -> list[Row]:
+        frame.persist()
+        if self._output is not None:
+            frame.write.mode("overwrite").parquet(f"file:{self._output.absolute()}/batch={batch}")
+        rows = frame.collect()
+        frame.unpersist()
+        return rows
 
     def write_closed(self, out: TextIO, progress: Progress, *, last: bool = False) -> None:
         """Write a line for each window that has a later one; with `last`, for that one, too."""
