@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,10 @@ from helpers import leaks
 from hypothesis import settings
 
 leaks.install()
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and programs under test inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a shared machine.
 settings.register_profile("tuplewire", deadline=None)
