@@ -44,7 +44,6 @@ def _context(config: dict[str, Any], **session: Any) -> IContext:
             TRANSPORT_KEY: config["transport"],
             "tuplewire.transport.session": settings,
             "tuplewire.transport.receive_messages": _WINDOW_MESSAGES,
-            "tuplewire.local.session": settings,
         }
     )
 

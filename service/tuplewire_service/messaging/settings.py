@@ -36,10 +36,14 @@ class TransportSettings:
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any]) -> Self:
-        """Take our keys out of a configuration; ConfigError names an unknown one of them."""
+        """Take our keys out of a configuration; ConfigError names an unknown one of them.
+
+        Ours are those of all transports, and what begins as this transport's own do (`tuplewire.grpc.`).
+        """
         names = {key_of(each): each.name for each in fields(cls)}
+        ours = {key[: key.rindex(".") + 1] for key in names if key.startswith("tuplewire.")}
         for key in conf:
-            if key.startswith(PREFIX) and key not in names:
+            if key.startswith(tuple(ours)) and key not in names:
                 raise ConfigError(f"unknown setting {key!r}; known are: {', '.join(names)}")
         settings = {name: conf[key] for key, name in names.items() if key in conf}
         settings["incarnation"] = settings.get("incarnation") or time.time_ns()
