@@ -31,6 +31,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.deploy: pyproject.toml | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,deploy]'
+	@touch $@
+
 .venv-proto/.done: Makefile
 	$(PYTHON) -m venv .venv-proto
 	.venv-proto/bin/python -m pip install --quiet --disable-pip-version-check '$(PROTOC_TOOLS)'
@@ -67,6 +71,14 @@ types: $(VENV)/.dev ## Check types, strictly
 
 .PHONY: check
 check: lint types proto-check test ## Everything that must hold before a change goes in
+
+.PHONY: deploy-tools
+deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages (as root), npm modules
+	deploy/install-tools.sh
+
+.PHONY: deploy-check
+deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
+	$(BIN)/python -m pytest tests/deploy --durations=10 $(ARGS)
 
 .PHONY: property
 property: $(VENV)/.dev ## Drive sessions, moves and drains through many random steps; SEED=n repeats a run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 import urllib.error
@@ -10,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from helpers.tools import require_tool
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -137,9 +137,7 @@ def test_queues(sorted_numbers: CollectorRegistry) -> None:
 
 def test_promtool_finds_nothing(sorted_numbers: CollectorRegistry) -> None:
     """Prometheus's own checker has nothing to say about names, types and help texts."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("NOT CHECKED: promtool is missing; Debian's package prometheus has it")
+    promtool = require_tool("promtool", "Debian's package prometheus")
     run = subprocess.run(
         [promtool, "check", "metrics"],
         input=generate_latest(sorted_numbers),

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import stat
@@ -24,6 +23,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers import eventually
+from helpers.tools import require_tool
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.control import ControlClient
@@ -375,9 +375,7 @@ def test_metrics_negotiate_openmetrics(worker: Running) -> None:
 
 def test_promtool_finds_nothing(worker: Running) -> None:
     """Prometheus' own checker has no complaint about names, units and help."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("NOT CHECKED: promtool is missing; Debian's package prometheus has it")
+    promtool = require_tool("promtool", "Debian's package prometheus")
     with ControlClient(worker.address) as client:
         client.update_assignment(_assignment(worker))
     checked = subprocess.run(

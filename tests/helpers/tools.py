@@ -1,0 +1,30 @@
+"""Programs that are not ours and that a test needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def require_tool(name: str, found_in: str) -> str:
+    """Return the path of a program; without it the test is skipped loudly, or fails where all must be there.
+
+    found_in: what to install. TUPLEWIRE_REQUIRE_TOOLS=1 makes a missing program a failure.
+    """
+    path = shutil.which(name)
+    if path is None:
+        missing(f"{name} is missing; {found_in} has it")
+    return path
+
+
+def missing(what: str) -> NoReturn:
+    """Skip the test loudly, or fail it where nothing may be missing."""
+    if os.environ.get("TUPLEWIRE_REQUIRE_TOOLS") == "1":
+        pytest.fail(what)
+    pytest.skip(f"NOT CHECKED: {what}")
