@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from helpers.topology import (
     messages_of,
     numbered,
     numbers,
-    pair_of_workers,
     queued,
 )
 
@@ -37,28 +35,6 @@ from tuplewire.errors import (
 )
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Pair]:
-    """Run two workers for all tests of this file."""
-    with pair_of_workers() as pair:
-        yield pair
-
-
-@pytest.fixture
-def pair(workers: Pair) -> Iterator[Pair]:
-    """Give a test the two workers, and see that their ledgers add up after it."""
-    yield workers
-    workers.check_balance()
-
-
-@pytest.fixture
-def nobody() -> Iterator[str]:
-    """Reserve an address where nobody listens."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{reserved.getsockname()[1]}"
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

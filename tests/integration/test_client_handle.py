@@ -8,19 +8,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, numbers, pair_of_workers, queued
+from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, numbers, queued
 from helpers.traffic import client_of
 from pyspark import TaskContext
 
 from tuplewire.errors import ClosedError, ConfigError, FlushTimeoutError, RefusedMessagesError
 from tuplewire.spark.client_handle import ClientHandle, ForgottenFlushError, close_clients
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Pair]:
-    """Run two workers for all tests of this file."""
-    with pair_of_workers() as pair:
-        yield pair
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.topology import TOPOLOGY, Pair, collect, ledger, numbers, pair_of_workers, queued
+from helpers.topology import TOPOLOGY, Pair, collect, ledger, numbers, queued
 from helpers.traffic import client_of
 from pyspark import TaskContext
 
@@ -32,13 +32,6 @@ from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 SMALL_TASK = 5
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Pair]:
-    """Run two workers for all tests of this file."""
-    with pair_of_workers() as pair:
-        yield pair
 
 
 @pytest.fixture(autouse=True)

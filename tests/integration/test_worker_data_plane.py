@@ -56,13 +56,6 @@ def workers(transport: str) -> Iterator[Pair]:
         yield pair
 
 
-@pytest.fixture
-def pair(workers: Pair) -> Iterator[Pair]:
-    """Give a test the two workers, and see that their ledgers add up after it."""
-    yield workers
-    workers.check_balance()
-
-
 @contextmanager
 def two_workers(directory: Path, transport: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
     """Run workers a (task 0) and b (task 1); a reaches b through a proxy."""

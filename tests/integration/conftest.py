@@ -1,0 +1,31 @@
+"""Two workers for the tests of a file, and an address without any."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from helpers.topology import Pair, pair_of_workers
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Pair]:
+    """Run two workers for all tests of this file."""
+    with pair_of_workers() as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(workers: Pair) -> Iterator[Pair]:
+    """Give a test the two workers, and see that their ledgers add up after it."""
+    yield workers
+    workers.check_balance()
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """Reserve an address where nobody listens."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{reserved.getsockname()[1]}"

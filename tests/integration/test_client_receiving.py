@@ -1,0 +1,146 @@
+"""The blocking client as a consumer, with two real workers."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from helpers.topology import (
+    TOPOLOGY,
+    Pair,
+    acknowledged,
+    collect,
+    messages_of,
+    numbered,
+    numbers,
+)
+
+from tuplewire import Client
+from tuplewire.client import Subscription
+from tuplewire.errors import (
+    NotLocalError,
+    SupersededError,
+    UnreachableError,
+)
+from tuplewire_service.testing import eventually
+from tuplewire_service.testing.proxy import FaultProxy
+
+client_of = functools.partial(Client, topology=TOPOLOGY)
+
+
+def test_recv_times_out_when_nothing_comes(pair: Pair) -> None:
+    """An idle task gives TimeoutError, and the subscription goes on to work."""
+    task = pair.near_task()
+    with client_of(pair.near.address) as client, client.recv([task], timeout=0.3) as subscription:
+        with pytest.raises(TimeoutError, match="nothing arrived"):
+            next(subscription)
+        client.send(task, b"0")
+        client.flush(10)
+        assert numbers(collect(subscription, 1)) == [0]
+
+
+def test_recv_says_when_the_worker_is_out_of_reach(nobody: str) -> None:
+    """A subscription that never reached its worker raises UnreachableError, with the cause."""
+    client = client_of(nobody)
+    with pytest.raises(UnreachableError, match=f"{nobody} for 0.5 s.*refused"):
+        next(client.recv([0], timeout=0.5))
+    client.close()
+
+
+def test_recv_of_a_task_elsewhere_names_the_owner(pair: Pair) -> None:
+    """Subscribing at the wrong worker is refused, and the error says where the task is."""
+    with client_of(pair.near.address) as client, pytest.raises(NotLocalError, match=pair.far.address):
+        next(client.recv([pair.far_task()], timeout=10))
+
+
+def test_newer_subscriber_takes_the_task_over(pair: Pair) -> None:
+    """The older gets SupersededError; the newer gets what was not acknowledged, in order and marked."""
+    task = pair.near_task()
+    with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
+        older.send(numbered(task, range(10)))
+        first = older.recv([task], timeout=10)
+        assert numbers(collect(first, 10)) == list(range(10))
+        eventually(lambda: acknowledged(pair.near, task) == 10)
+        older.send(numbered(task, range(10, 30), source=4))
+        assert len(next(first)) == 20
+        older.send(numbered(task, range(30, 40)))
+        older.flush(10)
+        with newer.recv([task], timeout=10) as second:
+            taken = next(second)
+            first_group = taken.groups[0]
+            assert (first_group.source, len(first_group), first_group.redelivered) == (4, 20, True)
+            got = messages_of(taken)
+            if len(got) < 30:
+                got += collect(second, 30 - len(got))
+            assert [int(payload) for _, payload in got] == list(range(10, 40))
+            eventually(lambda: _superseded(first), 10)
+
+
+@pytest.mark.slow
+def test_an_older_subscriber_is_always_told(pair: Pair) -> None:
+    """Though it acknowledges at that very moment: else it would come again, and take the task back."""
+    with client_of(pair.near.address) as older, client_of(pair.near.address) as newer:
+        for _ in range(100):
+            task = pair.near_task()
+            older.send(numbered(task, range(20)))
+            with older.recv([task], timeout=10) as first:
+                next(first)
+                with newer.recv([task], timeout=10) as second:
+                    collect(second, 20 - acknowledged(pair.near, task))
+                    eventually(lambda first=first: _superseded(first), 10)  # type: ignore[misc]
+
+
+def test_older_subscriber_does_not_come_back(pair: Pair) -> None:
+    """One whose stream had broken when the newer came is told so in its turn, and takes nothing back."""
+    task = pair.near_task()
+    with (
+        FaultProxy(pair.near.address) as proxy,
+        client_of(proxy.address) as older,
+        client_of(pair.near.address) as newer,
+    ):
+        first = older.recv([task], timeout=20)
+        newer.send(numbered(task, range(10)))
+        assert numbers(collect(first, 10)) == list(range(10))
+        eventually(lambda: acknowledged(pair.near, task) == 10)
+        proxy.black_hole()
+        with newer.recv([task], timeout=20) as second:
+            newer.send(numbered(task, range(10, 20)))
+            assert numbers(collect(second, 10)) == list(range(10, 20))
+            proxy.cut()
+            proxy.resume()
+            with pytest.raises(SupersededError, match=f"has taken task {task} over"):
+                next(first)
+            newer.send(numbered(task, range(20, 30)))
+            assert numbers(collect(second, 10)) == list(range(20, 30))
+
+
+def _superseded(subscription: Subscription) -> bool:
+    """Ask a subscription for more; what had arrived before it was told may still come."""
+    try:
+        next(subscription)
+    except SupersededError:
+        return True
+    return False
+
+
+def test_closing_leaves_the_rest_to_the_next_subscriber(pair: Pair) -> None:
+    """What a closed subscription had not acknowledged comes to the next one; what it had does not."""
+    task = pair.near_task()
+    with client_of(pair.near.address) as client:
+        client.send(numbered(task, range(5)))
+        with client.recv([task], timeout=10) as first:
+            collect(first, 5)
+            client.send(numbered(task, range(5, 9)))
+            next(first)
+        with client.recv([task], timeout=10) as second:
+            assert numbers(collect(second, 4)) == [5, 6, 7, 8]
+
+
+def test_dropped_subscription_frees_its_task(pair: Pair) -> None:
+    """A loop that breaks off and forgets its subscription does not keep the task from others."""
+    task = pair.near_task()
+    with client_of(pair.near.address) as client:
+        client.send(numbered(task, range(3)))
+        for _ in client.recv([task], timeout=10):
+            break
+        assert numbers(collect(client.recv([task], timeout=10), 3)) == [0, 1, 2]
