@@ -1,12 +1,14 @@
 """A topology that other processes import: words of some lines, counted, the counts emitted on ticks.
 
-Some words do harm: one is an error, one kills its process, and the count of one has no form in a message.
+Some words do harm: one is an error, one kills its process, the count of one has no form in a message,
+and one takes until a file is there.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +30,7 @@ EXPECTED = Counter(word for line in LINES for word in line.split())
 POISON = "poison"
 DEADLY = "deadly"
 STRANGE = "strange"
+SLOW = "slow"
 
 
 class Lines(Spout):
@@ -63,6 +66,7 @@ class Split(BasicBolt):
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
         self.once = conf.get("mine.once")
+        self.gate = conf.get("mine.gate")
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
         for word in message["line"].split():
@@ -71,6 +75,8 @@ class Split(BasicBolt):
             if word == DEADLY and self.once and not Path(self.once).exists():
                 Path(self.once).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            while word == SLOW and self.gate and not Path(self.gate).exists():
+                time.sleep(0.01)
             collector.emit([word])
 
 

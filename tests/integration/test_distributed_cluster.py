@@ -369,3 +369,19 @@ def _listens(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:
+    """Who asks the cluster hears which executor hangs in the user's code, and that it does so no longer."""
+    gate = tmp_path / "gate"
+    conf = {
+        "mine.gate": str(gate),
+        "worker.heartbeat.frequency.secs": 0.05,
+        "nimbus.task.timeout.secs": 0.5,
+    }
+    with running(topology_of([words.SLOW]), **conf) as topology:
+        (stuck,) = eventually(lambda: [each for each in topology.beats() if each.stuck], SECONDS)
+        assert (stuck.component, stuck.doing) == ("split", "execute")
+        gate.touch()
+        eventually(lambda: not any(each.stuck for each in topology.beats()), SECONDS)
+        assert counts_of(topology.finish(SECONDS)) == {words.SLOW: 1}

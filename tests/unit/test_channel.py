@@ -8,8 +8,16 @@ import struct
 import pytest
 
 from tuplewire.errors import MalformedError, UnreachableError
+from tuplewire.topology.heartbeat import ExecutorBeat
 from tuplewire.topology.receive_queue import QueueStatistics
-from tuplewire.topology.reporting import from_report, from_statistics, to_report, to_statistics
+from tuplewire.topology.reporting import (
+    from_beat,
+    from_report,
+    from_statistics,
+    to_beat,
+    to_report,
+    to_statistics,
+)
 from tuplewire.topology.statistics import Counts, ExecutorStatistics, Latency
 from tuplewire.topology.termination import Failure, ProcessReport
 from tuplewire_service.topology.channel import Channel, channel_pair
@@ -49,6 +57,8 @@ def test_reports_and_statistics_travel() -> None:
     )
     statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8)
     assert to_statistics(from_statistics(statistics)) == statistics
+    beat = ExecutorBeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
+    assert to_beat(from_beat(beat)) == beat
 
 
 def test_the_other_end_is_gone() -> None:

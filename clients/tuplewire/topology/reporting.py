@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
+from tuplewire.topology.heartbeat import ExecutorBeat
 from tuplewire.topology.receive_queue import QueueStatistics
 from tuplewire.topology.statistics import Counts, ExecutorStatistics, Latency, StreamId
 from tuplewire.topology.termination import Failure, ProcessReport
@@ -56,6 +57,18 @@ def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
         sending_seconds=others[1],
     )
     return ExecutorStatistics(component, range(*tasks), counts, QueueStatistics(*queue), pending)
+
+
+def from_beat(beat: ExecutorBeat) -> list[Any]:
+    """Return what an executor is doing as values."""
+    component, tasks, *others = astuple(beat)
+    return [component, [tasks.start, tasks.stop], *others]
+
+
+def to_beat(values: Sequence[Any]) -> ExecutorBeat:
+    """Return what from_beat was given."""
+    component, tasks, *others = values
+    return ExecutorBeat(component, range(*tasks), *others)
 
 
 def _from_sources(counts: Mapping[StreamId, int]) -> list[list[Any]]:

@@ -11,6 +11,8 @@ from typing import Any, Self
 from tuplewire.errors import ConfigError
 
 _PREFIXES = ("storm.cluster.", "supervisor.", "worker.")
+_NOT_OURS = {"worker.heartbeat.frequency.secs"}
+"""What begins like a launcher's setting, and is for the worker that runs."""
 _MAX_PORT = 65_535
 
 
@@ -169,7 +171,7 @@ class LaunchSettings:
                     values[known[key].name] = known[key].metadata["read"](value)
                 except ConfigError as error:
                     raise ConfigError(f"{key} {error}") from error
-            elif key.startswith(_PREFIXES):
+            elif key.startswith(_PREFIXES) and key not in _NOT_OURS:
                 raise ConfigError(f"unknown setting {key!r}; known are: {', '.join(known)}")
         return cls(**values)
 

@@ -21,6 +21,7 @@ from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
+from tuplewire.topology.heartbeat import ExecutorBeat
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.shares import shares_of
 from tuplewire.topology.termination import Termination
@@ -196,6 +197,10 @@ class DistributedTopology:
         state = "ACTIVE" if self._active else "INACTIVE"
         executors = [each for worker in self._workers for each in worker.statistics()]
         return TopologyStatus(self.name, state, executors)
+
+    def beats(self) -> list[ExecutorBeat]:
+        """Return what every executor was doing at its worker's last heartbeat; `stuck` says which hang."""
+        return [each for worker in self._workers for each in worker.beats()]
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return, for each worker, the balance of what it sent to others, in messages."""

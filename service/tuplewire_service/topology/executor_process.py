@@ -14,7 +14,7 @@ from tuplewire.topology.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology
 from tuplewire.topology.heartbeat import ExecutorBeat
 from tuplewire.topology.packing import pack_values
-from tuplewire.topology.reporting import from_report, from_statistics
+from tuplewire.topology.reporting import from_beat, from_report, from_statistics
 from tuplewire.topology.routing import outbound_tasks
 from tuplewire.topology.settings import TopologySettings
 from tuplewire.topology.statistics import ExecutorStatistics
@@ -173,6 +173,8 @@ def _answer(
                 channel.send("report", *values, *from_report(report))
             case "statistics":
                 channel.send("statistics", *map(from_statistics, process.worker.statistics()))
+            case "beats":
+                channel.send("beats", *map(from_beat, process.beats()))
             case "ledger":
                 channel.send("ledger", *astuple(process.link.connections.ledger))
             case "collect":

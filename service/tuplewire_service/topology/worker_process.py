@@ -11,7 +11,8 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.topology.reporting import to_report, to_statistics
+from tuplewire.topology.heartbeat import ExecutorBeat
+from tuplewire.topology.reporting import to_beat, to_report, to_statistics
 from tuplewire.topology.statistics import ExecutorStatistics
 from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport
 from tuplewire.topology.unpacking import FAULTS, read_value
@@ -161,6 +162,12 @@ class WorkerProcess:
         with self._lock:
             self.tell("statistics")
             return list(map(to_statistics, self._receive("statistics", _ANSWER_SECONDS)))
+
+    def beats(self) -> list[ExecutorBeat]:
+        """Return what its executors were doing at its last heartbeat."""
+        with self._lock:
+            self.tell("beats")
+            return list(map(to_beat, self._receive("beats", _ANSWER_SECONDS)))
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of what it has sent to other workers."""
