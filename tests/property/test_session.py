@@ -11,12 +11,29 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
+from helpers.session_parts import (
+    HEAD,
+    LARGEST_WINDOW,
+    PREFETCH_BYTES,
+    PREFETCH_MESSAGES,
+    SETTINGS,
+    SOURCES,
+    TASKS,
+    WINDOWS,
+    Batch,
+    Consumer,
+    Link,
+    Message,
+    Pair,
+    Worker,
+    messages_in,
+    payload_of,
+)
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -30,13 +47,13 @@ from hypothesis.stateful import (
 from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import NotLocalError, UnknownTaskError
 from tuplewire.group import TaskGroup
-from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
-from tuplewire.session.credit import CreditBook, Grant
-from tuplewire.session.delivery import Delivery, DeliveryLog
+from tuplewire.session.consume import Cursor
+from tuplewire.session.credit import Grant
+from tuplewire.session.delivery import Delivery
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import AckUpdate, ReceiveSession
+from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import Opened, SendWindow
-from tuplewire.session.shares import QueueShares, Window
+from tuplewire.session.shares import Window
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -47,20 +64,6 @@ LONG_STEPS = 1_000_000
 
 pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
-TASKS = (1, 2, 3)
-SOURCES = (None, 7, 8)
-WINDOWS = [Window(1, 60), Window(3, 40), Window(8, 200), Window(30, 2_000)]
-LARGEST_WINDOW = WINDOWS[-1]
-SETTINGS = SessionSettings(
-    max_pending_messages=40,
-    max_pending_bytes=800,
-    max_pending_task_messages=20,
-    max_message_bytes=60,
-    max_frame_bytes=150,
-)
-PREFETCH_MESSAGES = 6
-PREFETCH_BYTES = 90
-
 FLOW = ("write", "arrive", "answer", "hear", "fetch", "see", "acknowledge", "hear_progress")
 """What moves messages from end to end."""
 ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss", "probe")
@@ -68,78 +71,6 @@ FAULTS = (
     *("cut", "cut", "cut", "cut_consumer", "cut_consumer"),
     *("kill_worker", "kill_consumer", "change_consumers", "open_or_close", "resize", "crowd"),
 )
-
-_HEAD = struct.Struct(">bBI")
-
-Pair = tuple[int | None, int]
-Message = tuple[int | None, int, int]
-"""Source, task, and the number within both, from 0."""
-
-
-def payload_of(message: Message, padding: int) -> bytes:
-    """Return a payload that names its message."""
-    source, task, number = message
-    return _HEAD.pack(-1 if source is None else source, task, number) + bytes(padding)
-
-
-def messages_in(group: TaskGroup) -> list[Message]:
-    """Return the messages that a group's payloads name; source and task must be the group's own."""
-    messages = []
-    for payload in group.payloads():
-        source, task, number = _HEAD.unpack_from(payload)
-        assert (group.source, group.task) == (None if source < 0 else source, task)
-        messages.append((group.source, task, number))
-    return messages
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """What one offer held, by task; the token of the messages. Settled messages leave it."""
-
-    number: int
-    open: dict[int, list[Message]]
-    sizes: dict[Message, int]
-
-
-@dataclass(slots=True)
-class Link:
-    """A stream in both directions: what was written and has not arrived."""
-
-    up: deque[bytes] = field(default_factory=deque)
-    down: deque[bytes] = field(default_factory=deque)
-    connected: bool = False
-
-    def cut(self) -> None:
-        """Lose what is on the way."""
-        self.up.clear()
-        self.down.clear()
-        self.connected = False
-
-
-class Worker:
-    """The receiver's process: dies with its memory."""
-
-    def __init__(self, incarnation: int, window: Window, *, processed: bool) -> None:
-        self.incarnation = incarnation
-        self.shares = QueueShares(window, Window(1, 1))
-        self.left: dict[int, Window] = {}
-        credit = CreditBook(self.shares, max_message_bytes=SETTINGS.max_message_bytes, eager=processed)
-        self.session = ReceiveSession("sender", 1, credit)
-        self.logs = {task: DeliveryLog() for task in TASKS}
-        self.consumer_id = 0
-        self.cursors: dict[int, tuple[int, int]] = dict.fromkeys(TASKS, (0, 0))
-        self.next_number: dict[Pair, int] = {}
-        self.refused: set[Message] = set()
-
-
-class Consumer:
-    """The consumer's process: dies with what it had not acknowledged."""
-
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.window = ConsumeWindow(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
-        self.held: deque[Arrived] = deque()
-        self.last_seen: dict[Pair, int] = {}
 
 
 class Session(RuleBasedStateMachine):
@@ -196,7 +127,7 @@ class Session(RuleBasedStateMachine):
             min_size=1,
             max_size=3,
         ),
-        padding=st.integers(0, SETTINGS.max_message_bytes - _HEAD.size),
+        padding=st.integers(0, SETTINGS.max_message_bytes - HEAD.size),
     )
     def offer(self, source: int | None, counts: dict[int, int], padding: int) -> None:
         """A batch is taken exactly when there is room or room can be made; only what is in its way goes."""

@@ -1,0 +1,101 @@
+"""What the session's property test drives: batches, a link, a worker and a consumer, as plain state."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+from tuplewire.config import SessionSettings
+from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Arrived, ConsumeWindow
+from tuplewire.session.credit import CreditBook
+from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.receive import ReceiveSession
+from tuplewire.session.shares import QueueShares, Window
+
+TASKS = (1, 2, 3)
+SOURCES = (None, 7, 8)
+WINDOWS = [Window(1, 60), Window(3, 40), Window(8, 200), Window(30, 2_000)]
+LARGEST_WINDOW = WINDOWS[-1]
+SETTINGS = SessionSettings(
+    max_pending_messages=40,
+    max_pending_bytes=800,
+    max_pending_task_messages=20,
+    max_message_bytes=60,
+    max_frame_bytes=150,
+)
+PREFETCH_MESSAGES = 6
+PREFETCH_BYTES = 90
+
+HEAD = struct.Struct(">bBI")
+
+Pair = tuple[int | None, int]
+Message = tuple[int | None, int, int]
+"""Source, task, and the number within both, from 0."""
+
+
+def payload_of(message: Message, padding: int) -> bytes:
+    """Return a payload that names its message."""
+    source, task, number = message
+    return HEAD.pack(-1 if source is None else source, task, number) + bytes(padding)
+
+
+def messages_in(group: TaskGroup) -> list[Message]:
+    """Return the messages that a group's payloads name; source and task must be the group's own."""
+    messages = []
+    for payload in group.payloads():
+        source, task, number = HEAD.unpack_from(payload)
+        assert (group.source, group.task) == (None if source < 0 else source, task)
+        messages.append((group.source, task, number))
+    return messages
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one offer held, by task; the token of the messages. Settled messages leave it."""
+
+    number: int
+    open: dict[int, list[Message]]
+    sizes: dict[Message, int]
+
+
+@dataclass(slots=True)
+class Link:
+    """A stream in both directions: what was written and has not arrived."""
+
+    up: deque[bytes] = field(default_factory=deque)
+    down: deque[bytes] = field(default_factory=deque)
+    connected: bool = False
+
+    def cut(self) -> None:
+        """Lose what is on the way."""
+        self.up.clear()
+        self.down.clear()
+        self.connected = False
+
+
+class Worker:
+    """The receiver's process: dies with its memory."""
+
+    def __init__(self, incarnation: int, window: Window, *, processed: bool) -> None:
+        self.incarnation = incarnation
+        self.shares = QueueShares(window, Window(1, 1))
+        self.left: dict[int, Window] = {}
+        credit = CreditBook(self.shares, max_message_bytes=SETTINGS.max_message_bytes, eager=processed)
+        self.session = ReceiveSession("sender", 1, credit)
+        self.logs = {task: DeliveryLog() for task in TASKS}
+        self.consumer_id = 0
+        self.cursors: dict[int, tuple[int, int]] = dict.fromkeys(TASKS, (0, 0))
+        self.next_number: dict[Pair, int] = {}
+        self.refused: set[Message] = set()
+
+
+class Consumer:
+    """The consumer's process: dies with what it had not acknowledged."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.window = ConsumeWindow(TASKS, PREFETCH_MESSAGES, PREFETCH_BYTES)
+        self.held: deque[Arrived] = deque()
+        self.last_seen: dict[Pair, int] = {}
