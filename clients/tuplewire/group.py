@@ -121,9 +121,21 @@ class TaskGroup:
     often they were passed on since; 0: the one that sends them had them from a program.
     position: between workers, where the first message stands among those to the task that this worker had
     from programs, from 1; the others follow by one. lane: see lane_of.
+    accepted_micros: when the first of them was accepted, in microseconds since 1970 by the clock of whoever
+    did; 0: not known.
     """
 
-    __slots__ = ("data", "lane", "lengths", "position", "redelivered", "source", "task", "via")
+    __slots__ = (
+        "accepted_micros",
+        "data",
+        "lane",
+        "lengths",
+        "position",
+        "redelivered",
+        "source",
+        "task",
+        "via",
+    )
 
     def __init__(
         self,
@@ -135,6 +147,7 @@ class TaskGroup:
         redelivered: bool = False,
         via: int = 0,
         position: int = 0,
+        accepted_micros: int = 0,
     ) -> None:
         self.task = task
         self.source = source
@@ -143,6 +156,7 @@ class TaskGroup:
         self.redelivered = redelivered
         self.via = via
         self.position = position
+        self.accepted_micros = accepted_micros
         self.lane = lane_of(task, via) if via else task
 
     @classmethod
@@ -180,6 +194,7 @@ class TaskGroup:
         redelivered: bool = False,
         via: int = 0,
         position: int = 0,
+        accepted_micros: int = 0,
     ) -> Self:
         """Build a group from columns of unknown origin.
 
@@ -197,7 +212,16 @@ class TaskGroup:
             raise MalformedError(
                 f"a group to task {task} says {total} bytes of payload and holds {len(data)}"
             )
-        return cls(task, source, lengths, data, redelivered=redelivered, via=via, position=position)
+        return cls(
+            task,
+            source,
+            lengths,
+            data,
+            redelivered=redelivered,
+            via=via,
+            position=position,
+            accepted_micros=accepted_micros,
+        )
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -261,6 +285,7 @@ class TaskGroup:
             redelivered=self.redelivered,
             via=self.via,
             position=self.position and self.position + start,
+            accepted_micros=self.accepted_micros,
         )
 
     def with_source(self, source: int) -> TaskGroup:
@@ -269,19 +294,29 @@ class TaskGroup:
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
-        return self._marked(redelivered=True, via=self.via, position=self.position)
+        return self._marked(redelivered=True, via=self.via)
 
-    def at(self, position: int) -> TaskGroup:
-        """Return the same messages, with the position at which a worker has taken them in."""
-        return self._marked(redelivered=self.redelivered, via=self.via, position=position)
+    def at(self, position: int, now_micros: int) -> TaskGroup:
+        """Return the same messages, with the position at which a worker has taken them in.
+
+        now_micros: when that was, for those that do not say when they were accepted.
+        """
+        return TaskGroup(
+            self.task,
+            self.source,
+            self.lengths,
+            self.data,
+            redelivered=self.redelivered,
+            via=self.via,
+            position=position,
+            accepted_micros=self.accepted_micros or now_micros,
+        )
 
     def passed_on(self, worker: int) -> TaskGroup:
         """Return the same messages, as passed on for a worker (its number); the first stays named."""
-        return self._marked(
-            redelivered=self.redelivered, via=(self.via or worker) + _HOP, position=self.position
-        )
+        return self._marked(redelivered=self.redelivered, via=(self.via or worker) + _HOP)
 
-    def _marked(self, *, redelivered: bool, via: int, position: int) -> TaskGroup:
+    def _marked(self, *, redelivered: bool, via: int) -> TaskGroup:
         return TaskGroup(
             self.task,
             self.source,
@@ -289,7 +324,8 @@ class TaskGroup:
             self.data,
             redelivered=redelivered,
             via=via,
-            position=position,
+            position=self.position,
+            accepted_micros=self.accepted_micros,
         )
 
     def joins(self, other: TaskGroup) -> bool:

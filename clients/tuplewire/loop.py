@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import os
+import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -39,11 +40,28 @@ class Suspendable(Protocol):
         """Go on."""
 
 
+class _Selector(selectors.DefaultSelector):
+    """Where a loop waits; says how long it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_wait: Callable[[float, float], None] | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.on_wait is None or (timeout is not None and timeout <= 0):
+            return super().select(timeout)
+        began = time.monotonic()
+        ready = super().select(timeout)
+        self.on_wait(began, time.monotonic())
+        return ready
+
+
 class EventLoopThread:
     """An asyncio loop in a daemon thread of its own."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self._selector = _Selector()
+        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
         self.suspendables: WeakSet[Any] = WeakSet()
         self.pinned = 0
         """How many things (bound servers) cannot be suspended."""
@@ -53,6 +71,13 @@ class EventLoopThread:
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+    def on_wait(self, listener: Callable[[float, float], None] | None) -> None:
+        """Tell of each wait of the loop when it began and ended, by the loop's clock; None: no more.
+
+        Called on the loop, between the wait and what it waited for; must not raise.
+        """
+        self._selector.on_wait = listener
 
     @property
     def inside(self) -> bool:

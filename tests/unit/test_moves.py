@@ -59,7 +59,7 @@ class Way:
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:
     """Return messages from a position on, as they are after being passed on so many times."""
-    group = TaskGroup.of(TASK, [b"x"] * count).at(first)
+    group = TaskGroup.of(TASK, [b"x"] * count).at(first, 0)
     for _ in range(passed_on):
         group = group.passed_on(worker)
     return group

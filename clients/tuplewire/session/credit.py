@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tuplewire.errors import CreditExceededError, RefusedError, ResourceLimitError
 from tuplewire.group import TaskGroup
+from tuplewire.session.pressure import Exhausted
 from tuplewire.session.shares import QueueShares, Window
 
 MAX_TASKS = 65_536
@@ -48,19 +49,42 @@ class _Account:
         self.received_messages = self.received_bytes = 0
         self.released_messages = self.released_bytes = 0
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another message may start."""
+        return self.received_messages < self.granted_messages and self.received_bytes < self.granted_bytes
+
 
 class CreditBook:
     """One session's credit at the receiver."""
 
-    __slots__ = ("_accounts", "_changed", "_eager", "_followed", "_max_message_bytes", "_shares", "initial")
+    __slots__ = (
+        "_accounts",
+        "_changed",
+        "_eager",
+        "_exhausted",
+        "_followed",
+        "_max_message_bytes",
+        "_shares",
+        "_used_up",
+        "initial",
+    )
 
-    def __init__(self, shares: QueueShares, *, max_message_bytes: int, eager: bool) -> None:
+    def __init__(
+        self,
+        shares: QueueShares,
+        *,
+        max_message_bytes: int,
+        eager: bool,
+        exhausted: Exhausted | None = None,
+    ) -> None:
         """Start with a window for every task.
 
         shares: asked at every grant, so that the window may change while the session runs.
         eager: tell every release, since the sender waits for it (ack mode `processed`); otherwise a grant
         is worth a message only once a quarter of the window is free again, or everything is released: a
         sender that passes on what others sent may have a smaller window of its own to give back.
+        exhausted: told the tasks for which the window is used up.
         """
         self.initial = shares.initial
         """The grant for every task without one of its own."""
@@ -70,6 +94,8 @@ class CreditBook:
         self._followed: set[int] = set()
         self._accounts = {task: _Account(shares.window(task)) for task in shares.crowded}
         self._changed: dict[int, None] = {}
+        self._exhausted = exhausted or Exhausted()
+        self._used_up: set[int] = set()
 
     def received(self, groups: Iterable[TaskGroup]) -> None:
         """Take account of a frame; CreditExceededError or ResourceLimitError: nothing of it is counted."""
@@ -86,6 +112,7 @@ class CreditBook:
                 account = self._accounts[group.lane]
                 account.received_messages -= len(group)
                 account.received_bytes -= len(group.data)
+                self._take_stock(group.lane, account)
             raise
 
     def _account(self, lane: int) -> _Account:
@@ -97,7 +124,13 @@ class CreditBook:
         return account
 
     def _check(self, lane: int, account: _Account) -> None:
-        if lane >= 0 and (
+        if lane < 0 or (
+            account.received_messages < account.granted_messages
+            and account.received_bytes < account.granted_bytes
+        ):
+            return
+        self._take_stock(lane, account)
+        if (
             account.received_messages > account.granted_messages
             or account.received_bytes >= account.granted_bytes + self._max_message_bytes
         ):
@@ -105,6 +138,22 @@ class CreditBook:
                 f"task {lane}: {account.received_messages} messages of {account.received_bytes} bytes "
                 f"were sent, {account.granted_messages} of {account.granted_bytes} bytes were granted"
             )
+
+    def _take_stock(self, lane: int, account: _Account) -> None:
+        """Note whether the sender may send anything to a task."""
+        if account.has_room:
+            if lane in self._used_up:
+                self._used_up.discard(lane)
+                self._exhausted.remove(lane)
+        elif lane not in self._used_up:
+            self._used_up.add(lane)
+            self._exhausted.add(lane)
+
+    def end(self) -> None:
+        """Hold nobody back any more: the session is over."""
+        for lane in self._used_up:
+            self._exhausted.remove(lane)
+        self._used_up.clear()
 
     def released(self, lane: int, messages: int, size_bytes: int) -> bool:
         """Take account of messages that are done with; return whether the sender should hear of it."""
@@ -164,4 +213,6 @@ class CreditBook:
         window = self._shares.window(lane)
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
+        if lane in self._used_up:
+            self._take_stock(lane, account)
         return Grant(lane, account.granted_messages, account.granted_bytes, account.released_messages)

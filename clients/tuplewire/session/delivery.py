@@ -25,11 +25,15 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Messages that their consumer has acknowledged, and the token that came with them."""
+    """Messages that their consumer has acknowledged, and the token that came with them.
+
+    accepted_micros: see TaskGroup.
+    """
 
     token: Any
     messages: int
     size_bytes: int
+    accepted_micros: int = 0
 
 
 class _Entry:
@@ -137,7 +141,7 @@ class DeliveryLog:
                 _cut_first(self._delivered, acknowledged - self._delivered[0].first + 1)
             entry = self._delivered.popleft()
             size = len(entry.group.data)
-            done.append(Done(entry.token, len(entry.group), size))
+            done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
             self.queued_bytes -= size
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done

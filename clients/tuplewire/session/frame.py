@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from tuplewire.group import TaskGroup
 from tuplewire.session.lane import Entry
 
+_ONE_TIME_MICROS = 10_000
+"""What was accepted within so much time is told with the time of the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutFrame:
@@ -15,6 +18,8 @@ class OutFrame:
 
     sequence: int
     runs: Sequence[Sequence[TaskGroup]]
+    accepted_micros: Sequence[int]
+    """When the first message of each run was accepted."""
     messages: int
     size_bytes: int
 
@@ -31,6 +36,7 @@ class InFlight:
     def out(self) -> OutFrame:
         """Return it as it is written; groups that follow each other within (task, source) are one run."""
         runs: list[list[TaskGroup]] = []
+        accepted: list[int] = []
         messages = size = 0
         last: TaskGroup | None = None
         for entry in self.entries:
@@ -41,9 +47,11 @@ class InFlight:
                 last is not None
                 and group.joins(last)
                 and group.position == (last.position and last.position + len(last))
+                and entry.accepted_micros < accepted[-1] + _ONE_TIME_MICROS
             ):
                 runs[-1].append(group)
             else:
                 runs.append([group])
+                accepted.append(entry.accepted_micros)
             last = group
-        return OutFrame(self.sequence, runs, messages, size)
+        return OutFrame(self.sequence, runs, accepted, messages, size)

@@ -15,14 +15,23 @@ from tuplewire.session.pieces import cut, starting_within, wire_bytes
 class Entry:
     """Messages that are held for a lane: a batch's, or a piece of them."""
 
-    __slots__ = ("age", "group", "retain", "token")
+    __slots__ = ("accepted_micros", "age", "group", "retain", "token")
 
-    def __init__(self, group: TaskGroup, token: Any, age: int, retain: bool) -> None:  # noqa: FBT001
+    def __init__(
+        self,
+        group: TaskGroup,
+        token: Any,
+        age: int,
+        retain: bool,  # noqa: FBT001
+        accepted_micros: int,
+    ) -> None:
         self.group = group
         self.token = token
         self.age = age
         """Grows from batch to batch, from 1; 0 once it has been written, and may have arrived."""
         self.retain = retain
+        self.accepted_micros = accepted_micros
+        """See TaskGroup; those that do not say were accepted here."""
 
     @property
     def messages(self) -> int:
@@ -31,7 +40,7 @@ class Entry:
 
     def having(self, group: TaskGroup) -> Entry:
         """Return the same with other messages."""
-        return Entry(group, self.token, self.age, self.retain)
+        return Entry(group, self.token, self.age, self.retain, self.accepted_micros)
 
     def redelivered(self) -> Entry:
         """Return the same as something that may have arrived before."""

@@ -68,6 +68,8 @@ class SendWindow:
         self._oldest = OldestTask()
         self._overflowed: list[Settled] = []
         self._written = self._written_bytes = 0
+        self.starved: dict[int, None] = {}
+        """The lanes that have something to send and no credit for it, as of the last next_frame()."""
         self.messages = 0
         """Messages that are held: waiting, on the way, or not processed."""
         self.size_bytes = 0
@@ -86,10 +88,13 @@ class SendWindow:
         """Raise MessageTooLargeError when one payload is over the limit."""
         check_sizes(groups, self.max_message_bytes)
 
-    def offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+    def offer(
+        self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
+    ) -> bool:
         """Accept all of these messages, or (no room) none of them. The token comes back when they settle.
 
         retain: keep them until they are processed, as the mode `processed` does with every message.
+        now_micros: when that is, for those that do not say when they were accepted (see TaskGroup).
         With the policy `drop_oldest` room is made where that is possible; overflowed() has what went for it.
         """
         messages = sum(map(len, groups))
@@ -101,8 +106,9 @@ class SendWindow:
             lane = self._lanes.get(group.lane)
             if lane is None:
                 lane = self._lanes[group.lane] = self._new_lane(group.lane)
+            accepted = group.accepted_micros or now_micros
             for piece in frame_pieces(group, self._max_frame_bytes):
-                lane.pending.append(Entry(piece, token, age, retain or self._retain))
+                lane.pending.append(Entry(piece, token, age, retain or self._retain, accepted))
             if lane.quiet:
                 lane.highest = 0
             lane.held += len(group)
@@ -166,6 +172,8 @@ class SendWindow:
         gone, *rest = cut_off(entry.group, messages, size_bytes)
         lane.pending.extendleft(entry.having(piece) for piece in reversed(rest))
         lane.pending.rotate(first)
+        if not lane.pending:
+            self.starved.pop(number, None)
         self._settle(entry.having(gone), DropReason.OVERFLOW, self._overflowed)
 
     def overflowed(self) -> list[Settled]:
@@ -218,6 +226,7 @@ class SendWindow:
             self._start_over()
         settled += self._fit(opened)
         self._ready = {number: None for number, lane in self._lanes.items() if lane.pending}
+        self.starved.clear()
         return settled
 
     def _fit(self, opened: Opened) -> list[Settled]:
@@ -276,8 +285,12 @@ class SendWindow:
             room = lane.take(entries, room)
             self._written += lane.written - written
             self._written_bytes += lane.written_bytes - written_bytes
-            if lane.pending and lane.has_credit:
+            if not lane.pending:
+                self.starved.pop(number, None)
+            elif lane.has_credit:
                 self._ready[number] = None
+            else:
+                self.starved[number] = None
         if not entries:
             return None
         frame = InFlight(self._next_sequence, entries)
@@ -318,6 +331,15 @@ class SendWindow:
         return update.after > self.acknowledged
 
     @property
+    def full(self) -> bool:
+        """Whether as many frames are on the way as may be, and something waits behind them."""
+        return len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and bool(self._ready)
+
+    def waiting_tasks(self) -> set[int]:
+        """Return the tasks that have something which was not written yet."""
+        return {task_and_via(number)[0] for number in (*self._ready, *self.starved)}
+
+    @property
     def waiting(self) -> bool:
         """Whether there is something that the receiver still has to say: whoever waits in vain must probe."""
         return bool(self.messages) or any(lane.unprocessed for lane in self._lanes.values())
@@ -339,6 +361,8 @@ class SendWindow:
         lane.released = max(lane.released, grant.processed)
         if lane.pending:
             self._ready[grant.lane] = None
+            if lane.has_credit:
+                self.starved.pop(grant.lane, None)
         while lane.unprocessed and lane.processed + lane.unprocessed[0].messages <= grant.processed:
             done = lane.unprocessed.popleft()
             lane.processed += done.messages
@@ -445,6 +469,7 @@ class SendWindow:
         self._in_flight.clear()
         self._resend.clear()
         self._ready.clear()
+        self.starved.clear()
         return entries
 
     def ledger(self) -> LedgerSnapshot:

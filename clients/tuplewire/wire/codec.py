@@ -28,6 +28,7 @@ _DATA = b"\x22"
 _FIRST_SEQUENCE = b"\x28"
 _REDELIVERED = b"\x30\x01"
 _VIA = b"\x39"
+_ACCEPTED = b"\x41"
 
 
 def varint(value: int) -> bytes:
@@ -47,12 +48,14 @@ def encode_frame(
     runs: Sequence[Sequence[TaskGroup]],
     first_sequences: Sequence[int] = (),
     *,
+    accepted_micros: Sequence[int] = (),
     assignment_version: int = 0,
 ) -> bytes:
     """Return a SendRequest or RecvResponse that holds one frame.
 
     runs: groups to be written as one each; the groups of a run share all but their columns.
     first_sequences: for Recv, the sequence of each run's first message; for Send the groups have it.
+    accepted_micros: for Send, when each run's first message was accepted.
     assignment_version: for Send, that of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
@@ -73,6 +76,8 @@ def encode_frame(
             head += _REDELIVERED
         if group.via:
             head += _VIA + group.via.to_bytes(8, "little")
+        if accepted_micros and (accepted := accepted_micros[index]):
+            head += _ACCEPTED + accepted.to_bytes(8, "little")
         head += _LENGTHS + varint(lengths_size)
         middle = _DATA + varint(data_size)
         size = len(head) + lengths_size + len(middle) + data_size
@@ -133,6 +138,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             redelivered=group.redelivered,
             via=group.via,
             position=group.first_sequence,
+            accepted_micros=group.accepted_unix_micros,
         )
         for group in frame.groups
     ]

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpaqueGroup(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "via")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "via", "accepted_unix_micros")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class OpaqueGroup(_message.Message):
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     VIA_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
     lengths: bytes
@@ -22,7 +23,8 @@ class OpaqueGroup(_message.Message):
     first_sequence: int
     redelivered: bool
     via: int
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., via: _Optional[int] = ...) -> None: ...
+    accepted_unix_micros: int
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., via: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
     __slots__ = ("sequence", "groups", "assignment_version")

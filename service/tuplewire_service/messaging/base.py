@@ -17,6 +17,7 @@ from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot, Settled
+from tuplewire.session.pressure import OutboundPressure
 
 BLOCK = 0
 """The flag of `recv` that waits for a message."""
@@ -231,6 +232,14 @@ class IServerConnection(IConnection):
     ) -> None:
         """Tell every connected sender which tasks hold it back and which no longer do; for display only."""
 
+    @property
+    def exhausted(self) -> Collection[int]:
+        """The tasks for which some sender has used its window up, as of now; where the transport's I/O runs.
+
+        For metrics; a transport that does not know says none.
+        """
+        return ()
+
     @abstractmethod
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of the counts."""
@@ -308,6 +317,19 @@ class IRelayConnection(IClientConnection):
         assignment_version: asked for at every frame, for a receiver that lags behind. draining: asked for
         when connecting: whether the messages are the last of a worker that is about to go.
         """
+
+    def watch(self, pressure: OutboundPressure) -> None:
+        """Keep up to date what holds messages up, and how long frames take; before the first forward.
+
+        For metrics. Called where the transport's I/O runs, and only there is `pressure` changed.
+        """
+
+    def blocked_tasks(self) -> Collection[int]:
+        """Return the tasks that have something which the receiver, or the connection, does not take now.
+
+        For metrics; where the transport's I/O runs. A transport that does not know returns none.
+        """
+        return ()
 
     @abstractmethod
     def follow(self, tasks: Collection[int]) -> None:

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from tuplewire.errors import BindError
+from tuplewire_service.server.exposition import encoder_for
 from tuplewire_service.server.setting import join_host_port, split_host_port
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
 
     def _metrics(self) -> None:
-        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        encode, content_type = encoder_for(self.headers.get("Accept", ""))
         scraped = self.server.scraped
         try:
             body = encode(self.server.registry)

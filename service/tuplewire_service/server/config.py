@@ -109,6 +109,12 @@ class WorkerConfig:
         "info", choice("debug", "info", "warning", "error"), "LEVEL", "debug, info, warning or error"
     )
     log_format: str = setting("text", choice("text", "json"), "FORMAT", "text or json, one event per line")
+    metrics_tasks: int = setting(
+        1000, count, "COUNT", "so many tasks have series of their own; the others are added up under `other`"
+    )
+    metrics_peers: int = setting(
+        1000, count, "COUNT", "so many workers have series of their own; the others are added up likewise"
+    )
     address_file: str | None = setting(
         None, text, "FILE", "write the bound addresses there, as JSON; removed at exit"
     )
@@ -127,6 +133,7 @@ class WorkerConfig:
             topology=self.topology,
             receive_queue_messages=self.receive_queue_messages,
             receive_queue_bytes=self.receive_queue_bytes,
+            metrics_tasks=self.metrics_tasks,
             session=SessionSettings(
                 max_message_bytes=self.max_message_bytes,
                 max_frame_bytes=self.max_frame_bytes,

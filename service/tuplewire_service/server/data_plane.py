@@ -63,6 +63,7 @@ class DataPlane:
             )
             self._contexts.append(peers)
         self._worker = self._loop.call(lambda: Worker(settings, programs, incarnation, peers))
+        self._loop.on_wait(self._worker.times.waited)
         self._health: HealthServicer | None = None
         self._source: AssignmentFile | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -132,6 +133,7 @@ class DataPlane:
 
     def close(self) -> None:
         """Close every connection and every server."""
+        self._loop.on_wait(None)
         for context in self._contexts:
             context.term()
 

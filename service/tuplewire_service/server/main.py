@@ -75,7 +75,7 @@ def _serve(config: WorkerConfig, stop: Stop) -> int:
         plane.bind()
         admin = AdminServer(
             config.admin,
-            make_registry(plane.snapshot, lambda: plane.assignment_errors),
+            make_registry(plane.snapshot, lambda: plane.assignment_errors, config),
             plane.live,
             plane.ready,
         )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
 from tuplewire.loop import watched
 from tuplewire.session.ledger import Settled
+from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.status import PeerSnapshot
@@ -49,10 +50,14 @@ class Connections:
         self._on_released = on_released
         self._version = assignment_version
         self._draining = draining
+        self.pressure = OutboundPressure()
+        """What holds messages up in any of them."""
         self._on_returned = on_returned
         self._connections: dict[Peer, IRelayConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._leaving: dict[IRelayConnection, Peer] = {}
+        self._opened = 0
+        self._numbers: dict[IRelayConnection, int] = {}
 
     def refresh(self, needed: Mapping[Peer, AssignedWorker], kept: Container[Peer], timeout: float) -> None:
         """Open what is needed and missing; close what is neither needed nor kept, in the background.
@@ -79,11 +84,14 @@ class Connections:
                 "it is not an IRelayConnection"
             )
         connection.attach(self._on_settled, self._on_released, self._version, self._draining)
+        connection.watch(self.pressure)
+        self._opened += 1
+        self._numbers[connection] = self._opened
         return connection
 
     async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:
         left = await asyncio.to_thread(connection.take_back, timeout)
-        del self._leaving[connection]
+        del self._leaving[connection], self._numbers[connection]
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
         self._on_returned(connection, left)
 
@@ -115,10 +123,20 @@ class Connections:
         leaving = [(peer, connection) for connection, peer in self._leaving.items()]
         return [
             PeerSnapshot(
-                worker_id, address, connection.status is ConnectionStatus.READY, connection.statistics()
+                worker_id,
+                address,
+                self._numbers[connection],
+                connection.status is ConnectionStatus.READY,
+                connection.statistics(),
             )
             for (worker_id, address), connection in (*self._connections.items(), *leaving)
         ]
+
+    def blocked(self) -> Iterator[tuple[int, str]]:
+        """Yield each task that has something which a worker does not take now, with that worker's id."""
+        for (worker_id, _), connection in self._connections.items():
+            for task in connection.blocked_tasks():
+                yield task, worker_id
 
     def loads(self, tasks: Sequence[int]) -> dict[int, float]:
         """Return the last reported loads of remote tasks."""

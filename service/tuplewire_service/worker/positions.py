@@ -15,8 +15,8 @@ class Positions:
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
 
-    def place(self, group: TaskGroup) -> TaskGroup:
-        """Return messages with their position, from 1 for a task's first."""
+    def place(self, group: TaskGroup, now_micros: int) -> TaskGroup:
+        """Return messages with their position, from 1 for a task's first; now_micros: see TaskGroup.at."""
         position = self._next.get(group.task, 1)
         self._next[group.task] = position + len(group)
-        return group.at(position)
+        return group.at(position, now_micros)

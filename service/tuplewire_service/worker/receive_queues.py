@@ -6,12 +6,14 @@ subscriber takes it over.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.base import Origin
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
@@ -20,11 +22,22 @@ from tuplewire_service.worker.status import TaskSnapshot
 
 
 class _Queue:
-    __slots__ = ("consumer", "consumer_id", "credit", "credit_bytes", "incarnation", "leaving", "log", "task")
+    __slots__ = (
+        "consumer",
+        "consumer_id",
+        "credit",
+        "credit_bytes",
+        "incarnation",
+        "leaving",
+        "log",
+        "task",
+        "times",
+    )
 
     def __init__(self, task: int) -> None:
         self.task = task
         self.log = DeliveryLog()
+        self.times = QueueTimes()
         self.leaving = False
         self.consumer: Subscription | None = None
         self.consumer_id = ""
@@ -40,8 +53,9 @@ class ReceiveQueues:
         self,
         settings: WorkerSettings,
         incarnation: int,
-        on_done: Callable[[int, Iterable[Done]], None],
+        on_done: Callable[[int, Sequence[Done]], None],
         not_here: Callable[[int], RefusedError],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start empty.
 
@@ -53,9 +67,14 @@ class ReceiveQueues:
         self._settings = settings
         self.on_done = on_done
         self.not_here = not_here
+        self.clock = clock
         self._queues: dict[int, _Queue] = {}
         self._gone: dict[int, _Queue] = {}
         self._early: set[int] = set()
+        self.wait = Durations()
+        """How long messages wait until a consumer gets them for the first time."""
+        self.redelivered_messages = 0
+        """How many were handed out as perhaps delivered before."""
 
     def __contains__(self, task: int) -> bool:
         return task in self._queues
@@ -96,6 +115,7 @@ class ReceiveQueues:
             if queue.consumer is not None:
                 queue.consumer.drop(queue)
             left += queue.log.remove()
+            queue.times.skip(queue.log.tail)
         return left
 
     def left(self, task: int) -> bool:
@@ -118,12 +138,15 @@ class ReceiveQueues:
         """Queue messages for a local task, or for one that is leaving."""
         queue = self._queues.get(group.task) or self._gone[group.task]
         queue.log.append(group, origin)
+        queue.times.came(queue.log.tail, self.clock())
         if queue.consumer is not None:
             queue.consumer.mark(queue)
 
     def load(self, task: int) -> float:
         """Return how full a local task's queue is, from 0 to 1."""
-        log = self._queues[task].log
+        return self._load(self._queues[task].log)
+
+    def _load(self, log: DeliveryLog) -> float:
         settings = self._settings
         return min(
             1.0,
@@ -147,6 +170,7 @@ class ReceiveQueues:
                 queue.log.queued_messages,
                 queue.log.queued_bytes,
                 self._settings.receive_queue_messages,
+                self._load(queue.log),
                 queue.consumer is not None,
                 queue.log.acknowledged,
             )
@@ -163,6 +187,13 @@ class ReceiveQueues:
         """Give everything up without a word to its senders; return how many messages that were."""
         queues = (*self._queues.values(), *self._gone.values())
         return sum(len(group) for queue in queues for group, _ in queue.log.remove())
+
+    def taken(self, queue: _Queue, deliveries: Sequence[Delivery]) -> None:
+        """Take account of what was handed to a queue's consumer."""
+        queue.times.left(queue.log.taken, self.clock(), self.wait)
+        for delivery in deliveries:
+            if delivery.group.redelivered:
+                self.redelivered_messages += len(delivery.group)
 
     # --- consumers -----------------------------------------------------------------------------
 
@@ -277,8 +308,11 @@ class Subscription(ISubscription):
                 continue  # its task is gone
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
+            if not taken:
+                continue
+            self._queues.taken(queue, taken)
             deliveries += taken
-            if taken and queue.log.waiting:
+            if queue.log.waiting:
                 self._ready[task] = None
         return deliveries
 

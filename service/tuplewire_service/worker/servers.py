@@ -59,6 +59,16 @@ class Servers:
         for server in self._bound:
             server.send_load_metrics(loads)
 
+    @property
+    def exhausted_tasks(self) -> set[int]:
+        """The tasks for which some sender has used its window up."""
+        return {task for server in self._bound for task in server.exhausted}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there are any."""
+        return any(server.exhausted for server in self._bound)
+
     def statistics(self) -> ServerStatistics:
         """Return the counts of all servers together."""
         received: dict[str, ReceiveCount] = {}

@@ -16,6 +16,7 @@ class WorkerSettings:
     worker_id: unique in the topology. topology: the one it serves.
     receive_queue_messages, receive_queue_bytes: the bound of one task's queue, and of what this worker
     holds for one remote task.
+    metrics_tasks: how many tasks have numbers of their own in metrics; see Blocking.
     session: how its connections to other workers behave.
     """
 
@@ -23,6 +24,7 @@ class WorkerSettings:
     topology: str
     receive_queue_messages: int = 131_072
     receive_queue_bytes: int = 16 * MIB
+    metrics_tasks: int = 1000
     session: SessionSettings = field(default_factory=SessionSettings)
 
     def __post_init__(self) -> None:

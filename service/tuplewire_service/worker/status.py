@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount
 
@@ -25,20 +27,41 @@ class PeerSnapshot:
 
     worker_id: str
     address: str
+    number: int
+    """Which one it is of all that were opened."""
     connected: bool
     statistics: ClientStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSnapshot:
-    """One local task's receive queue."""
+class TaskSnapshot(NamedTuple):
+    """One local task's receive queue; a tuple, since a worker may have 10,000 of them."""
 
     task: int
     queued_messages: int
     queued_bytes: int
     capacity_messages: int
+    load: float
+    """How full it is, in messages or bytes, from 0 to 1."""
     subscribed: bool
     acknowledged_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where time goes. The durations count each message, but for the last."""
+
+    state_seconds: Mapping[str, float]
+    """Seconds in each TimeState; their sum is the worker's age."""
+    blocking_seconds: Mapping[tuple[str, str], float]
+    """For how long a task has blocked others, by (task, where)."""
+    queue_wait: Durations
+    """In a receive queue, until handed to a consumer for the first time."""
+    send_to_ack: Durations
+    """From the writing of a frame to another worker to its acknowledgement."""
+    end_to_end: Durations
+    """From acceptance by the sender to acknowledgement by a consumer here; by the clocks of both hosts."""
+    loop_lag: Durations
+    """How late the event loop was, probe by probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +78,9 @@ class WorkerSnapshot:
     peers: Sequence[PeerSnapshot]
     tasks: Sequence[TaskSnapshot]
     received: Sequence[ReceiveCount]
+    timings: Timings
+    redelivered_messages: int
+    """Handed to a consumer, and perhaps to another one before."""
     refused: dict[str, int]
     """Refused streams and messages by the error's code."""
     addresses: Sequence[str]

@@ -44,6 +44,7 @@ from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.servers import Servers
 from tuplewire_service.worker.settings import WorkerSettings
 from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
+from tuplewire_service.worker.timekeeper import Timekeeper
 from tuplewire_service.worker.transfer import TransferQueue
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._ledger = Ledger()
         self._listeners: list[Callable[[], None]] = []
         self._activity = asyncio.Event()
-        self._ticker: asyncio.Task[None] | None = None
+        self._tickers: list[asyncio.Task[None]] = []
         self._local: frozenset[int] = frozenset()
         self._queues = ReceiveQueues(settings, self.incarnation, self._done, self._not_here)
         self._positions = Positions()
@@ -91,6 +92,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             draining=lambda: self.state is WorkerState.DRAINING,
             on_returned=self._returned,
         )
+        self.times = Timekeeper(self._queues, self._connections, self.servers, settings.metrics_tasks)
         self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable)
 
     # --- life ------------------------------------------------------------------------------------
@@ -98,7 +100,10 @@ class Worker(IConnectionCallback, ISubscriptionSource):
     async def start(self, port: int, peers_port: int = 0) -> None:
         """Bind the port, and that of the peers' own transport; BindError when that fails."""
         await self.servers.start(port, peers_port, self)
-        self._ticker = watched(asyncio.create_task(self._tick(), name="tick"))
+        self._tickers = [
+            watched(asyncio.create_task(self._tick(), name="tick")),
+            watched(asyncio.create_task(self.times.look_around(), name="look around")),
+        ]
 
     async def _tick(self) -> None:
         while True:
@@ -169,8 +174,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self._queues.clear()
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())
-        if self._ticker is not None:
-            self._ticker.cancel()
+        for ticker in self._tickers:
+            ticker.cancel()
         await self._connections.close(max(0.1, deadline - self._clock()))
         await self.servers.close()
         self._enter(WorkerState.STOPPED)
@@ -276,6 +281,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         origin = batch.origin
         version = batch.assignment_version
         ahead = version > self._assignment_version() and origin.via
+        now_micros = time.time_ns() // 1000
         stale = 0 < version < self._assignment_version() and not origin.via
         for group in batch.groups:
             if stale and group.task in self._transfer.owner_of:
@@ -283,7 +289,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
                 batch.refuse(group, refusals.stale(group.task, owner, version, self._assignment_version()))
                 continue
             if not origin.via:
-                group = self._positions.place(group)  # noqa: PLW2901 - the same messages
+                group = self._positions.place(group, now_micros)  # noqa: PLW2901 - the same messages
             if ahead:
                 self._open_early(group.task)
             if group.task in self._moves and self._moves.holds(group, origin):
@@ -397,8 +403,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         self._end_moves()
         self._activity.set()
 
-    def _done(self, task: int, done: Iterable[Done]) -> None:
+    def _done(self, task: int, done: Sequence[Done]) -> None:
         """Account for what a consumer has acknowledged, and give room to those who sent it."""
+        self.times.done(done)
         for each in done:
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
@@ -444,6 +451,8 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             peers=self._connections.snapshot(),
             tasks=self._queues.snapshot(),
             received=statistics.received,
+            timings=self.times.timings(),
+            redelivered_messages=self._queues.redelivered_messages,
             refused=dict(statistics.refused),
             addresses=tuple(self.servers.addresses),
             peer_addresses=tuple(self.servers.peer_addresses),

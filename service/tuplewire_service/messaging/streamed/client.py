@@ -10,6 +10,7 @@ from tuplewire.loop import EventLoopThread
 from tuplewire.message import as_groups
 from tuplewire.sender import Sender
 from tuplewire.session.ledger import Settled
+from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
 
 _Told = Callable[[Sequence[Settled]], None]
@@ -74,6 +75,14 @@ class StreamedClient(IRelayConnection):
         self._callbacks = on_settled, on_released
         self._sender.draining = draining
         self._sender.assignment_version = assignment_version
+
+    def watch(self, pressure: OutboundPressure) -> None:
+        """See IRelayConnection."""
+        self._sender.pressure = pressure
+
+    def blocked_tasks(self) -> Collection[int]:
+        """See IRelayConnection."""
+        return self._sender.blocked_tasks()
 
     def follow(self, tasks: Collection[int]) -> None:
         """See IRelayConnection."""

@@ -21,6 +21,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.session.credit import Grant
+from tuplewire.session.pressure import Exhausted
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -53,6 +54,7 @@ class SendService:
         self.opened = asyncio.Event()
         """Set once the callback takes messages: until then none is read, and its sender keeps it."""
         self.intake = Intake.ALL
+        self.exhausted = Exhausted()
         self._ending = False
         self._reception = Reception(callback)
         self.refused = self._reception.refused
@@ -198,7 +200,12 @@ class SendService:
             self._make_room()
             self._epoch = max(self._epoch + 1, time.time_ns())
             session = self._sessions[hello.sender_id] = Session(
-                hello, self._epoch, self._shares, self.settings.session.max_message_bytes, self._freed
+                hello,
+                self._epoch,
+                self._shares,
+                self.settings.session.max_message_bytes,
+                self._freed,
+                self.exhausted,
             )
             self._shares.shared_by(len(self._sessions))
         return session

@@ -12,6 +12,7 @@ from tuplewire.errors import TuplewireError
 from tuplewire.gathering import Gathering
 from tuplewire.group import lane_of
 from tuplewire.session.credit import CreditBook
+from tuplewire.session.pressure import Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
@@ -47,8 +48,13 @@ class Session:
         shares: QueueShares,
         max_message_bytes: int,
         freed: Callable[[int], None],
+        exhausted: Exhausted,
     ) -> None:
-        """Begin one. freed: told a task in whose queue there is more room for others, after end()."""
+        """Begin one.
+
+        freed: told a task in whose queue there is more room for others, after end().
+        exhausted: see CreditBook.
+        """
         self.epoch = epoch
         """Tells this session's memory from any other of the same sender, here or elsewhere."""
         # A worker's id, then the number of the connection among its own.
@@ -66,6 +72,7 @@ class Session:
                 shares,
                 max_message_bytes=max_message_bytes,
                 eager=self.ack_mode is AckMode.PROCESSED,
+                exhausted=exhausted,
             ),
         )
         self.stream: SendStream | None = None
@@ -95,6 +102,7 @@ class Session:
     def end(self) -> None:
         """Leave what is not done with to its tasks' queues: the sender is gone, or will start over."""
         self._ended = True
+        self.state.credit.end()
         for task, messages, size_bytes in self.state.credit.outstanding():
             self._shares.leave(task, messages, size_bytes)
 

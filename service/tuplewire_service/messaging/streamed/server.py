@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from tuplewire.errors import ClosedError
 from tuplewire.loop import EventLoopThread
@@ -112,6 +112,11 @@ class StreamedServer(IServerConnection):
         if self._recv is not None:
             refused.update(self._recv.refused)
         return ServerStatistics(self._send.received(), self._send.sessions, dict(refused))
+
+    @property
+    def exhausted(self) -> Collection[int]:
+        """See IServerConnection."""
+        return self._send.exhausted.tasks.keys()
 
     @property
     def addresses(self) -> Sequence[str]:

@@ -1,0 +1,89 @@
+"""Times in buckets, as plain numbers: what a Prometheus histogram needs, for one search a batch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""The upper bound of each bucket in seconds; what takes longer is in one more."""
+
+
+class Durations:
+    """How long things took: how many fall into each bucket, and all of them added up, in seconds."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Note that so many took so long. Less than nothing, as clocks of two hosts may say, counts as 0."""
+        if seconds < 0:
+            seconds = 0.0
+        self.counts[bisect_left(BOUNDS, seconds)] += count
+        self.seconds += seconds * count
+
+    def copy(self) -> Durations:
+        """Return the same, to be read while this goes on."""
+        copied = Durations()
+        copied.counts = self.counts.copy()
+        copied.seconds = self.seconds
+        return copied
+
+
+class QueueTimes:
+    """How long the messages of a queue wait. Messages are numbered from 1, and leave in order."""
+
+    __slots__ = ("_came", "_gone")
+
+    def __init__(self) -> None:
+        self._came: deque[tuple[int, float]] = deque()
+        self._gone = 0
+
+    def came(self, last: int, now: float) -> None:
+        """Note that the messages up to a number have come."""
+        self._came.append((last, now))
+
+    def left(self, last: int, now: float, into: Durations) -> None:
+        """Note that the messages up to a number have left; those that leave again are not counted again."""
+        came = self._came
+        while self._gone < last and came:
+            until, since = came[0]
+            if until <= last:
+                came.popleft()
+            else:
+                until = last
+            into.add(now - since, until - self._gone)
+            self._gone = until
+
+    def skip(self, last: int) -> None:
+        """Forget the messages up to a number: they have left by another way."""
+        self._came.clear()
+        self._gone = last
+
+
+class FrameTimes:
+    """How long the frames of a session take from their first writing to their acknowledgement."""
+
+    __slots__ = ("_written",)
+
+    def __init__(self) -> None:
+        self._written: deque[tuple[int, int, float]] = deque()
+
+    def written(self, sequence: int, messages: int, now: float) -> None:
+        """Note that a frame was written; what is written again is not noted again."""
+        if not self._written or sequence > self._written[-1][0]:
+            self._written.append((sequence, messages, now))
+
+    def acknowledged(self, sequence: int, now: float, into: Durations) -> None:
+        """Note that the frames up to a number are acknowledged."""
+        written = self._written
+        while written and written[0][0] <= sequence:
+            _, messages, since = written.popleft()
+            into.add(now - since, messages)
+
+    def start_over(self) -> None:
+        """Forget the frames: they are numbered anew."""
+        self._written.clear()

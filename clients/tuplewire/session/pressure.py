@@ -1,0 +1,62 @@
+"""What holds messages up at the moment: noted where it begins and ends, for whoever accounts for time."""
+
+from __future__ import annotations
+
+from tuplewire.session.durations import Durations
+
+HELD_SECONDS = 0.005
+"""A connection that takes nothing for no longer than this is as usual: it writes, or its peer gathers what to
+acknowledge."""
+
+
+class Exhausted:
+    """The tasks for which senders have used their windows up, with how many senders that are."""
+
+    __slots__ = ("tasks",)
+
+    def __init__(self) -> None:
+        self.tasks: dict[int, int] = {}
+
+    def add(self, task: int) -> None:
+        """Note that one more sender may send nothing to a task."""
+        self.tasks[task] = self.tasks.get(task, 0) + 1
+
+    def remove(self, task: int) -> None:
+        """Note that one of them has room again, or is gone."""
+        left = self.tasks[task] - 1
+        if left:
+            self.tasks[task] = left
+        else:
+            del self.tasks[task]
+
+
+class OutboundPressure:
+    """What all connections of a process tell of themselves, together. Belongs to the event loop."""
+
+    __slots__ = ("held", "send_to_ack", "starved")
+
+    def __init__(self) -> None:
+        self.starved = 0
+        """Tasks, connection by connection, for which something waits for the receiver's credit."""
+        self.held: dict[object, float] = {}
+        """Connections that take nothing, though something waits, and since when by the loop's clock."""
+        self.send_to_ack = Durations()
+        """From the writing of a frame to its acknowledgement."""
+
+    def hold(self, connection: object, now: float) -> None:
+        """Note that a connection takes nothing from now on; it may be noted already."""
+        self.held.setdefault(connection, now)
+
+    def free(self, connection: object) -> None:
+        """Note that it takes something again, or that nothing waits for it."""
+        self.held.pop(connection, None)
+
+    def holds(self, connection: object, now: float) -> bool:
+        """Whether a connection has taken nothing for longer than usual."""
+        since = self.held.get(connection)
+        return since is not None and now - since > HELD_SECONDS
+
+    @property
+    def held_since(self) -> float | None:
+        """Since when some connection takes nothing; None when all of them do."""
+        return next(iter(self.held.values()), None)
