@@ -20,6 +20,7 @@
         ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
         ├── StaleAssignmentError    UnknownTaskError        NotLocalError
         ├── SequenceGapError        CreditExceededError     DrainingError
+        ├── UnauthenticatedError    PermissionDeniedError
         └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
 """
 
@@ -175,6 +176,18 @@ class NotReadyError(RefusedError):
     code = "NOT_READY"
 
 
+class UnauthenticatedError(RefusedError):
+    """The worker does not know who asks: no token was shown, or none of its own."""
+
+    code = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(RefusedError):
+    """The worker knows who asks, and does not let it do that."""
+
+    code = "PERMISSION_DENIED"
+
+
 class SupersededError(RefusedError):
     """Another subscriber has taken the task over."""
 
@@ -219,6 +232,8 @@ _BY_CODE: dict[str, type[RefusedError]] = {
         NotLocalError,
         ResourceLimitError,
         NotReadyError,
+        UnauthenticatedError,
+        PermissionDeniedError,
     )
 }
 

@@ -24,6 +24,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_NOT_LOCAL: _ClassVar[ErrorCode]
     ERROR_CODE_RESOURCE_LIMIT: _ClassVar[ErrorCode]
     ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
+    ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
+    ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
 
 class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +53,8 @@ ERROR_CODE_SUPERSEDED: ErrorCode
 ERROR_CODE_NOT_LOCAL: ErrorCode
 ERROR_CODE_RESOURCE_LIMIT: ErrorCode
 ERROR_CODE_NOT_READY: ErrorCode
+ERROR_CODE_UNAUTHENTICATED: ErrorCode
+ERROR_CODE_PERMISSION_DENIED: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
 ACK_MODE_QUEUED: AckMode
 ACK_MODE_PROCESSED: AckMode
