@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tuplewire.credentials import Credentials
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
@@ -14,7 +15,7 @@ from tuplewire.message import TaskMessage, TaskMessageBatch
 if TYPE_CHECKING:
     from tuplewire.client import Client
 
-__all__ = ["Client", "TaskGroup", "TaskMessage", "TaskMessageBatch", "TuplewireError"]
+__all__ = ["Client", "Credentials", "TaskGroup", "TaskMessage", "TaskMessageBatch", "TuplewireError"]
 __version__ = "0.1.0"
 
 

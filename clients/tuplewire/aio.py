@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Self, overload
 
-from tuplewire.channel import dial_grpc, resolve_address, resolve_topology
+from tuplewire.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.config import SessionSettings
+from tuplewire.credentials import Credentials
 from tuplewire.errors import ClosedError
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
 from tuplewire.receiver import Receiver
@@ -34,6 +35,7 @@ class Client:
         client_id: str | None = None,
         incarnation: int | None = None,
         source: int | None = None,
+        credentials: Credentials | None = None,
         **settings: Any,
     ) -> None:
         """Describe a client; see tuplewire.Client."""
@@ -43,6 +45,7 @@ class Client:
         self._id = client_id or str(uuid.uuid4())
         self._incarnation = incarnation or time.time_ns()
         self._settings = SessionSettings.of(**settings)
+        self._credentials = credentials
         self._sender: Sender | None = None
         self._receivers: set[Receiver] = set()
         self._closed = False
@@ -53,7 +56,7 @@ class Client:
         if self._sender is None:
             identity = Identity(self.topology, self._id, self._incarnation)
             loop = asyncio.get_running_loop()
-            dial = dial_grpc(self.address, self._settings)
+            dial = dial_grpc(self.address, self._settings, dialler_for(self._credentials))
             self._sender = Sender(self.address, identity, self._settings, loop, dial)
             self._sender.start()
         return self._sender
@@ -96,7 +99,7 @@ class Client:
             tasks,
             self._settings,
             asyncio.get_running_loop(),
-            dial_grpc(self.address, self._settings),
+            dial_grpc(self.address, self._settings, dialler_for(self._credentials)),
         )
         receiver.start()
         self._receivers.add(receiver)

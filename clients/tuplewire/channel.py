@@ -13,6 +13,8 @@ import grpc
 import grpc.aio
 
 from tuplewire.config import SessionSettings
+from tuplewire.credentials import Credentials
+from tuplewire.dialling import Dialler
 from tuplewire.errors import (
     ConfigError,
     ProtocolError,
@@ -104,19 +106,28 @@ def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
 
 
 def open_channel(address: str, settings: SessionSettings) -> grpc.aio.Channel:
-    """Return a channel of its own connection; nothing is sent before the first call."""
+    """Return a channel of its own connection, in the clear; nothing is sent before the first call."""
     return grpc.aio.insecure_channel(address, options=channel_options(settings))
 
 
-def dial_grpc(address: str, settings: SessionSettings) -> Dial:
+def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial:
     """Return what opens streams to the worker at an address, each on a connection of its own."""
-    return partial(_open_stream, address, settings)
+    return partial(_open_stream, address, settings, dialler)
+
+
+def dialler_for(credentials: Credentials | None) -> Dialler:
+    """Return what makes channels for credentials; None: those of the environment, as it is now."""
+    return Dialler(Credentials.from_environment() if credentials is None else credentials)
 
 
 @asynccontextmanager
-async def _open_stream(address: str, settings: SessionSettings, method: str) -> AsyncIterator[ClientStream]:
-    async with open_channel(address, settings) as channel:
-        stream = _GrpcStream(channel.stream_stream(f"/{SERVICE}/{method}")(), address)
+async def _open_stream(
+    address: str, settings: SessionSettings, dialler: Dialler, method: str
+) -> AsyncIterator[ClientStream]:
+    metadata = dialler.metadata(address)
+    async with await dialler.channel(address, channel_options(settings)) as channel:
+        call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
+        stream = _GrpcStream(call, address)
         try:
             yield stream
         finally:

@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any, Self, overload
 from weakref import WeakSet
 
-from tuplewire.channel import dial_grpc, resolve_address, resolve_topology
+from tuplewire.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.config import SessionSettings
+from tuplewire.credentials import Credentials
 from tuplewire.errors import ClosedError
 from tuplewire.loop import EventLoopThread, messaging_loop
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
@@ -42,6 +43,7 @@ class Client:
         client_id: str | None = None,
         incarnation: int | None = None,
         source: int | None = None,
+        credentials: Credentials | None = None,
         **settings: Any,
     ) -> None:
         """Describe a client.
@@ -51,6 +53,8 @@ class Client:
         client_id, incarnation: who this is across restarts; a newer incarnation of one id fences the older
         off (in Spark: the taskAttemptId). By default nobody else.
         source: the task that sends, where this is one.
+        credentials: the files of TLS and of a token; by default those of TUPLEWIRE_TLS_CA and so on, where it
+        connects.
         settings: those of tuplewire.config.SessionSettings; ConfigError names an unknown one.
         """
         self.address = resolve_address(address)
@@ -60,6 +64,7 @@ class Client:
         self._incarnation = incarnation
         self._keywords = settings
         self._settings = SessionSettings.of(**settings)
+        self._credentials = credentials
         self._forget()
 
     def _forget(self) -> None:
@@ -78,6 +83,7 @@ class Client:
             "client_id": self._client_id,
             "incarnation": self._incarnation,
             "source": self.source,
+            "credentials": self._credentials,
             **self._keywords,
         }
         return (_make_client, (type(self), keywords))
@@ -100,7 +106,7 @@ class Client:
             raise ClosedError("the client is closed")
         thread = messaging_loop()
         identity = Identity(self.topology, self._id, self._incarnation or time.time_ns())
-        dial = dial_grpc(self.address, self._settings)
+        dial = dial_grpc(self.address, self._settings, dialler_for(self._credentials))
         self._sender = sender = Sender(self.address, identity, self._settings, thread.loop, dial)
         thread.suspendables.add(sender)
         thread.call(sender.start)
@@ -159,7 +165,7 @@ class Client:
             tasks,
             self._settings,
             thread.loop,
-            dial_grpc(self.address, self._settings),
+            dial_grpc(self.address, self._settings, dialler_for(self._credentials)),
         )
         thread.suspendables.add(receiver)
         thread.call(receiver.start)

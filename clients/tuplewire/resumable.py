@@ -20,7 +20,9 @@ from tuplewire.stream import ClientStream, Dial, StreamBroken
 
 logger = logging.getLogger(__name__)
 
-FATAL = frozenset({"WRONG_TOPOLOGY", "STALE_INCARNATION", "PROTOCOL_VERSION", "SUPERSEDED"})
+CREDENTIALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+"""Refusals for what a side shows of itself. Two sides whose files are exchanged do not change at once."""
+FATAL = CREDENTIALS | {"WRONG_TOPOLOGY", "STALE_INCARNATION", "PROTOCOL_VERSION", "SUPERSEDED"}
 """Refusals that the same request would meet again, however often it is made."""
 
 
@@ -39,6 +41,8 @@ class Resumable(ABC):
         self._settings = settings
         self._loop = loop
         self._dial = dial
+        self._admitted = False
+        """Whether the worker has let us in before, or others may exchange their files before we do ours."""
         self._error: TuplewireError | None = None
         self._last_problem = "not connected yet"
         self._task: asyncio.Task[None] | None = None
@@ -112,7 +116,7 @@ class Resumable(ABC):
 
     def _may_try_again(self, error: TuplewireError) -> bool:
         if isinstance(error, RefusedError):
-            return error.code not in self.fatal
+            return error.code not in self.fatal or (error.code in CREDENTIALS and self._admitted)
         return isinstance(error, UnreachableError)
 
     async def _stream(self, backoff: Backoff) -> None:
@@ -122,6 +126,7 @@ class Resumable(ABC):
                 try:
                     await self._open(stream)
                     backoff.succeeded()
+                    self._admitted = True
                     await self._carry(stream)
                 except DecodeError as error:
                     raise ProtocolError(

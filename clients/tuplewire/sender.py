@@ -89,6 +89,7 @@ class Sender(Resumable):
         """
         super().__init__(address, settings, loop, dial)
         self.identity = identity
+        self._admitted = identity.worker  # a worker never gives another one up for its certificate
         self.counts = SendCounts()
         self._loads = ReportedLoads(settings.load_expires_seconds)
         self.congested: frozenset[int] = frozenset()

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "pyspark_tuplewire": ("tuplewire", "tuplewire.spark"),
     "tuplewire_service.messaging": (CLIENT, "tuplewire_service.messaging"),
     "tuplewire_service.worker": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.worker"),
+    "tuplewire_service.security": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.security"),
     "tuplewire_service.launching": (CLIENT, "tuplewire_service.launching"),
     "tuplewire_service.topology": (
         CLIENT,

@@ -215,7 +215,8 @@ def test_every_setting_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) 
     assert ended.value.code == 0
     assert "example: tuplewire worker" in shown
     for known in SETTINGS.values():
-        assert f"{known.flag} {known.metavar}" in shown
+        value = f"[{known.metavar}]" if known.is_flag else known.metavar
+        assert f"{known.flag} {value}" in shown
         assert known.variable in shown
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tuplewire.channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.client import Client, Subscription
 from tuplewire.config import SessionSettings
+from tuplewire.credentials import Credentials
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.spark.shipped import Shipped
@@ -106,17 +107,25 @@ class ClientHandle(Shipped):
         topology: str | None = None,
         source: int | None = None,
         timeout: float = 60.0,
+        credentials: Credentials | None = None,
         **settings: Any,
     ) -> None:
         """Describe it; the arguments are those of tuplewire.Client.
 
         address: by default that of TUPLEWIRE_ADDRESS where the function runs. timeout: seconds that leaving
-        the block waits. Raises ConfigError for settings that are wrong.
+        the block waits. credentials: names of files where the function runs; by default those of
+        TUPLEWIRE_TLS_CA, TUPLEWIRE_TOKEN_FILE and so on, there. Raises ConfigError for wrong settings.
         """
         SessionSettings.of(**settings)
         if address is not None:
             resolve_address(address)
-        self._arguments = {"address": address, "topology": topology, "source": source, **settings}
+        self._arguments = {
+            "address": address,
+            "topology": topology,
+            "source": source,
+            "credentials": credentials,
+            **settings,
+        }
         self._timeout = timeout
         self._entered: list[TaskClient] = []
 

@@ -108,7 +108,7 @@ def _add_worker(commands: Any) -> None:
         commands,
         "worker",
         "run a worker: the sidecar that holds the queues and connections of its tasks",
-        "tuplewire worker --listen 0.0.0.0:6700 --listen-unix /run/tuplewire/worker.sock",
+        "tuplewire worker --listen 127.0.0.1:6700 --listen-unix /run/tuplewire/worker.sock",
         _worker,
     )
     parser.add_argument(
@@ -129,6 +129,8 @@ def _add_worker(commands: Any) -> None:
             known.flag,
             dest=f"setting_{known.name}",
             metavar=known.metavar,
+            nargs="?" if known.is_flag else None,
+            const="true" if known.is_flag else None,
             default=None,
             help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),
         )

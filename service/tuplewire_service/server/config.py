@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.config import MIB, SessionSettings
+from tuplewire.credentials import Credentials, is_loopback
 from tuplewire.errors import ConfigError
 from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 from tuplewire_service.server.setting import (
@@ -22,8 +23,10 @@ from tuplewire_service.server.setting import (
     advertised,
     choice,
     count,
+    flag,
     host_port,
     mode,
+    names,
     seconds,
     setting,
     size_bytes,
@@ -98,6 +101,32 @@ class WorkerConfig:
     keepalive_timeout_seconds: float = setting(
         2.0, seconds, "SECONDS", "and given up when the check is not answered in this time"
     )
+    tls_certificate: str | None = setting(
+        None, text, "FILE", "certificate of this worker, for clients and servers; with it, TCP is mutual TLS"
+    )
+    tls_key: str | None = setting(None, text, "FILE", "its private key")
+    tls_ca: str | None = setting(
+        None, text, "FILE", "certificates of those who sign the certificates of workers and programs"
+    )
+    tls_worker_names: tuple[str, ...] = setting(
+        (),
+        names,
+        "NAMES",
+        "names in the certificates of workers (DNS, *.DNS, IP or URI, with commas); others may not act as "
+        "one (default: the names in this worker's own certificate)",
+    )
+    tls_client_names: tuple[str, ...] = setting(
+        (), names, "NAMES", "names in the certificates of programs (default: any that the CA has signed)"
+    )
+    token_file: str | None = setting(
+        None, text, "FILE", "tokens, one of which a program must show: a line TOKEN or NAME TOKEN each"
+    )
+    permissions_file: str | None = setting(
+        None, text, "FILE", "what each client may do, in TOML; see service/SECURITY.md (default: everything)"
+    )
+    allow_plaintext: bool = setting(
+        False, flag, "BOOLEAN", "let other machines connect without TLS: whoever reaches the port is let in"
+    )
     drain_seconds: float = setting(
         25.0,
         seconds,
@@ -124,7 +153,43 @@ class WorkerConfig:
             object.__setattr__(self, "worker_id", _default_worker_id(self.listen))
         if self.listen_peers is not None and self.transport == "grpc":
             raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
+        self._check_security()
         self.worker_settings()
+
+    def _check_security(self) -> None:
+        """Raise ConfigError for what would leave open what the settings say is shut."""
+        credentials = self.credentials()
+        if credentials.tls_ca is not None and credentials.tls_certificate is None:
+            raise ConfigError("tls_ca alone is of no use to a worker: give tls_certificate and tls_key, too")
+        if self.tls_client_names and credentials.tls_ca is None:
+            raise ConfigError("tls_client_names need tls_certificate, tls_key and tls_ca")
+        shut = [name for name in ("tls_ca", "token_file", "permissions_file") if getattr(self, name)]
+        if self.transport != "grpc" and shut:
+            raise ConfigError(
+                f"the transport {self.transport} between workers knows neither TLS nor tokens nor "
+                f"permissions, so {shut[0]} would leave a door open beside a locked one: use grpc"
+            )
+        for name in ("listen", "listen_peers"):
+            address = getattr(self, name)
+            if address is None or self.allow_plaintext or credentials.secures(address):
+                continue
+            if not is_loopback(split_host_port(address)[0]):
+                raise ConfigError(
+                    f"{name} is {address}, which other machines reach, and there is no TLS: give "
+                    "tls_certificate, tls_key and tls_ca, or set allow_plaintext where the network is trusted"
+                )
+
+    def credentials(self) -> Credentials:
+        """Return what this worker shows of itself to other workers."""
+        return Credentials(
+            tls_ca=self.tls_ca,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+            tls_worker_names=self.tls_worker_names,
+            # Among each other, workers with certificates show these; a token is for programs then.
+            token_file=None if self.tls_ca else self.token_file,
+            allow_plaintext=self.allow_plaintext,
+        )
 
     def worker_settings(self) -> WorkerSettings:
         """Return the part that the data plane gets; ConfigError when its parts do not fit together."""
@@ -190,6 +255,8 @@ def to_toml(loaded: LoadedConfig) -> str:
     for name in SETTINGS:
         value = getattr(loaded.config, name)
         origin = loaded.origins[name]
+        if isinstance(value, tuple):
+            value = ",".join(value) or None
         if value is None:
             lines.append(f"# {name} is not set  # {origin}")
         else:
@@ -233,9 +300,11 @@ def _read_file(file: Path) -> dict[str, tuple[str, Raw]]:
     for key, value in _flat(tables):
         if key not in by_key:
             raise ConfigError(f"unknown key {key!r} in {file}; {_near(key, by_key)}")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ConfigError(f"{key} in {file}: a text or a number is expected, not {value!r}")
         name = by_key[key]
+        is_flag = SETTINGS[name].is_flag
+        if isinstance(value, bool) != is_flag or not isinstance(value, str | int | float):
+            expected = "true or false" if is_flag else "a text or a number"
+            raise ConfigError(f"{key} in {file}: {expected} is expected, not {value!r}")
         if name in found:
             raise ConfigError(f"{found[name][0]} and {key} in {file} are the same setting: keep one")
         found[name] = (key, value)

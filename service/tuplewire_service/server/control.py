@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from tuplewire.wire import control_pb2
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire_service.messaging.access import IAccess
 from tuplewire_service.messaging.grpc.refuse import refuse
 from tuplewire_service.messaging.streamed.stream import check_id
 from tuplewire_service.server.stop import Stop, StopRequest
@@ -25,8 +27,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ControlServicer(Servicer):
     """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
 
-    def __init__(self, worker: Worker, stop: Stop) -> None:
+    def __init__(self, worker: Worker, stop: Stop, admit: Callable[[Context], IAccess]) -> None:
+        """Serve it. admit: what the caller of Publish may send; who may call what is checked before."""
         self._worker = worker
+        self._admit = admit
         self._stop = stop
 
     async def GetStatus(  # noqa: N802 - the wire's name
@@ -73,12 +77,12 @@ class ControlServicer(Servicer):
     ) -> control_pb2.PublishResponse:
         """Take a piece of an epoch."""
         try:
-            published = self._publish(request)
+            published = self._publish(request, self._admit(context))
         except (RefusedError, MessageError) as error:
             await refuse(context, error)
         return control_pb2.PublishResponse(published=published)
 
-    def _publish(self, request: control_pb2.PublishRequest) -> int:
+    def _publish(self, request: control_pb2.PublishRequest, access: IAccess) -> int:
         settings = self._worker.settings
         check_id("sink", request.sink)
         if request.topology != settings.topology:
@@ -93,6 +97,8 @@ class ControlServicer(Servicer):
             raise MalformedError("a piece of an epoch has at least one message")
         if any(group.via or group.position for group in groups):
             raise MalformedError("only a worker passes messages on")
+        for _, denied in access.refused(groups):
+            raise denied
         check_sizes(groups, settings.session.max_message_bytes)
         return self._worker.publish(request.sink, request.epoch, request.piece, groups, last=request.last)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.server.config import WorkerConfig
 from tuplewire_service.server.control import ControlServicer
 from tuplewire_service.server.health import HealthServicer
+from tuplewire_service.server.security import Security
 from tuplewire_service.server.services import Services
 from tuplewire_service.server.setting import bracketed, split_host_port
 from tuplewire_service.server.sockets import file_mode
@@ -49,10 +50,13 @@ class DataPlane:
         self._stop = stop
         self._loop = messaging_loop()
         self._loop.loop.set_exception_handler(self._on_defect)
-        self._services = Services()
+        self.security = Security(config)
+        self._services = Services(self.security.check_call)
         settings, incarnation = config.worker_settings(), time.time_ns()
         common = _transport_conf(settings, incarnation)
-        programs = TransportFactory.make_context({**common, **_grpc_conf(config, self._services)})
+        programs = TransportFactory.make_context(
+            {**common, **_grpc_conf(config, self._services), **self.security.grpc_conf()}
+        )
         self._contexts = [programs]
         peers = None
         self._peers_port = 0
@@ -66,7 +70,7 @@ class DataPlane:
         self._loop.on_wait(self._worker.times.waited)
         self._health: HealthServicer | None = None
         self._source: AssignmentFile | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     @property
     def addresses(self) -> list[str]:
@@ -92,13 +96,18 @@ class DataPlane:
         config, worker = self._config, self._worker
         self._health = HealthServicer(worker)
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
-        control = ControlServicer(worker, self._stop)
+        control = ControlServicer(worker, self._stop, self.security.admit)
         add_ControlServicer_to_server(control, self._services)  # type: ignore[no-untyped-call]
         await worker.start(split_host_port(config.listen)[1], self._peers_port)
         if config.assignment_file:
             self._source = AssignmentFile(Path(config.assignment_file), self._worker.update_assignment)
-            self._watch = asyncio.create_task(self._source.watch(), name="tuplewire-assignment-file")
-            self._watch.add_done_callback(self._watch_ended)
+            self._begin_watch("assignment file", self._source.watch())
+        self._begin_watch("security files", self.security.watch())
+
+    def _begin_watch(self, name: str, watch: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(watch, name=name)
+        self._watches.append(task)
+        task.add_done_callback(self._watch_ended)
 
     def snapshot(self) -> WorkerSnapshot:
         """Return a snapshot; TimeoutError when the loop does not turn."""
@@ -124,8 +133,8 @@ class DataPlane:
         return self._loop.run(self._drain(deadline_seconds))
 
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
-        if self._watch:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         deadline = time.monotonic() + deadline_seconds
         if self._health:
             await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
@@ -145,7 +154,7 @@ class DataPlane:
 
     def _watch_ended(self, watch: asyncio.Task[None]) -> None:
         if not watch.cancelled() and (error := watch.exception()):
-            self._on_defect(self._loop.loop, {"message": "assignment file", "exception": error})
+            self._on_defect(self._loop.loop, {"message": watch.get_name(), "exception": error})
 
     def _on_defect(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

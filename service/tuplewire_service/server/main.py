@@ -21,6 +21,7 @@ from tuplewire_service.server.admin import AdminServer
 from tuplewire_service.server.config import WorkerConfig
 from tuplewire_service.server.data_plane import DataPlane
 from tuplewire_service.server.metrics import make_registry
+from tuplewire_service.server.security import SecurityCollector
 from tuplewire_service.server.setting import join_host_port, split_host_port
 from tuplewire_service.server.sockets import claimed_socket
 from tuplewire_service.server.stop import EXIT_DEFECT, EXIT_FAILED, Stop, Watchdog
@@ -73,9 +74,11 @@ def _serve(config: WorkerConfig, stop: Stop) -> int:
         plane = DataPlane(config, stop)
         cleanup.callback(plane.close)
         plane.bind()
+        registry = make_registry(plane.snapshot, lambda: plane.assignment_errors, config)
+        registry.register(SecurityCollector(plane.security))
         admin = AdminServer(
             config.admin,
-            make_registry(plane.snapshot, lambda: plane.assignment_errors, config),
+            registry,
             plane.live,
             plane.ready,
         )

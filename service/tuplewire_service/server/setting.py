@@ -9,10 +9,11 @@ from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 from tuplewire.errors import ConfigError
+from tuplewire.names import parse_names
 from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 
-Raw = str | int | float
-"""What a source holds: always a str in flags and the environment, maybe a number in a file."""
+Raw = str | int | float | bool
+"""What a source holds: always a str in flags and the environment, maybe a number or a truth in a file."""
 
 MAX_SOCKET_PATH_BYTES = 107
 """What Linux takes as a Unix socket's path: `sun_path` without its final zero byte."""
@@ -39,6 +40,11 @@ class Setting:
     def flag(self) -> str:
         """The command line's name."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is true or false."""
+        return isinstance(self.default, bool)
 
     @property
     def variable(self) -> str:
@@ -74,6 +80,20 @@ def choice(*known: str) -> Callable[[Raw], str]:
         return word
 
     return read
+
+
+def flag(value: Raw) -> bool:
+    """Read true or false; a flag of the command line without a value is true."""
+    if isinstance(value, str) and value.strip().lower() in {"true", "false", "1", "0"}:
+        return value.strip().lower() in {"true", "1"}
+    if not isinstance(value, bool):
+        raise ConfigError(f"{value!r} is neither true nor false")
+    return value
+
+
+def names(value: Raw) -> tuple[str, ...]:
+    """Read names in certificates, comma-separated."""
+    return parse_names(text(value))
 
 
 def count(value: Raw) -> int:

@@ -139,6 +139,8 @@ def _kind(declared: Field[Any]) -> str:
     if declared.name.endswith("_bytes"):
         return "bytes"
     optional = {"int | None": "whole number", "str | None": "text", "Mapping[str, str]": "a map"}
+    if default is None:
+        return optional.get(str(declared.type)) or str(declared.type).removesuffix(" | None")
     return optional.get(str(declared.type)) or kinds.get(type(default), type(default).__name__)
 
 

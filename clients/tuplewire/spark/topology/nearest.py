@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tuplewire.channel import ADDRESS_VARIABLE
 from tuplewire.control import ControlClient
+from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.spark.topology.plan import Place
 
@@ -22,6 +23,8 @@ _DRAIN_SECONDS = 5.0
 _STOP_MARGIN_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LAST_CHARACTERS = 2000
+_SECURITY = ("TUPLEWIRE_TLS_", "TUPLEWIRE_TOKEN_FILE", "TUPLEWIRE_PERMISSIONS_FILE")
+"""The variables that hold for a worker that is started, too."""
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
 
 
@@ -74,7 +77,14 @@ def _embedded(host: str, topology: str, timeout: float) -> Iterator[str]:
             f"--address-file={bound}",
             f"--drain-seconds={_DRAIN_SECONDS}",
         ]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("TUPLEWIRE_")}
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("TUPLEWIRE_") or key.startswith(_SECURITY)
+        }
+        if not Credentials.from_environment().secures(f"{host}:0"):
+            # Whoever runs a topology without workers of its own has Spark's network for it as it is.
+            words.append("--allow-plaintext")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuplewire.channel import dial_grpc
+from tuplewire.credentials import Credentials
+from tuplewire.dialling import Dialler
 from tuplewire.loop import EventLoopThread
 from tuplewire.stream import Dial
 from tuplewire_service.messaging.base import IConnectionCallback
@@ -35,4 +37,5 @@ class GrpcContext(StreamedContext):
         return GrpcServerConnection(thread, topology_id, port, self._settings, callback)
 
     def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:  # noqa: ARG002
-        return dial_grpc(f"{host}:{port}", self._settings.session)
+        dialler = self._settings.dialler or Dialler(Credentials())
+        return dial_grpc(f"{host}:{port}", self._settings.session, dialler)

@@ -11,8 +11,10 @@ from tuplewire.errors import (
     DrainingError,
     MessageError,
     NotReadyError,
+    PermissionDeniedError,
     ResourceLimitError,
     TuplewireError,
+    UnauthenticatedError,
 )
 from tuplewire_service.messaging.streamed.stream import MAX_DETAIL_LENGTH, code_of
 
@@ -26,5 +28,9 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireEr
         status = grpc.StatusCode.UNAVAILABLE
     elif isinstance(error, ResourceLimitError):
         status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    elif isinstance(error, UnauthenticatedError):
+        status = grpc.StatusCode.UNAUTHENTICATED
+    elif isinstance(error, PermissionDeniedError):
+        status = grpc.StatusCode.PERMISSION_DENIED
     await context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
     raise AssertionError  # abort raises; this tells the type checker

@@ -31,7 +31,7 @@ class GrpcServerConnection(StreamedServer):
     async def _bind(self) -> int:
         settings = self._settings
         self._server = grpc.aio.server(options=server_options(settings.session))
-        methods = {name: handler_of(serve) for name, serve in self._handlers.items()}
+        methods = {name: handler_of(serve, settings.admit) for name, serve in self._handlers.items()}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods), *settings.services)
         )
@@ -43,7 +43,12 @@ class GrpcServerConnection(StreamedServer):
 
     def _listen(self, address: str) -> int:
         try:
-            port = self._server.add_insecure_port(address)
+            tls = None if address.startswith("unix:") else self._settings.tls
+            port = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, tls)
+            )
         except RuntimeError as error:
             raise BindError(
                 f"cannot listen on {address}: it is in use, or not an address of this machine"

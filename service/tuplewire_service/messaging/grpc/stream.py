@@ -12,7 +12,9 @@ import grpc.aio
 from tuplewire.channel import BROKEN
 from tuplewire.errors import TuplewireError
 from tuplewire.stream import StreamBroken
+from tuplewire_service.messaging.access import EVERYTHING, IAccess
 from tuplewire_service.messaging.grpc.refuse import refuse
+from tuplewire_service.messaging.grpc.settings import Admit
 from tuplewire_service.messaging.streamed.stream import ServerStream
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -21,13 +23,18 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class GrpcServerStream(ServerStream):
     """A call in progress."""
 
-    def __init__(self, context: _Context) -> None:
+    def __init__(self, context: _Context, admit: Admit | None) -> None:
         self._context = context
+        self._admit = admit
 
     @property
     def peer(self) -> str:
         """See ServerStream."""
         return self._context.peer()
+
+    def admit(self) -> IAccess:
+        """See ServerStream."""
+        return EVERYTHING if self._admit is None else self._admit(self._context)
 
     async def write(self, data: bytes) -> None:
         """See Stream."""
@@ -49,11 +56,13 @@ class GrpcServerStream(ServerStream):
         await refuse(self._context, error)
 
 
-def handler_of(serve: Callable[[ServerStream], Awaitable[None]]) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Return the handler of a streaming method that a service serves."""
+def handler_of(
+    serve: Callable[[ServerStream], Awaitable[None]], admit: Admit | None
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """Return the handler of a streaming method that a service serves to those who are admitted."""
 
     async def handle(_: object, context: _Context) -> None:
         with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
-            await serve(GrpcServerStream(context))
+            await serve(GrpcServerStream(context, admit))
 
     return grpc.stream_stream_rpc_method_handler(handle)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
 
 from tuplewire.config import PROTOCOL_VERSION
@@ -23,6 +22,7 @@ from tuplewire.session.probe import ProbeTimer
 from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
+from tuplewire_service.messaging.access import IAccess
 from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.streamed.stream import (
     MAX_DETAIL_LENGTH,
@@ -30,10 +30,9 @@ from tuplewire_service.messaging.streamed.stream import (
     check_id,
     code_of,
     finish_writing,
+    log_refusal,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
-
-logger = logging.getLogger(__name__)
 
 _SUBSCRIBE_SECONDS = 10.0
 
@@ -52,16 +51,17 @@ class RecvService:
         """Serve one stream from subscribe to end."""
         subscription: ISubscription | None = None
         try:
+            access = wire.admit()
             subscribe = await self._subscribe(wire)
             if subscribe is None:
                 return
             wake = asyncio.Event()
-            subscription = self._open(subscribe, wake)
+            subscription = self._open(subscribe, access, wake)
             await wire.write(_subscribed(subscription).SerializeToString())
             await self._carry(subscription, wake, wire)
         except TuplewireError as error:
             self.refused[code_of(error)] += 1
-            logger.warning("stream.refused", extra={"peer": wire.peer, "reason": str(error)})
+            log_refusal(wire.peer, error)
             await wire.refuse(error)
         finally:
             if subscription is not None:
@@ -81,7 +81,7 @@ class RecvService:
             raise MalformedError("the first request of a Recv stream must be a subscribe")
         return request.subscribe
 
-    def _open(self, subscribe: pb.Subscribe, wake: asyncio.Event) -> ISubscription:
+    def _open(self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event) -> ISubscription:
         if subscribe.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
                 f"this worker speaks protocol {PROTOCOL_VERSION}, the consumer {subscribe.protocol_version}"
@@ -95,6 +95,7 @@ class RecvService:
         cursors = {each.task: _cursor(each) for each in subscribe.tasks}
         if not cursors or len(cursors) < len(subscribe.tasks):
             raise MalformedError("a subscribe names at least one task, and each of them once")
+        access.receive(subscribe.topology, cursors)
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         request = SubscribeRequest(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Mapping, Sequence
 
@@ -14,18 +13,21 @@ from tuplewire.errors import (
     MalformedError,
     PayloadRefusedError,
     ProtocolVersionError,
+    RefusedError,
     ResourceLimitError,
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
     WrongTopologyError,
 )
+from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.pressure import Exhausted
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
+from tuplewire_service.messaging.access import IAccess
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     Intake,
@@ -35,9 +37,13 @@ from tuplewire_service.messaging.base import (
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.streamed.send_session import SendStream, Session
-from tuplewire_service.messaging.streamed.stream import ServerStream, check_id, code_of, finish_writing
-
-logger = logging.getLogger(__name__)
+from tuplewire_service.messaging.streamed.stream import (
+    ServerStream,
+    check_id,
+    code_of,
+    finish_writing,
+    log_refusal,
+)
 
 _HELLO_SECONDS = 10.0
 _FAREWELL_SECONDS = 1.0
@@ -124,10 +130,11 @@ class SendService:
         stream = SendStream(wire)
         session: Session | None = None
         try:
+            access = wire.admit()
             hello = await self._hello(wire)
             if hello is None:
                 return
-            session = self._open(hello)
+            session = self._open(hello, access)
             stream.intake = _intake_of(hello)
             if session.stream is not None:
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))
@@ -137,7 +144,7 @@ class SendService:
             await self._carry(session, stream)
         except TuplewireError as error:
             self.refused[code_of(error)] += 1
-            logger.warning("stream.refused", extra={"peer": wire.peer, "reason": str(error)})
+            log_refusal(wire.peer, error)
             await wire.refuse(error)
         finally:
             stream.finished.set()
@@ -162,7 +169,7 @@ class SendService:
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
-    def _open(self, hello: pb.Hello) -> Session:
+    def _open(self, hello: pb.Hello, access: IAccess) -> Session:
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
                 f"this worker speaks protocol {PROTOCOL_VERSION}, the sender {hello.protocol_version}"
@@ -171,6 +178,7 @@ class SendService:
             raise WrongTopologyError(
                 f"this worker serves topology {self.topology!r}, the sender belongs to {hello.topology!r}"
             )
+        access.open_session(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
@@ -179,6 +187,8 @@ class SendService:
         if hello.kind != pb.PEER_KIND_WORKER and (error := self.callback.not_ready) is not None:
             raise error
         session = self._sessions.get(hello.sender_id)
+        if session is not None:
+            access.take_over(hello.sender_id, session.access)
         if session is not None and session.state.incarnation > hello.incarnation:
             raise StaleIncarnationError(
                 f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
@@ -208,6 +218,7 @@ class SendService:
                 self.exhausted,
             )
             self._shares.shared_by(len(self._sessions))
+        session.access = access
         return session
 
     def _forget(self, sender_id: str) -> None:
@@ -316,11 +327,27 @@ class SendService:
         if not session.state.accept(frame.sequence, groups):
             return
         self._reception.count(session.source, groups)
+        if denied := session.access.refused(groups):
+            groups = self._deny(session, frame.sequence, groups, denied)
         for via, some in by_via(groups).items():
             session.state.delivered(
                 frame.sequence,
                 *self._reception.deliver(some, session.origin_of(via), frame.assignment_version),
             )
+
+    def _deny(
+        self,
+        session: Session,
+        sequence: int,
+        groups: Sequence[TaskGroup],
+        denied: Sequence[tuple[TaskGroup, RefusedError]],
+    ) -> list[TaskGroup]:
+        """Refuse some groups of a frame, and return the others."""
+        for group, error in denied:
+            self.refused[error.code] += len(group)
+        session.state.delivered(sequence, denied, ())
+        without = {id(group) for group, _ in denied}
+        return [group for group in groups if id(group) not in without]
 
     async def _write(self, session: Session, stream: SendStream) -> None:
         finished = False

@@ -16,6 +16,7 @@ from tuplewire.session.pressure import Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.messaging.access import EVERYTHING, IAccess
 from tuplewire_service.messaging.base import Intake, via_of
 from tuplewire_service.messaging.streamed.stream import ServerStream
 
@@ -76,6 +77,8 @@ class Session:
             ),
         )
         self.stream: SendStream | None = None
+        self.access: IAccess = EVERYTHING
+        """What whoever carries it now may do."""
         self._shares = shares
         self._freed = freed
         self._ended = False

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from abc import abstractmethod
 from typing import NoReturn
 
-from tuplewire.errors import MalformedError, RefusedError, TuplewireError
+from tuplewire.errors import (
+    MalformedError,
+    PermissionDeniedError,
+    RefusedError,
+    TuplewireError,
+    UnauthenticatedError,
+)
 from tuplewire.stream import Stream, StreamBroken
+from tuplewire_service.messaging.access import EVERYTHING, IAccess
+
+logger = logging.getLogger(__name__)
 
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
@@ -24,9 +34,19 @@ class ServerStream(Stream):
     def peer(self) -> str:
         """Who is on the other side, for the log."""
 
+    def admit(self) -> IAccess:
+        """Return what the other side may do; RefusedError when it may not come in."""
+        return EVERYTHING
+
     @abstractmethod
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """End the stream with an error, of which the other side gets the code and the text."""
+
+
+def log_refusal(peer: str, error: TuplewireError) -> None:
+    """Log a stream that is refused, unless whoever guards the worker does: it is not to fill the log."""
+    if not isinstance(error, UnauthenticatedError | PermissionDeniedError):
+        logger.warning("stream.refused", extra={"peer": peer, "reason": str(error)})
 
 
 def code_of(error: TuplewireError) -> str:

@@ -1,0 +1,96 @@
+"""What a program shows of itself, and whom it takes for a worker: names of files, not what is in them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from tuplewire.errors import ConfigError
+from tuplewire.names import parse_names
+
+_PREFIX = "TUPLEWIRE_"
+_FLAGS = {"1": True, "true": True, "0": False, "false": False, "": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Files and names; safe to print and to pickle. Every file is read again once it has changed.
+
+    tls_ca: the certificates of those who sign workers' certificates; with it, TCP connections are TLS.
+    tls_certificate, tls_key: what this side shows of itself. tls_worker_names: the certificate of a worker
+    has one of these names; none: that of the host that was dialled. token_file: its first token is shown.
+    allow_plaintext: show it over TCP without TLS to other machines as well.
+
+    A Unix socket is never TLS: who may open it is decided by its owner and mode.
+    """
+
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_worker_names: tuple[str, ...] = ()
+    token_file: str | None = None
+    allow_plaintext: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate and tls_key belong together: give both, or none")
+        if self.tls_ca is None and (self.tls_certificate is not None or self.tls_worker_names):
+            raise ConfigError("tls_certificate, tls_key and tls_worker_names need tls_ca: name its file, too")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Read TUPLEWIRE_TLS_CA and so on, which have the fields' names; an empty one counts as not set.
+
+        Raises ConfigError for what does not hold together.
+        """
+        given = os.environ if environment is None else environment
+
+        def take(name: str) -> str | None:
+            return given.get(_PREFIX + name.upper()) or None
+
+        flag = (take("allow_plaintext") or "").lower()
+        if flag not in _FLAGS:
+            raise ConfigError(f"{_PREFIX}ALLOW_PLAINTEXT is true or false, not {flag!r}")
+        return cls(
+            tls_ca=take("tls_ca"),
+            tls_certificate=take("tls_certificate"),
+            tls_key=take("tls_key"),
+            tls_worker_names=parse_names(take("tls_worker_names") or ""),
+            token_file=take("token_file"),
+            allow_plaintext=_FLAGS[flag],
+        )
+
+    def secures(self, address: str) -> bool:
+        """Whether a connection to an address (host:port or unix:///path) is TLS."""
+        return self.tls_ca is not None and not address.startswith("unix:")
+
+    def check_token_may_go_to(self, address: str) -> None:
+        """Raise ConfigError where a token would cross a network for everybody to read."""
+        if self.allow_plaintext or address.startswith("unix:") or self.secures(address):
+            return
+        host = address.rpartition(":")[0]
+        if not is_loopback(host):
+            raise ConfigError(
+                f"the token of {self.token_file} would go to {address} in the clear: name a tls_ca "
+                f"({_PREFIX}TLS_CA), use a Unix socket, or set allow_plaintext ({_PREFIX}ALLOW_PLAINTEXT)"
+            )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of TLS, as far as they are named."""
+        named = (self.tls_ca, self.tls_certificate, self.tls_key)
+        return tuple(Path(name) for name in named if name is not None)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as it is written, never leaves this machine."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,115 @@
+"""A worker's own certificate: checked before it is used, and exchanged while connections last."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from tuplewire.credentials import Credentials
+from tuplewire.dialling import TlsMaterial, names_in, read_tls
+from tuplewire.errors import ConfigError
+from tuplewire.watched import WatchedFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A certificate that its key fits, that the CA has signed, and that is in force.
+
+    names: subject alternative names. expires: in seconds since 1970.
+    """
+
+    names: tuple[str, ...]
+    expires: float
+    tls: TlsMaterial = field(repr=False)
+
+
+class Certificates:
+    """The identity of the moment. Thread-safe."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        """Read the files; ConfigError when they are of no use."""
+        self._files = WatchedFiles(credentials.files, lambda: read_identity(credentials))
+        self._served = self._files.get()
+
+    @property
+    def errors(self) -> int:
+        """How often changed files could not be used; what was read before stayed."""
+        return self._files.errors
+
+    def get(self) -> Identity:
+        """Return the identity that is in force."""
+        return self._files.get()
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials of a server that demands a certificate of the same CA from everybody.
+
+        Connections that stand are not touched when the files change; those that come then see the new ones.
+        """
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._served),
+            self._changed,  # type: ignore[arg-type]  # the stub knows no None, which gRPC documents
+            require_client_authentication=True,
+        )
+
+    def _changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return what to serve from now on; None: the same as before. gRPC asks at every handshake."""
+        identity = self._files.get()
+        if identity is self._served:
+            return None
+        self._served = identity
+        return _configuration(identity)
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    tls = identity.tls
+    assert tls.key is not None  # noqa: S101 - the configuration has seen to it
+    assert tls.certificate is not None  # noqa: S101
+    return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], root_certificates=tls.ca)
+
+
+def read_identity(credentials: Credentials) -> Identity:
+    """Read the files of a worker, and let its certificate meet itself, as server and as client.
+
+    Raises ConfigError when another worker would not take it: the key of another one, another CA, expired, or
+    not for both sides.
+    """
+    tls = read_tls(credentials)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.verify_mode = ssl.CERT_REQUIRED
+    server.load_verify_locations(cadata=tls.ca.decode("ascii"))
+    server.load_cert_chain(str(credentials.tls_certificate), credentials.tls_key, password="")
+    try:
+        certificate = _meet(tls.context, server)
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(
+            f"{credentials.tls_certificate} is of no use: {error.verify_message}; it has to be in force, "
+            f"signed by one of {credentials.tls_ca}, and for clients as well as servers"
+        ) from error
+    except ssl.SSLError as error:
+        raise ConfigError(f"{credentials.tls_certificate} is of no use: {error}") from error
+    names = tuple(names_in(certificate))
+    if not names:
+        raise ConfigError(
+            f"{credentials.tls_certificate} has no subject alternative name, by which others know a worker: "
+            "have it signed with one"
+        )
+    return Identity(names, ssl.cert_time_to_seconds(certificate["notAfter"]), tls)
+
+
+def _meet(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:
+    """Make a connection within this process, and return the certificate that the client has seen."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server, server_side=False)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [client, server]
+    while waiting:
+        for side in tuple(waiting):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.remove(side)
+    return client.getpeercert() or {}

@@ -1,0 +1,223 @@
+"""Decides who may come in, and what each may do. Knows nothing of gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
+from tuplewire.group import TaskGroup
+from tuplewire.names import allowed
+from tuplewire.tokens import Token, find_token
+from tuplewire_service.messaging.access import IAccess
+from tuplewire_service.security.denials import Denials
+from tuplewire_service.security.permissions import Permissions, Rules
+
+CONTROL = {"GetStatus": "", "GetLoad": "", "GetAssignment": "", "Publish": "", "Drain": "drain"}
+"""What a rule must allow for a method of Control; empty: nothing (with Publish, the tasks count)."""
+OTHER_CONTROL = "assign"
+"""What it must allow for every other one, also for those that are yet to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, as the connection has it.
+
+    peer: where from. names: in its certificate. tls: whether it has shown one. shown: the value of the
+    metadata `authorization`, if there is one.
+    """
+
+    peer: str
+    names: tuple[str, ...] = ()
+    tls: bool = False
+    shown: str | None = field(default=None, repr=False)
+
+    @property
+    def who(self) -> str:
+        """A name for the log; without the port, which differs each time."""
+        return self.names[0] if self.names else self.peer.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What is in force. The callables return what the files hold at the moment.
+
+    tls: whether TCP connections are TLS. worker_names, client_names: in the certificates of those who may act
+    as a worker, or as a program (none: all). tokens, rules: None where none are asked for.
+    """
+
+    topology: str
+    tls: bool = False
+    worker_names: Callable[[], Sequence[str]] = tuple
+    client_names: Sequence[str] = ()
+    tokens: Callable[[], Sequence[Token]] | None = None
+    rules: Callable[[], Rules] | None = None
+
+
+class Guard:
+    """Admits callers. For use on one thread."""
+
+    def __init__(self, policy: Policy, denials: Denials) -> None:
+        self.policy = policy
+        self.denials = denials
+        self.rules = policy.rules() if policy.rules else None
+        """Those in force."""
+
+    def refresh(self) -> None:
+        """Take account of a permissions file that has changed, also for streams that stand."""
+        if self.policy.rules is not None:
+            self.rules = self.policy.rules()
+
+    def admit(self, caller: Caller) -> Access:
+        """Return what a caller may do.
+
+        Raises UnauthenticatedError when a token is asked for and none of ours is shown, and
+        PermissionDeniedError when its certificate is on no list.
+        """
+        policy = self.policy
+        worker = caller.tls and allowed(caller.names, policy.worker_names())
+        if (
+            caller.tls
+            and not worker
+            and policy.client_names
+            and not allowed(caller.names, policy.client_names)
+        ):
+            raise self.denied(
+                caller.who,
+                "name",
+                f"a certificate with the names {', '.join(caller.names) or '(none)'} is not for this worker; "
+                "its tls_client_names say whose are",
+            )
+        token = None
+        if policy.tokens is not None and not worker:
+            token = self._token(caller, policy.tokens())
+        self.refresh()
+        if not policy.tls:
+            # Nobody can be told from a worker then; where rules are to hold, there are none.
+            worker = policy.rules is None
+        who = f"token {token.name}" if token is not None and token.name else caller.who
+        return Access(self, who, caller.names, None if token is None else token.name, worker=worker)
+
+    def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
+        if caller.shown is None:
+            self.denials.note(caller.who, "no_token", "no token was shown")
+            raise UnauthenticatedError(
+                "this worker asks for a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
+                "as the metadata authorization: Bearer TOKEN"
+            )
+        token = find_token(caller.shown, tokens)
+        if token is None:
+            self.denials.note(caller.who, "wrong_token", "the token is none of this worker's")
+            raise UnauthenticatedError(
+                "the token that was shown is none of this worker's: compare the token files of both sides"
+            )
+        return token
+
+    def denied(self, who: str, reason: str, detail: str) -> PermissionDeniedError:
+        """Count and log somebody who is denied, and return the error that says so."""
+        self.denials.note(who, reason, detail)
+        return PermissionDeniedError(detail)
+
+
+class Access(IAccess):
+    """What an admitted caller may do, by the rules of the moment."""
+
+    def __init__(
+        self, guard: Guard, who: str, names: tuple[str, ...], token: str | None, *, worker: bool
+    ) -> None:
+        self._guard = guard
+        self._who = who
+        self._names = names
+        self._token = token
+        self._may_be_worker = worker
+        self._is_worker = False
+        self._rules: Rules | None = None
+        self._granted: Permissions | None = None
+
+    def open_session(self, topology: str, *, worker: bool) -> None:
+        """See IAccess."""
+        if worker and not self._may_be_worker:
+            raise self._guard.denied(
+                self._who,
+                "worker",
+                f"{self._who} may not act as a worker: that takes a certificate with one of the workers' "
+                "tls_worker_names",
+            )
+        self._is_worker = worker
+        if not worker:
+            self._check_topology(topology)
+
+    def receive(self, topology: str, tasks: Iterable[int]) -> None:
+        """See IAccess."""
+        self._check_topology(topology)
+        granted = self._permissions()
+        if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):
+            raise self._task(f"receive from task {foreign[0]}", "receive")
+
+    def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
+        """See IAccess."""
+        if self._guard.rules is None or self._is_worker:
+            return ()
+        granted = self._permissions()
+        if granted is None or granted.send.everything:
+            return ()
+        return [
+            (group, self._task(f"send to task {group.task}", "send"))
+            for group in groups
+            if group.task not in granted.send
+        ]
+
+    def take_over(self, sender_id: str, earlier: IAccess) -> None:
+        """See IAccess. A session is the workers', or of those who share a name or token with its stream."""
+        if not isinstance(earlier, Access):
+            return
+        if self._is_worker != earlier._is_worker or not (
+            self._is_worker or self._known_as & earlier._known_as or self._known_as == earlier._known_as
+        ):
+            raise self._guard.denied(
+                self._who, "session", f"the sender {sender_id!r} is not {self._who}: take another client_id"
+            )
+
+    def control(self, method: str) -> None:
+        """Take note that it calls a method of Control; PermissionDeniedError."""
+        granted = self._permissions()
+        action = CONTROL.get(method, OTHER_CONTROL)
+        if granted is not None and action and action not in granted.control:
+            raise self._guard.denied(
+                self._who,
+                "control",
+                f"{self._who} may not call {method}: that takes {action!r} in `control` of a rule for it in "
+                "the worker's permissions file",
+            )
+
+    @property
+    def _known_as(self) -> set[str]:
+        return {*self._names, *(() if self._token is None else (f"token {self._token}",))}
+
+    def _permissions(self) -> Permissions | None:
+        """Return what the rules of the moment grant; None where there are none."""
+        rules = self._guard.rules
+        if rules is None:
+            return None
+        if self._granted is None or rules is not self._rules:
+            self._rules = rules
+            self._granted = rules.of(self._names, self._token, self._guard.policy.topology)
+        return self._granted
+
+    def _check_topology(self, topology: str) -> None:
+        granted = self._permissions()
+        if granted is not None and not granted.any:
+            raise self._guard.denied(
+                self._who,
+                "topology",
+                f"{self._who} has no business in topology {topology!r}: no rule of the worker's permissions "
+                "file is for it",
+            )
+
+    def _task(self, what: str, key: str) -> PermissionDeniedError:
+        return self._guard.denied(
+            self._who,
+            "task",
+            f"{self._who} may not {what}: that takes the task in `{key}` of a rule for it in the worker's "
+            "permissions file",
+        )

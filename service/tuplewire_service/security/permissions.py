@@ -1,0 +1,175 @@
+"""Rules from a file: which client may do what, by topology and tasks."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tuplewire.errors import MAX_TASK, ConfigError
+from tuplewire.names import allowed, parse_names
+
+ACTIONS = ("assign", "drain")
+"""What a rule may allow beside sending and receiving."""
+_KEYS = ("certificates", "tokens", "topologies", "send", "receive", "control")
+_PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRanges:
+    """Task ids, as ranges that do not touch, in order. starts, ends: both within."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
+        """Put ranges together."""
+        joined: list[list[int]] = []
+        for start, end in sorted(ranges):
+            if joined and start <= joined[-1][1] + 1:
+                joined[-1][1] = max(end, joined[-1][1])
+            else:
+                joined.append([start, end])
+        return cls(tuple(start for start, _ in joined), tuple(end for _, end in joined))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `1,2,10-19`, or `*` for every task; ConfigError for anything else."""
+        if text.strip() == "*":
+            return cls((0,), (MAX_TASK,))
+        ranges = []
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            match = _PART.fullmatch(part)
+            start, end = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if not start <= end <= MAX_TASK:
+                raise ConfigError(f"tasks are written like 1,2,10-19, or *, not {text!r}")
+            ranges.append((start, end))
+        return cls.of(ranges)
+
+    def __contains__(self, task: int) -> bool:
+        index = bisect_right(self.starts, task) - 1
+        return index >= 0 and task <= self.ends[index]
+
+    @property
+    def everything(self) -> bool:
+        """Whether every task is among them."""
+        return self.ends == (MAX_TASK,) and self.starts == (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What some clients may do in some topologies.
+
+    certificates, tokens: the clients, by the names in their certificate or of their token; both empty: all.
+    topologies: empty: all.
+    """
+
+    certificates: tuple[str, ...]
+    tokens: tuple[str, ...]
+    topologies: tuple[str, ...]
+    send: TaskRanges
+    receive: TaskRanges
+    control: frozenset[str]
+
+    def fits(self, names: Iterable[str], token: str | None, topology: str) -> bool:
+        """Whether it is about a client with these names and this token, in a topology."""
+        if self.topologies and topology not in self.topologies:
+            return False
+        if not self.certificates and not self.tokens:
+            return True
+        return token in self.tokens or allowed(names, self.certificates)
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What one client may do in one topology: the sum of the rules that fit it. any: whether one does."""
+
+    any: bool
+    send: TaskRanges
+    receive: TaskRanges
+    control: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a file. What none of them allows is denied."""
+
+    rules: tuple[Rule, ...]
+
+    def of(self, names: Iterable[str], token: str | None, topology: str) -> Permissions:
+        """Return what a client may do."""
+        names = tuple(names)
+        fitting = [rule for rule in self.rules if rule.fits(names, token, topology)]
+        return Permissions(
+            bool(fitting),
+            _sum(rule.send for rule in fitting),
+            _sum(rule.receive for rule in fitting),
+            frozenset(action for rule in fitting for action in rule.control),
+        )
+
+
+def _sum(several: Iterable[TaskRanges]) -> TaskRanges:
+    return TaskRanges.of(pair for each in several for pair in zip(each.starts, each.ends, strict=True))
+
+
+def read_rules(path: Path) -> Rules:
+    """Read a permissions file: TOML, a table [[client]] for each rule; ConfigError names what is wrong."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the permissions file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"the permissions file {path} is not TOML: {error}") from error
+    unknown = sorted(set(content) - {"client"})
+    tables = content.get("client", [])
+    if unknown or not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise ConfigError(
+            f"the permissions file {path} has tables [[client]] and nothing else"
+            + (f", not {', '.join(unknown)}" if unknown else "")
+        )
+    rules = []
+    for number, table in enumerate(tables, 1):
+        try:
+            rules.append(_rule(table))
+        except ConfigError as error:
+            raise ConfigError(f"client {number} of the permissions file {path}: {error}") from error
+    return Rules(tuple(rules))
+
+
+def _rule(table: Mapping[str, Any]) -> Rule:
+    for key in table:
+        if key not in _KEYS:
+            raise ConfigError(f"unknown key {key!r}; known are: {', '.join(_KEYS)}")
+    control = _texts(table, "control")
+    for action in control:
+        if action not in ACTIONS:
+            raise ConfigError(f"control has {', '.join(ACTIONS)}, not {action!r}")
+    return Rule(
+        tuple(name for text in _texts(table, "certificates") for name in parse_names(text)),
+        _texts(table, "tokens"),
+        _texts(table, "topologies"),
+        _tasks(table, "send"),
+        _tasks(table, "receive"),
+        frozenset(control),
+    )
+
+
+def _texts(table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = table.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+        raise ConfigError(f'{key} is a list of texts such as ["a"], and left out where it is empty')
+    return tuple(value)
+
+
+def _tasks(table: Mapping[str, Any], key: str) -> TaskRanges:
+    value = table.get(key, "")
+    if not isinstance(value, str):
+        raise ConfigError(f'{key} is a text such as "1,2,10-19" or "*", not {value!r}')
+    return TaskRanges.parse(value)

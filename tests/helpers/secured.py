@@ -1,0 +1,32 @@
+"""Workers with certificates and tokens, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.certificates import Issued
+from tuplewire.credentials import Credentials
+
+
+def tls_flags(folder: Path) -> list[str]:
+    """Return the flags of a worker whose files are in a folder."""
+    return [f"--tls-certificate={folder}/tls.crt", f"--tls-key={folder}/tls.key", f"--tls-ca={folder}/ca.crt"]
+
+
+def files_of(issued: Issued, folder: Path, *worker_names: str, token_file: Path | None = None) -> Credentials:
+    """Write a certificate to a folder, and return the credentials of a program that has it."""
+    issued.write(folder)
+    return Credentials(
+        tls_ca=str(folder / "ca.crt"),
+        tls_certificate=str(folder / "tls.crt"),
+        tls_key=str(folder / "tls.key"),
+        tls_worker_names=worker_names,
+        token_file=None if token_file is None else str(token_file),
+    )
+
+
+def secret_file(file: Path, content: str) -> Path:
+    """Write a file that is its owner's alone."""
+    file.touch(0o600)
+    file.write_text(content, encoding="utf-8")
+    return file

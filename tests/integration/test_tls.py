@@ -1,0 +1,267 @@
+"""Mutual TLS: who gets in with which certificate, and that certificates are exchanged while messages flow."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from helpers import eventually
+from helpers.certificates import Authority
+from helpers.secured import files_of, tls_flags
+
+from tuplewire import Client, Credentials
+from tuplewire.control import ControlClient
+from tuplewire.errors import PermissionDeniedError, TuplewireError, UnreachableError
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+TOPOLOGY = "test"
+WORKER = "worker.example"
+_SECONDS = 60.0
+
+
+class Cluster(NamedTuple):
+    """Two workers with one certificate, and a program with another. near has task 1, far has task 2."""
+
+    near: Endpoint
+    far: Endpoint
+    authority: Authority
+    files: Path
+    program: Credentials
+    log: Path
+
+
+def _assignment(near: Endpoint, far: Endpoint, version: int = 1) -> Assignment:
+    return Assignment(
+        version,
+        TOPOLOGY,
+        (AssignedWorker("worker-0", near.address, (1, 10)), AssignedWorker("worker-1", far.address, (2, 20))),
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Run it; the addresses are not in the certificates."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = Authority()
+    files = authority.issue(WORKER, "spiffe://test/worker").write(folder / "worker")
+    program = files_of(authority.issue("etl.example"), folder / "program", WORKER)
+    flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1", "--log-format=json"]
+    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=folder) as workers:
+        near, far = workers.endpoints
+        for each in (near, far):
+            with ControlClient(each.address, credentials=program) as control:
+                control.update_assignment(assignment_to_wire(_assignment(near, far)))
+        for each in (near, far):
+            with ControlClient(each.address, credentials=program) as control:
+                control.wait_ready(_SECONDS)
+        yield Cluster(near, far, authority, files, program, workers.log_of(0))
+        assert workers.stop() == [0, 0]
+
+
+def _receive(endpoint: Endpoint, task: int, credentials: Credentials | None, count: int) -> list[bytes]:
+    got: list[bytes] = []
+    with (
+        Client(endpoint.address, topology=TOPOLOGY, credentials=credentials) as client,
+        client.recv([task], timeout=_SECONDS) as batches,
+    ):
+        for batch in batches:
+            got += [message.message for message in batch]
+            if len(got) >= count:
+                return got
+    return got
+
+
+def _metric(endpoint: Endpoint, name: str) -> float:
+    with urllib.request.urlopen(endpoint.metrics_url, timeout=_SECONDS) as answer:  # noqa: S310
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+    raise AssertionError(f"no {name}")
+
+
+def test_messages_pass_two_secured_workers(cluster: Cluster) -> None:
+    """A program sends to one worker over TLS, the worker to the other, and a program receives from that."""
+    with Client(cluster.near.address, topology=TOPOLOGY, credentials=cluster.program) as client:
+        client.send(2, b"through")
+        client.flush(_SECONDS)
+    assert _receive(cluster.far, 2, cluster.program, 1) == [b"through"]
+
+
+def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without credentials of its own takes those of the environment, as on a Spark executor."""
+    for name, value in _variables(cluster.program).items():
+        monkeypatch.setenv(name, value)
+    with ControlClient(cluster.near.address) as control:
+        assert control.status().worker_id == "worker-0"
+    with Client(cluster.near.address, topology=TOPOLOGY) as client:
+        client.send(1, b"environment")
+        client.flush(_SECONDS)
+    assert _receive(cluster.near, 1, None, 1) == [b"environment"]
+
+
+def _variables(credentials: Credentials) -> Mapping[str, str]:
+    return {
+        "TUPLEWIRE_TLS_CA": str(credentials.tls_ca),
+        "TUPLEWIRE_TLS_CERTIFICATE": str(credentials.tls_certificate),
+        "TUPLEWIRE_TLS_KEY": str(credentials.tls_key),
+        "TUPLEWIRE_TLS_WORKER_NAMES": ",".join(credentials.tls_worker_names),
+    }
+
+
+def test_unix_socket_needs_no_certificate(cluster: Cluster) -> None:
+    """Programs beside a worker use its Unix socket as before."""
+    with ControlClient(cluster.near.unix_address, credentials=Credentials()) as control:
+        assert control.status().worker_id == "worker-0"
+
+
+def _refused(cluster: Cluster, credentials: Credentials, error: type[TuplewireError]) -> str:
+    """See a program refused on the data plane and on the control plane; return what it was told."""
+    with (
+        ControlClient(cluster.near.address, credentials=credentials) as control,
+        pytest.raises(error) as told,
+    ):
+        control.status()
+    client = Client(cluster.near.address, topology=TOPOLOGY, credentials=credentials)
+    try:
+        with pytest.raises(error), client.recv([10], timeout=1.0) as batches:
+            next(batches)
+    finally:
+        client.close(0)
+    return str(told.value)
+
+
+def test_plaintext_is_refused(cluster: Cluster) -> None:
+    """A program without TLS gets no answer at the secured port."""
+    _refused(cluster, Credentials(), UnreachableError)
+
+
+def test_no_certificate_is_refused(cluster: Cluster) -> None:
+    """A program that trusts the worker and shows nothing of itself gets no answer."""
+    anonymous = Credentials(tls_ca=cluster.program.tls_ca, tls_worker_names=(WORKER,))
+    _refused(cluster, anonymous, UnreachableError)
+
+
+def test_wrong_ca_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """A certificate of the right name that somebody else has signed is of no use."""
+    stranger = files_of(Authority().issue("etl.example"), tmp_path / "stranger", WORKER)
+    _refused(cluster, replace(stranger, tls_ca=cluster.program.tls_ca), UnreachableError)
+
+
+def test_expired_certificate_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """Neither is one that was good until yesterday."""
+    expired = cluster.authority.issue("etl.example", expires_in=-dt.timedelta(days=1))
+    _refused(cluster, files_of(expired, tmp_path / "expired", WORKER), UnreachableError)
+
+
+def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:
+    """A certificate of our CA whose names are on no list is denied by name; that is counted and logged."""
+    other = cluster.authority.issue("etl.elsewhere.example")
+    name = 'tuplewire_denied_total{reason="name"}'
+    before = _metric(cluster.near, name)
+    told = _refused(cluster, files_of(other, tmp_path / "other", WORKER), PermissionDeniedError)
+    assert "etl.elsewhere.example" in told
+    assert "tls_client_names" in told
+    assert _metric(cluster.near, name) >= before + 2
+    lines = [line for line in cluster.log.read_text(encoding="utf-8").splitlines() if "access.denied" in line]
+    assert sum("etl.elsewhere.example" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("names", [("other.example",), ("*.elsewhere.example",), ("spiffe://test/other",)])
+def test_client_refuses_a_stranger(cluster: Cluster, names: tuple[str, ...]) -> None:
+    """A program does not talk to whoever has the address, if its certificate is not a worker's."""
+    told = _refused(cluster, replace(cluster.program, tls_worker_names=names), UnreachableError)
+    assert "is no worker of ours" in told
+
+
+@pytest.mark.parametrize("names", [("*.example",), ("spiffe://test/worker",), ("nobody", WORKER)])
+def test_worker_is_known_by_any_listed_name(cluster: Cluster, names: tuple[str, ...]) -> None:
+    """A wildcard, a URI, or one name of several will do."""
+    credentials = replace(cluster.program, tls_worker_names=names)
+    with ControlClient(cluster.near.address, credentials=credentials) as control:
+        assert control.status().worker_id == "worker-0"
+
+
+def test_without_names_the_host_counts(cluster: Cluster) -> None:
+    """A program that lists no names compares the host that it dials, which is not signed here."""
+    _refused(cluster, replace(cluster.program, tls_worker_names=()), UnreachableError)
+
+
+def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> None:
+    """A worker whose certificate is only a program's is denied by the others, and never gets ready."""
+    files = cluster.authority.issue("etl.example").write(tmp_path / "impostor")
+    flags = [*tls_flags(files), f"--tls-worker-names={WORKER}", "--worker-id=impostor"]
+    denied = 'tuplewire_denied_total{reason="worker"}'
+    before = _metric(cluster.near, denied)
+    with LocalWorkers(1, TOPOLOGY, flags=flags, drain_seconds=1) as impostor:
+        address = impostor.endpoints[0].address
+        assignment = Assignment(
+            9,
+            TOPOLOGY,
+            (
+                AssignedWorker("worker-0", cluster.near.address, (1,)),
+                AssignedWorker("impostor", address, (3,)),
+            ),
+        )
+        with ControlClient(impostor.endpoints[0].unix_address, credentials=Credentials()) as control:
+            control.update_assignment(assignment_to_wire(assignment))
+            eventually(lambda: _metric(cluster.near, denied) > before, _SECONDS)
+            assert not any(peer.connected for peer in control.status().peers)
+
+
+def test_certificates_rotate_under_load(cluster: Cluster, tmp_path: Path) -> None:
+    """Workers and program get new certificates while messages flow: all arrive once, in order."""
+    authority = cluster.authority
+    program = files_of(authority.issue("etl.example"), tmp_path / "rotating", WORKER)
+    count, rounds = 300, 6
+    got: list[bytes] = []
+    receiver = threading.Thread(target=lambda: got.extend(_receive(cluster.far, 20, program, count * rounds)))
+    receiver.start()
+    expiry = "tuplewire_certificate_expiry_timestamp_seconds"
+    with Client(cluster.near.address, topology=TOPOLOGY, credentials=program) as client:
+        for turn in range(rounds):
+            for number in range(count):
+                client.send(20, b"%d" % (turn * count + number))
+            fresh = authority.issue(WORKER, "spiffe://test/worker", expires_in=dt.timedelta(days=2 + turn))
+            fresh.write(cluster.files)
+            authority.issue("etl.example").write(tmp_path / "rotating")
+            after = _metric(cluster.near, expiry)
+            assert after == pytest.approx(_days_from_now(2 + turn), abs=600)
+            # Another program connects, which needs the worker's new certificate.
+            with ControlClient(cluster.near.address, credentials=program) as control:
+                assert control.status().worker_id == "worker-0"
+        client.flush(_SECONDS)
+    receiver.join(_SECONDS)
+    assert got == [b"%d" % number for number in range(count * rounds)]
+
+
+def _days_from_now(days: int) -> float:
+    return (dt.datetime.now(dt.UTC) + dt.timedelta(days=days)).timestamp()
+
+
+def test_broken_file_keeps_the_old_certificate(tmp_path: Path) -> None:
+    """A key that does not fit is counted and logged once, and the worker goes on with what it had."""
+    authority = Authority()
+    files = authority.issue(WORKER).write(tmp_path / "worker")
+    program = files_of(authority.issue("etl.example"), tmp_path / "program", WORKER)
+    with LocalWorkers(1, TOPOLOGY, flags=tls_flags(files), directory=tmp_path, drain_seconds=1) as workers:
+        endpoint = workers.endpoints[0]
+        good = authority.issue(WORKER)
+        replace(good, key=authority.issue(WORKER).key).write(files)
+        errors = "tuplewire_certificate_reload_errors_total"
+        eventually(lambda: _metric(endpoint, errors) == 1, _SECONDS)
+        with ControlClient(endpoint.address, credentials=program) as control:
+            assert control.status().worker_id == "worker-0"
+        authority.issue(WORKER, expires_in=-dt.timedelta(hours=1)).write(files)
+        eventually(lambda: _metric(endpoint, errors) == 2, _SECONDS)
+        good.write(files)
+        with ControlClient(endpoint.address, credentials=program) as control:
+            assert control.status().worker_id == "worker-0"
+        assert workers.log_of(0).read_text(encoding="utf-8").count("files.unusable") == 2
