@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,11 @@ def attempt(attempt_id: int) -> None:
     context = TaskContext()
     context._taskAttemptId = attempt_id
     TaskContext._setTaskContext(context)
+
+
+def end_of_task() -> None:
+    """Be the end of the task, as PySpark's worker ends it."""
+    TaskContext._setTaskContext(None)
 
 
 def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
@@ -58,16 +64,83 @@ def test_after_an_error_the_next_block_starts_clean(workers: Pair) -> None:
 
 
 def test_a_block_that_was_never_left(workers: Pair) -> None:
-    """The next task of the process is told, as the one that forgot is over."""
+    """The task that has sent and not waited fails at its end, and its client is of no use any more."""
     task = workers.near_task()
     handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
     attempt(7)
-    handle.__enter__().send(numbered(task, range(1)))
-    attempt(8)
+    client = handle.__enter__()
+    client.send(numbered(task, range(1)))
     with pytest.raises(ForgottenFlushError, match="task attempt 7 has sent messages"):
+        end_of_task()
+    with pytest.raises(ClosedError, match="block of this client is over"):
+        client.send(numbered(task, range(1)))
+    attempt(8)
+    with handle as client:
+        client.send(numbered(task, range(1)))
+    end_of_task()
+
+
+def test_a_flush_of_ones_own_is_not_forgotten(workers: Pair) -> None:
+    """Whoever has waited for everything may leave the block open, and whoever only receives, too."""
+    task = workers.near_task()
+    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
+    attempt(7)
+    client = handle.__enter__()
+    client.send(numbered(task, range(1)))
+    client.flush(20)
+    end_of_task()
+
+
+def test_a_driver_that_forgets(workers: Pair) -> None:
+    """Where there is no task, the next block says it, once."""
+    task = workers.near_task()
+    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
+    client = handle.__enter__()
+    client.send(numbered(task, range(1)))
+    del client
+    with pytest.raises(ForgottenFlushError, match="a function has sent messages"):
         handle.__enter__()
     with handle as client:
         client.send(numbered(task, range(1)))
+
+
+FORGETS = """
+import sys
+from tuplewire import TaskMessageBatch
+from tuplewire.spark import ClientHandle
+
+client = ClientHandle(sys.argv[1], topology="test").__enter__()
+client.send(TaskMessageBatch.from_columns(int(sys.argv[2]), [b"1"]))
+"""
+
+
+def test_a_driver_that_forgets_and_ends(workers: Pair) -> None:
+    """A program says at its end what it has not waited for."""
+    program = [sys.executable, "-c", FORGETS, workers.near.address, str(workers.near_task())]
+    ran = subprocess.run(program, check=True, timeout=100, capture_output=True, text=True)
+    assert ran.stderr.startswith("tuplewire: a function has sent messages and ended without leaving"), ran
+
+
+def test_blocks_of_two_threads(workers: Pair) -> None:
+    """Two queries of a driver may use one handle; the block of one does not end with the other's."""
+    task = workers.near_task()
+    handle = ClientHandle(workers.near.address, topology=TOPOLOGY)
+    entered, left = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with handle as client:
+            client.send(numbered(task, range(1)))
+            assert entered.wait(60)
+        left.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    with handle as client:
+        entered.set()
+        assert left.wait(60)
+        client.send(numbered(task, range(1)))
+    thread.join()
+    assert queued(workers.near, task) == 2
 
 
 def test_nothing_is_sent_outside_the_block(workers: Pair) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from helpers.topology import collect
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,14 +21,19 @@ from tuplewire.spark import ClientHandle
 from tuplewire.spark.client_handle import close_clients
 
 pytestmark = pytest.mark.spark
+# Spark's Python workers do not find this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 TASK = 1
+LEFT = 2
+"""What comes here stays."""
+FIRST = 3
 
 
 @pytest.fixture(scope="module")
 def address(spark: SparkSession, launch: Any) -> Iterator[str]:  # noqa: ARG001 - Spark forks, so it comes first
     """Run a worker and return its address."""
-    with launch("spark", {0: [TASK]}) as running:
+    with launch("spark", {0: [TASK, LEFT, FIRST]}) as running:
         yield running.endpoints[0].address
 
 
@@ -133,3 +141,145 @@ def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: Cli
 
     with pytest.raises(PySparkException, match="the `with` block of this client is over"):
         numbers_frame(spark, 10).mapInArrow(send, "id bigint").collect()
+
+
+# --- a flush that is forgotten ----------------------------------------------------------------
+
+FORGOTTEN = r"ForgottenFlushError: Spark's task attempt \d+ has sent messages and ended without leaving"
+
+
+def forget(handle: ClientHandle, payloads: Iterable[bytes]) -> None:
+    """Send, and do not wait."""
+    client = handle.__enter__()
+    client.send(TaskMessageBatch.from_columns(LEFT, list(payloads)))
+
+
+def forget_in_arrow(frame: DataFrame, handle: ClientHandle) -> None:
+    """Forget in mapInArrow."""
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            forget(handle, [b"x"])
+            yield batch
+
+    frame.mapInArrow(send, "id bigint").count()
+
+
+def forget_in_partitions(frame: DataFrame, handle: ClientHandle) -> None:
+    """Forget in mapPartitions."""
+
+    def send(rows: Iterable[Any]) -> Iterator[int]:
+        forget(handle, [b"x"])
+        return iter([len(list(rows))])
+
+    frame.rdd.mapPartitions(send).collect()
+
+
+def forget_in_foreach_partition(frame: DataFrame, handle: ClientHandle) -> None:
+    """Forget in foreachPartition."""
+    frame.foreachPartition(lambda _: forget(handle, [b"x"]))
+
+
+def forget_in_pandas(frame: DataFrame, handle: ClientHandle) -> None:
+    """Forget in applyInPandas."""
+
+    def send(group: pd.DataFrame) -> pd.DataFrame:
+        forget(handle, [b"x"])
+        return group
+
+    frame.groupBy("id").applyInPandas(send, "id bigint").count()
+
+
+def forget_in_a_generator(frame: DataFrame, handle: ClientHandle) -> None:
+    """Stop halfway through a generator that has its block open, and keep it."""
+
+    def sending(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with handle as client:
+            for batch in batches:
+                client.send(TaskMessageBatch.from_columns(LEFT, [b"x"]))
+                yield batch
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import builtins
+
+        builtins.kept = sending(batches)  # type: ignore[attr-defined]
+        yield next(builtins.kept)  # type: ignore[attr-defined]
+
+    frame.mapInArrow(send, "id bigint").count()
+
+
+@pytest.mark.parametrize(
+    "forgetful",
+    [
+        forget_in_arrow,
+        forget_in_partitions,
+        forget_in_foreach_partition,
+        forget_in_pandas,
+        forget_in_a_generator,
+    ],
+)
+def test_the_task_that_forgets_fails(
+    spark: SparkSession, handle: ClientHandle, forgetful: Callable[[DataFrame, Any], None]
+) -> None:
+    """A task that has sent and not waited fails itself, wherever its function runs, and says why."""
+    with pytest.raises(PySparkException, match=FORGOTTEN):
+        forgetful(spark.range(0, 4, 1, 1), handle)
+
+
+def test_the_query_that_forgets_fails(spark: SparkSession, handle: ClientHandle, tmp_path: Path) -> None:
+    """The driver has no task that could fail: the next micro-batch does."""
+    done = []
+
+    def send(frame: DataFrame, batch: int) -> None:
+        forget(handle, [b"%d" % row.id for row in frame.collect()])
+        done.append(batch)
+
+    numbers_frame(spark, 20).write.parquet(str(tmp_path / "numbers"))
+    query = (
+        spark.readStream.schema("id bigint")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(tmp_path / "numbers"))
+        .writeStream.foreachBatch(send)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(PySparkException, match="ForgottenFlushError: a function has sent messages"):
+        query.awaitTermination(110)
+    assert done == [0]
+
+
+def test_a_failure_that_python_swallows(spark: SparkSession) -> None:
+    """A generator that is given up halfway flushes; where that fails nobody hears of it, but the task."""
+    handle = ClientHandle("127.0.0.1:1", timeout=0.3)
+
+    def sending() -> Iterator[int]:
+        with handle as client:
+            client.send(TaskMessageBatch.from_columns(LEFT, [b"x"]))
+            yield 1
+            yield 2
+
+    def send(rows: Iterable[Any]) -> Iterator[int]:
+        for _ in rows:
+            pass
+        yield next(sending())
+
+    with pytest.raises(PySparkException, match=r"given up before its end.*127\.0\.0\.1:1 is not connected"):
+        numbers_frame(spark, 2).rdd.mapPartitions(send).collect()
+
+
+def test_only_the_first_rows(spark: SparkSession, address: str, handle: ClientHandle) -> None:
+    """Where Spark does not wait for the function's end, what was flushed before a `yield` is there."""
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with handle as client:
+            for batch in batches:
+                messages = batch.column("id").cast(pa.string())
+                client.send(TaskMessageBatch.from_arrow(FIRST, messages))
+                client.flush()
+                yield batch
+
+    first = spark.range(0, 100_000, 1, 1).mapInArrow(send, "id bigint").take(3)
+    assert [row.id for row in first] == [0, 1, 2]
+    with Client(address, topology="spark") as client, client.recv([FIRST], timeout=30) as batches:
+        assert [each.message for each in itertools.islice(next(batches), 3)] == [b"0", b"1", b"2"]

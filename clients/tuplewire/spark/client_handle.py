@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterable
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any
+from weakref import ref
 
 from tuplewire.channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.client import Client, Subscription
@@ -14,17 +19,24 @@ from tuplewire.credentials import Credentials
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.task_end import check_at_task_end
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
 """The connected clients of this process, which outlives Spark tasks and jobs."""
-_left_open: dict[_Key, TaskClient] = {}
-"""The last block of each that was entered and not left."""
+_blocks: dict[_Key, Callable[[], TaskClient | None]] = {}
+"""The blocks that are open; in the driver weak references, as only their end tells that one is forgotten."""
+_unheard: list[str] = []
+"""What went wrong where nobody could be told."""
+_lock = threading.Lock()
 
 
 def _forget() -> None:
+    global _lock
     _clients.clear()
-    _left_open.clear()
+    _blocks.clear()
+    _unheard.clear()
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -41,13 +53,39 @@ class ForgottenFlushError(TuplewireError):
 
 
 class TaskClient:
-    """A process's client, for as long as the `with` block of a ClientHandle lasts."""
+    """A process's client, for as long as the `with` block of a ClientHandle lasts.
+
+    Blocks of one handle that are open at the same time, in one task or in threads of the driver, share it.
+    """
 
     def __init__(self, client: Client, attempt: int | None) -> None:
-        self.attempt = attempt
-        """The taskAttemptId of the Spark task; None in the driver."""
-        self.sent = False
         self._client: Client | None = client
+        self._attempt = attempt
+        self._depth = 0
+        self._unflushed = False
+
+    def __del__(self) -> None:
+        """Take note of what a driver has not waited for. Called in any thread, so that it may not wait."""
+        if self.forgotten:
+            _unheard.append(self.story())
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last block was left."""
+        return self._client is None
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether something was sent, and nobody has waited for it yet."""
+        return self._client is not None and self._unflushed
+
+    def story(self) -> str:
+        """Return what happens where it ends like this."""
+        who = "a function" if self._attempt is None else f"Spark's task attempt {self._attempt}"
+        return (
+            f"{who} has sent messages and ended without leaving its `with` block, so that nobody waited "
+            "until they were acknowledged: use `with`, and let generators run to their end"
+        )
 
     def _open(self) -> Client:
         if self._client is None:
@@ -61,19 +99,34 @@ class TaskClient:
         self, messages: TaskMessageBatch | Iterable[TaskMessage], *, timeout: float | None = None
     ) -> None:
         """See Client.send. Raises ClosedError after the block."""
-        client = self._open()
-        self.sent = True
-        client.send(messages, timeout=timeout)
+        self._open().send(messages, timeout=timeout)
+        self._unflushed = True
 
     def flush(self, timeout: float | None = None) -> None:
         """See Client.flush; leaving the block does it, too."""
-        self._open().flush(timeout)
+        client = self._open()
+        self._unflushed = False  # before: another thread may send meanwhile
+        try:
+            client.flush(timeout)
+        except TuplewireError:
+            self._unflushed = True
+            raise
 
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
         """See Client.recv; close what it returns within the block."""
         return self._open().recv(tasks, timeout=timeout)
 
+    def enter(self) -> None:
+        """Open a block."""
+        self._depth += 1
+
     def leave(self) -> None:
+        """Refuse everything from now on, unless there is another block."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.end()
+
+    def end(self) -> None:
         """Refuse everything from now on."""
         self._client = None
 
@@ -94,10 +147,14 @@ class ClientHandle(Shipped):
     Nothing is connected before `with`. All handles of a process with the same settings share one connection,
     also from one Spark job to the next. Leaving the block waits until everything is acknowledged, and raises
     when something is not: Spark ends its Python processes without giving them a chance to finish. So there is
-    no way to send but within the block.
+    no way to send but within the block; a task that ends with a block that was not left fails with
+    ForgottenFlushError. In the driver (foreachBatch) there is no task: the next block raises it, or the
+    program says it at its end.
 
-    Guarantee: what a task that has succeeded has sent was acknowledged. A task that Spark runs again sends
-    again; the sink (`.write.format("tuplewire")`) is what sorts attempts out.
+    Guarantee: what a task has sent whose function Spark has run to its end was acknowledged when the task
+    succeeded. Where Spark takes only the first rows (`limit`, `take`, `show`) it does not wait for the end:
+    flush() before each `yield`. A task that Spark runs again sends again; the sink
+    (`.write.format("tuplewire")`) is what sorts attempts out.
     """
 
     def __init__(
@@ -127,10 +184,6 @@ class ClientHandle(Shipped):
             **settings,
         }
         self._timeout = timeout
-        self._entered: list[TaskClient] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_entered": []}
 
     def __repr__(self) -> str:
         where = self._arguments["address"] or f"${ADDRESS_VARIABLE}"
@@ -143,24 +196,25 @@ class ClientHandle(Shipped):
     def __enter__(self) -> TaskClient:
         """Return the process's client.
 
-        Raises ForgottenFlushError when a Spark task before this one has sent and never left its block.
+        Raises ForgottenFlushError in a driver that has forgotten a flush before.
         """
         key = self._key()
         attempt = _attempt()
-        before = _left_open.pop(key, None)
-        if before is not None and before.sent and before.attempt not in {None, attempt}:
-            _discard(key)
-            raise ForgottenFlushError(
-                f"Spark's task attempt {before.attempt} has sent messages and ended without leaving its "
-                "`with` block, so that nobody waited until they were acknowledged: use `with`, and let "
-                "generators run to their end"
-            )
-        client = _clients.get(key)
-        if client is None:
-            client = _clients[key] = Client(**self._arguments)
-        _left_open[key] = entered = TaskClient(client, attempt)
-        self._entered.append(entered)
-        return entered
+        if attempt is None:
+            _raise_unheard()
+            _watch_exit()
+        else:
+            check_at_task_end(_check_task)
+        with _lock:
+            block = _block(key)
+            if block is None:
+                client = _clients.get(key)
+                if client is None:
+                    client = _clients[key] = Client(**self._arguments)
+                block = TaskClient(client, attempt)
+                _blocks[key] = ref(block) if attempt is None else partial(_itself, block)
+            block.enter()
+        return block
 
     def __exit__(
         self,
@@ -174,19 +228,66 @@ class ClientHandle(Shipped):
         given up, and the next block makes a new one.
         """
         key = self._key()
-        entered = self._entered.pop()
-        if _left_open.get(key) is entered:
-            del _left_open[key]
+        with _lock:
+            block = _block(key)
+        if block is None:
+            return  # whoever has not kept the client has sent nothing
+        abandoned = kind is not None and issubclass(kind, GeneratorExit)
         try:
-            if kind is not None and not issubclass(kind, GeneratorExit):
+            if kind is not None and not abandoned:
                 _discard(key)
             else:
-                entered.flush(self._timeout)
-        except TuplewireError:
+                block.flush(self._timeout)
+        except TuplewireError as failure:
             _discard(key)
+            if abandoned:
+                # Python swallows what is raised where a generator is given up.
+                _unheard.append(f"a generator was given up before its end, and what it had sent: {failure}")
             raise
         finally:
-            entered.leave()
+            with _lock:
+                block.leave()
+
+
+def _check_task() -> None:
+    """Raise ForgottenFlushError when a Spark task ends with something sent that nobody has waited for."""
+    for key in list(_blocks):
+        block = _block(key)
+        if block is not None:
+            if block.forgotten:
+                _unheard.append(block.story())
+            block.end()
+    _blocks.clear()
+    _raise_unheard()
+
+
+def _raise_unheard() -> None:
+    if _unheard:
+        texts = "; ".join(_unheard)
+        _unheard.clear()
+        raise ForgottenFlushError(texts)
+
+
+@lru_cache(1)
+def _watch_exit() -> None:
+    atexit.register(_tell_at_exit)
+
+
+def _tell_at_exit() -> None:
+    """Say what a driver has forgotten that ends without another block."""
+    open_blocks = [block for key in list(_blocks) if (block := _block(key)) is not None and block.forgotten]
+    for text in {*_unheard, *(block.story() for block in open_blocks)}:
+        print(f"tuplewire: {text}", file=sys.stderr)
+
+
+def _itself(block: TaskClient) -> TaskClient:
+    return block
+
+
+def _block(key: _Key) -> TaskClient | None:
+    reference = _blocks.get(key)
+    block = None if reference is None else reference()
+    return None if block is None or block.ended else block
 
 
 def _attempt() -> int | None:
