@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +94,11 @@ class RestartableWorker:
         log = self._workers.log_of(0)
         (code,) = self._workers.stop()
         return code, drained_ledger(log)
+
+    def kill(self) -> None:
+        """End it by SIGKILL; start() brings it back."""
+        os.kill(self.endpoint.process_id, signal.SIGKILL)
+        self._workers.stop()
 
     def restart(self) -> Restart:
         """End it by SIGTERM, start it again, and wait until it is ready."""

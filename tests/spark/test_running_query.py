@@ -1,0 +1,150 @@
+"""A streaming query while its worker dies, and one that is slower than its senders."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.restartable import RestartableWorker
+from helpers.topology import TOPOLOGY, assignment_file, numbered, queued
+from helpers.traffic import client_of
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.spark
+
+TASK = 1
+SECONDS = 100
+QUEUE = 200
+"""Messages that the worker holds for the task at most."""
+
+
+class Seen:
+    """What has come out of a query, in the driver. A micro-batch that is read waits until `goes` is set."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.has_read = threading.Event()
+        self.goes = threading.Event()
+        self.goes.set()
+
+    def add(self, frame: DataFrame, _batch: int) -> None:
+        """Take a micro-batch."""
+        rows = frame.orderBy("sequence").collect()
+        self.has_read.set()
+        assert self.goes.wait(SECONDS)
+        self.numbers += [int(row.message) for row in rows]
+
+    def hold(self) -> None:
+        """Let the next micro-batch wait."""
+        self.has_read.clear()
+        self.goes.clear()
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many messages have come, and none of the numbers below is missing."""
+        eventually(lambda: len(self.numbers) >= count, SECONDS, f"{count} messages have come")
+        eventually(lambda: set(range(count)) <= set(self.numbers), SECONDS, f"none below {count} is missing")
+
+
+@pytest.fixture
+def worker(spark: SparkSession, tmp_path: Path) -> Iterator[RestartableWorker]:  # noqa: ARG001 - Spark forks
+    """Run a worker that can be killed and comes back at its address."""
+    file = tmp_path / "assignment.json"
+    flags = ["--drain-seconds=1", f"--receive-queue-messages={QUEUE}"]
+    with RestartableWorker("w", tmp_path, file, flags) as running:
+        assignment_file(tmp_path, 1, {running.endpoint: [TASK]})
+        running.wait_ready()
+        yield running
+
+
+def start(
+    spark: SparkSession, worker: RestartableWorker, checkpoint: Path, seen: Seen, **more: str
+) -> StreamingQuery:
+    """Start a query on the task."""
+    where = {"address": worker.endpoint.address, "topology": TOPOLOGY, "tasks": str(TASK), **more}
+    return (
+        spark.readStream.format("tuplewire")
+        .options(**where)
+        .load()
+        .writeStream.foreachBatch(seen.add)
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+
+
+def test_a_worker_dies_under_a_query(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
+    """The query fails and says so; started again without failOnDataLoss, it survives the next death.
+
+    A sender that waits until its messages are processed has sent again what was lost: none is missing.
+    """
+    checkpoint, seen = tmp_path / "checkpoint", Seen()
+    with client_of(worker.endpoint.address, ack_mode="processed") as client:
+        query = start(spark, worker, checkpoint, seen)
+        client.send(numbered(TASK, range(100)))
+        seen.wait_for(100)
+        seen.hold()
+        client.send(numbered(TASK, range(100, 200)))
+        assert seen.has_read.wait(SECONDS)
+        worker.kill()
+        seen.goes.set()
+        worker.start()
+        with pytest.raises(PySparkException, match=r"(?s)DataLossError.*restarted.*failOnDataLoss=false"):
+            query.awaitTermination(SECONDS)
+        query = start(spark, worker, checkpoint, seen, failOnDataLoss="false")
+        seen.wait_for(200)
+        seen.hold()
+        client.send(numbered(TASK, range(200, 300)))
+        assert seen.has_read.wait(SECONDS)
+        worker.kill()
+        client.send(numbered(TASK, range(300, 400)))
+        seen.goes.set()
+        worker.start()
+        seen.wait_for(400)
+        client.flush(SECONDS)
+        assert client.ledger().pending == 0
+        assert query.isActive
+        query.stop()
+    first_times = list(dict.fromkeys(seen.numbers))
+    assert first_times == list(range(400))
+    twice = [number for number in range(400) if seen.numbers.count(number) > 1]
+    assert set(twice) <= set(range(100, 300)), "what was committed came again"
+
+
+def test_a_slow_query_holds_its_senders_up(
+    spark: SparkSession, worker: RestartableWorker, tmp_path: Path
+) -> None:
+    """What is on its way stays within the bounds of worker and sender; all of it arrives, once, in order."""
+    count = 10 * QUEUE
+    seen = Seen()
+    seen.hold()
+    client = client_of(worker.endpoint.address, max_pending_messages=QUEUE, max_block_seconds=SECONDS)
+    with client:
+
+        def send() -> None:
+            for number in range(0, count, 20):
+                client.send(numbered(TASK, range(number, number + 20)))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        query = start(spark, worker, tmp_path / "checkpoint", seen)
+
+        def is_full() -> bool:
+            held = queued(worker.endpoint, TASK), client.ledger().pending
+            assert max(held) <= QUEUE, held
+            return held == (QUEUE, QUEUE)
+
+        eventually(is_full, SECONDS, "worker and sender hold what they may")
+        assert not client.try_send(numbered(TASK, range(1)))
+        assert client.ledger().accepted == 2 * QUEUE
+        assert sender.is_alive()
+        seen.goes.set()
+        sender.join(SECONDS)
+        client.flush(SECONDS)
+        seen.wait_for(count)
+        query.stop()
+        assert client.ledger().accepted == count
+    assert seen.numbers == list(range(count))
