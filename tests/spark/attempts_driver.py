@@ -1,8 +1,9 @@
 """A driver of its own, on two executors that fail: python attempts_driver.py ADDRESS DIRECTORY.
 
 Writes the numbers to 3999, atomically. One attempt of a partition fails halfway. One of another kills its
-executor, and with it the shuffle output that its stage reads: Spark runs that stage again. DIRECTORY gets a
-file for each attempt.
+executor, and with it the shuffle output that its stage reads: Spark runs that stage again. Then the numbers
+to 5999: an attempt is so slow that Spark makes a speculative copy of it. DIRECTORY gets a file for each
+attempt.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyspark
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 
 from tuplewire.spark.session import local_session
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+COPY_SECONDS = 100.0
 
 
 def happens(directory: Path, what: str) -> bool:
@@ -35,45 +43,112 @@ def parent_of(process_id: int) -> int:
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def main(address: str, directory: str) -> None:
-    """Write, and say what happened."""
-    place = Path(directory)
+def begins(place: Path, job: str) -> tuple[int, int]:
+    """Take note of an attempt; return its partition and its number."""
+    context = TaskContext.get()
+    assert context is not None
+    (place / f"{job}-{context.partitionId()}-{context.taskAttemptId()}").touch()
+    return context.partitionId(), context.attemptNumber()
+
+
+def numbers(spark: SparkSession, first: int, beyond: int) -> DataFrame:
+    """Return numbers for four tasks, in two partitions."""
+    return spark.range(first, beyond, 1, 2).selectExpr(
+        "cast(id % 4 + 1 as int) as task", "concat(id, repeat(' ', 2000)) as message"
+    )
+
+
+def write(frame: DataFrame, address: str) -> None:
+    """Write them."""
+    where = {"address": address, "topology": "spark", "atomic": "true"}
+    frame.write.format("tuplewire").mode("append").options(**where).save()
+
+
+def fail(spark: SparkSession, address: str, place: Path) -> None:
+    """Write while an attempt and an executor fail."""
 
     def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        assert context is not None
-        (place / f"attempt-{context.partitionId()}-{context.taskAttemptId()}").touch()
+        partition, _ = begins(place, "failing")
         for number, batch in enumerate(batches):
             yield batch
             if number < 10:
                 continue  # enough for what buffers there are: the writer has had some
-            if context.partitionId() == 0 and happens(place, "failed"):
+            if partition == 0 and happens(place, "failed"):
                 raise RuntimeError("this attempt is to fail")
-            if context.partitionId() == 1 and happens(place, "killed"):
+            if partition == 1 and happens(place, "killed"):
                 # A worker is forked by a daemon, and that is the JVM's child.
                 os.kill(parent_of(os.getppid()), signal.SIGKILL)
 
+    write(numbers(spark, 0, 4000).repartition(4).mapInArrow(failing, "task int, message string"), address)
+
+
+def speculate(spark: SparkSession, address: str, place: Path) -> None:
+    """Write while an attempt waits until Spark has made a copy of it, and both go on."""
+
+    def wait_for(pattern: str) -> None:
+        deadline = time.monotonic() + COPY_SECONDS
+        while not list(place.glob(pattern)):
+            assert time.monotonic() < deadline, f"{pattern} does not come"
+            time.sleep(0.01)
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        partition, attempt = begins(place, "slow")
+        for batch in batches:
+            yield batch
+            if partition == 0 and attempt:
+                (place / "copied").touch()
+            # Spark compares with the other partition, which is not to end before the original has begun.
+            wait_for("copied" if partition == 0 else "slow-0-*")
+
+    write(numbers(spark, 4000, 6000).mapInArrow(slow, "task int, message string"), address)
+
+
+@contextmanager
+def cluster(spark: SparkSession) -> Iterator[str]:
+    """Run Spark's master and two workers in this JVM, as local-cluster does; return the master's address.
+
+    But the workers' hosts differ: Spark makes no speculative copy on the host of the original.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    deploy = jvm.org.apache.spark.deploy
+    none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+    conf = jvm.org.apache.spark.SparkConf(False)
+    master = deploy.master.Master.startRpcEnvAndEndpoint("127.0.0.1", 0, 0, conf)
+    url = f"spark://{master._1().address().toString().rpartition('/')[2]}"
+    urls = spark.sparkContext._gateway.new_array(jvm.java.lang.String, 1)  # type: ignore[union-attr]
+    urls[0] = url
+    running = [master._1()]
+    for host in HOSTS:
+        directory = os.environ["SPARK_WORKER_DIR"]
+        running.append(
+            deploy.worker.Worker.startRpcEnvAndEndpoint(host, 0, 0, 1, 900, urls, directory, none, conf, none)
+        )
+    yield url
+    for each in reversed(running):
+        each.shutdown()
+
+
+def main(address: str, directory: str) -> None:
+    """Write, and say what happened."""
+    place = Path(directory)
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
+    os.environ["SPARK_WORKER_DIR"] = str(place / "work")
     conf = {
-        "spark.master": "local-cluster[2,1,900]",
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.5",
     }
-    with local_session("attempts", conf=conf) as spark:
-        (
-            spark.range(0, 4000, 1, 2)
-            .selectExpr("cast(id % 4 + 1 as int) as task", "concat(id, repeat(' ', 2000)) as message")
-            .repartition(4)
-            .mapInArrow(failing, "task int, message string")
-            .write.format("tuplewire")
-            .mode("append")
-            .option("address", address)
-            .option("topology", "spark")
-            .option("atomic", "true")
-            .save()
-        )
+    with local_session("attempts", cores=1, conf=conf) as first, cluster(first) as master:
+        first.stop()
+        spark = SparkSession.builder.master(master).getOrCreate()
+        fail(spark, address, place)
+        speculate(spark, address, place)
+        spark.stop()
 
 
 if __name__ == "__main__":
