@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tuplewire.errors import ConfigError
 from tuplewire.names import parse_names
 
 _PREFIX = "TUPLEWIRE_"
-_FLAGS = {"1": True, "true": True, "0": False, "false": False, "": False}
+
+
+def _flag(text: str) -> bool:
+    flags = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in flags:
+        raise ConfigError(f"{_PREFIX}ALLOW_PLAINTEXT is true or false, not {text!r}")
+    return flags[text.lower()]
+
+
+_READERS: dict[str, Callable[[str], Any]] = {"tls_worker_names": parse_names, "allow_plaintext": _flag}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,27 +51,20 @@ class Credentials:
             raise ConfigError("tls_certificate, tls_key and tls_worker_names need tls_ca: name its file, too")
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+    ) -> Self:
         """Read TUPLEWIRE_TLS_CA and so on, which have the fields' names; an empty one counts as not set.
 
-        Raises ConfigError for what does not hold together.
+        environment: None: that of the process. flags: fields that come before it. Raises ConfigError for what
+        does not hold together.
         """
-        given = os.environ if environment is None else environment
-
-        def take(name: str) -> str | None:
-            return given.get(_PREFIX + name.upper()) or None
-
-        flag = (take("allow_plaintext") or "").lower()
-        if flag not in _FLAGS:
-            raise ConfigError(f"{_PREFIX}ALLOW_PLAINTEXT is true or false, not {flag!r}")
-        return cls(
-            tls_ca=take("tls_ca"),
-            tls_certificate=take("tls_certificate"),
-            tls_key=take("tls_key"),
-            tls_worker_names=parse_names(take("tls_worker_names") or ""),
-            token_file=take("token_file"),
-            allow_plaintext=_FLAGS[flag],
-        )
+        variables = os.environ if environment is None else environment
+        read: dict[str, Any] = {}
+        for each in fields(cls):
+            if text := variables.get(_PREFIX + each.name.upper()):
+                read[each.name] = _READERS.get(each.name, str)(text)
+        return cls(**{**read, **(flags or {})})
 
     def secures(self, address: str) -> bool:
         """Whether a connection to an address (host:port or unix:///path) is TLS."""

@@ -90,7 +90,7 @@ class Dialler:
         return grpc.aio.secure_channel(address, _credentials(tls, peer), options=[*options, *_override(peer)])
 
     def blocking_channel(
-        self, address: str, options: Sequence[tuple[str, Any]], timeout: float
+        self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
     ) -> grpc.Channel:
         """Do the same for a thread, in at most so many seconds."""
         if not self.credentials.secures(address):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 from helpers.certificates import Issued
 from tuplewire.credentials import Credentials
+from tuplewire_service.server.launch import Endpoint
 
 
 def tls_flags(folder: Path) -> list[str]:
@@ -23,6 +25,20 @@ def files_of(issued: Issued, folder: Path, *worker_names: str, token_file: Path 
         tls_worker_names=worker_names,
         token_file=None if token_file is None else str(token_file),
     )
+
+
+def metric(endpoint: Endpoint, name: str) -> float:
+    """Return the value of one of a worker's metrics, named with its labels."""
+    with urllib.request.urlopen(endpoint.metrics_url, timeout=60) as answer:  # noqa: S310
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+    raise AssertionError(f"no {name}")
+
+
+def denied(endpoint: Endpoint, reason: str) -> float:
+    """Return how many were denied for a reason."""
+    return metric(endpoint, f'tuplewire_denied_total{{reason="{reason}"}}')
 
 
 def secret_file(file: Path, content: str) -> Path:

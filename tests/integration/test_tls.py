@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.certificates import Authority
-from helpers.secured import files_of, tls_flags
+from helpers.secured import denied, files_of, metric, tls_flags
 
 from tuplewire import Client, Credentials
 from tuplewire.control import ControlClient
@@ -77,14 +76,6 @@ def _receive(endpoint: Endpoint, task: int, credentials: Credentials | None, cou
             if len(got) >= count:
                 return got
     return got
-
-
-def _metric(endpoint: Endpoint, name: str) -> float:
-    with urllib.request.urlopen(endpoint.metrics_url, timeout=_SECONDS) as answer:  # noqa: S310
-        for line in answer.read().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.rpartition(" ")[2])
-    raise AssertionError(f"no {name}")
 
 
 def test_messages_pass_two_secured_workers(cluster: Cluster) -> None:
@@ -164,12 +155,11 @@ def test_expired_certificate_is_refused(cluster: Cluster, tmp_path: Path) -> Non
 def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:
     """A certificate of our CA whose names are on no list is denied by name; that is counted and logged."""
     other = cluster.authority.issue("etl.elsewhere.example")
-    name = 'tuplewire_denied_total{reason="name"}'
-    before = _metric(cluster.near, name)
+    before = denied(cluster.near, "name")
     told = _refused(cluster, files_of(other, tmp_path / "other", WORKER), PermissionDeniedError)
     assert "etl.elsewhere.example" in told
     assert "tls_client_names" in told
-    assert _metric(cluster.near, name) >= before + 2
+    assert denied(cluster.near, "name") >= before + 2
     lines = [line for line in cluster.log.read_text(encoding="utf-8").splitlines() if "access.denied" in line]
     assert sum("etl.elsewhere.example" in line for line in lines) == 1
 
@@ -198,8 +188,7 @@ def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> Non
     """A worker whose certificate is only a program's is denied by the others, and never gets ready."""
     files = cluster.authority.issue("etl.example").write(tmp_path / "impostor")
     flags = [*tls_flags(files), f"--tls-worker-names={WORKER}", "--worker-id=impostor"]
-    denied = 'tuplewire_denied_total{reason="worker"}'
-    before = _metric(cluster.near, denied)
+    before = denied(cluster.near, "worker")
     with LocalWorkers(1, TOPOLOGY, flags=flags, drain_seconds=1) as impostor:
         address = impostor.endpoints[0].address
         assignment = Assignment(
@@ -212,7 +201,7 @@ def test_program_cannot_act_as_a_worker(cluster: Cluster, tmp_path: Path) -> Non
         )
         with ControlClient(impostor.endpoints[0].unix_address, credentials=Credentials()) as control:
             control.update_assignment(assignment_to_wire(assignment))
-            eventually(lambda: _metric(cluster.near, denied) > before, _SECONDS)
+            eventually(lambda: denied(cluster.near, "worker") > before, _SECONDS)
             assert not any(peer.connected for peer in control.status().peers)
 
 
@@ -232,7 +221,7 @@ def test_certificates_rotate_under_load(cluster: Cluster, tmp_path: Path) -> Non
             fresh = authority.issue(WORKER, "spiffe://test/worker", expires_in=dt.timedelta(days=2 + turn))
             fresh.write(cluster.files)
             authority.issue("etl.example").write(tmp_path / "rotating")
-            after = _metric(cluster.near, expiry)
+            after = metric(cluster.near, expiry)
             assert after == pytest.approx(_days_from_now(2 + turn), abs=600)
             # Another program connects, which needs the worker's new certificate.
             with ControlClient(cluster.near.address, credentials=program) as control:
@@ -256,11 +245,11 @@ def test_broken_file_keeps_the_old_certificate(tmp_path: Path) -> None:
         good = authority.issue(WORKER)
         replace(good, key=authority.issue(WORKER).key).write(files)
         errors = "tuplewire_certificate_reload_errors_total"
-        eventually(lambda: _metric(endpoint, errors) == 1, _SECONDS)
+        eventually(lambda: metric(endpoint, errors) == 1, _SECONDS)
         with ControlClient(endpoint.address, credentials=program) as control:
             assert control.status().worker_id == "worker-0"
         authority.issue(WORKER, expires_in=-dt.timedelta(hours=1)).write(files)
-        eventually(lambda: _metric(endpoint, errors) == 2, _SECONDS)
+        eventually(lambda: metric(endpoint, errors) == 2, _SECONDS)
         good.write(files)
         with ControlClient(endpoint.address, credentials=program) as control:
             assert control.status().worker_id == "worker-0"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.channel import SERVICE, channel_options, error_of
+from tuplewire.channel import SERVICE, channel_options, dialler_for, error_of
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.errors import ProtocolError, refused
 from tuplewire.session.delivery import Delivery
@@ -76,9 +76,11 @@ class RecvStream:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
-        self._channel = grpc.insecure_channel(self.address, options=channel_options(self._settings))
+        dialler = dialler_for(None)
+        metadata = dialler.metadata(self.address)
+        self._channel = dialler.blocking_channel(self.address, channel_options(self._settings))
         method: Any = self._channel.stream_stream(f"/{SERVICE}/Recv")
-        self._call: Any = method(iter(self._requests.get, None))
+        self._call: Any = method(iter(self._requests.get, None), metadata=metadata)
         try:
             self._requests.put(pb.RecvRequest(subscribe=self._subscribe).SerializeToString())
             subscribed = self._subscribed()

@@ -8,13 +8,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire_service.server.config import CONFIG_VARIABLE, SETTINGS, load_config, to_toml
+from tuplewire_service.server.credential_flags import add_credential_flags, credentials_of
 from tuplewire_service.server.executors import add_executors_parser
 from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from tuplewire.control import ControlClient
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -159,6 +163,13 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
     )
+    add_credential_flags(parser)
+
+
+def _control_of(arguments: argparse.Namespace) -> ControlClient:
+    from tuplewire.control import ControlClient
+
+    return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))
 
 
 def _add_status(commands: Any) -> None:
@@ -174,10 +185,9 @@ def _add_status(commands: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from tuplewire.control import ControlClient
     from tuplewire_service.server.report import status_as_json, status_as_text
 
-    with ControlClient(arguments.address, arguments.timeout) as client:
+    with _control_of(arguments) as client:
         status = client.status()
     print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
     return EXIT_OK
@@ -202,12 +212,11 @@ def _add_assign(commands: Any) -> None:
 
 
 def _assign(arguments: argparse.Namespace) -> int:
-    from tuplewire.control import ControlClient
     from tuplewire_service.server.wire import assignment_to_wire
     from tuplewire_service.worker.assignment import load_assignment
 
     assignment = load_assignment(arguments.file)
-    with ControlClient(arguments.address, arguments.timeout) as client:
+    with _control_of(arguments) as client:
         changed = client.update_assignment(assignment_to_wire(assignment))
     word = "is" if changed else "was already"
     print(f"assignment {assignment.version} of {assignment.topology} {word} in force at {arguments.address}")
@@ -232,11 +241,9 @@ def _add_drain(commands: Any) -> None:
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    from tuplewire.control import ControlClient
-
     if arguments.deadline is not None and arguments.deadline <= 0:
         raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
-    with ControlClient(arguments.address, arguments.timeout) as client:
+    with _control_of(arguments) as client:
         started = client.drain(arguments.deadline)
     print(f"{arguments.address} {'is draining' if started else 'was draining already'}")
     return EXIT_OK

@@ -51,12 +51,11 @@ class RecvService:
         """Serve one stream from subscribe to end."""
         subscription: ISubscription | None = None
         try:
-            access = wire.admit()
             subscribe = await self._subscribe(wire)
             if subscribe is None:
                 return
             wake = asyncio.Event()
-            subscription = self._open(subscribe, access, wake)
+            subscription = self._open(subscribe, wire.admit(), wake)
             await wire.write(_subscribed(subscription).SerializeToString())
             await self._carry(subscription, wake, wire)
         except TuplewireError as error:

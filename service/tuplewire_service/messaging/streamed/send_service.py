@@ -130,11 +130,10 @@ class SendService:
         stream = SendStream(wire)
         session: Session | None = None
         try:
-            access = wire.admit()
             hello = await self._hello(wire)
             if hello is None:
                 return
-            session = self._open(hello, access)
+            session = self._open(hello, wire.admit())
             stream.intake = _intake_of(hello)
             if session.stream is not None:
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))

@@ -1,0 +1,220 @@
+"""Permissions: what each client may send, receive and change, and what it is told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from helpers import eventually
+from helpers.secured import denied, secret_file
+
+from tuplewire import Client, Credentials, TaskGroup
+from tuplewire.control import ControlClient
+from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, TuplewireError
+from tuplewire.wire import control_pb2
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+TOPOLOGY = "test"
+_SECONDS = 60.0
+
+RULES = """
+[[client]]
+tokens = ["operator"]
+send = "*"
+receive = "*"
+control = ["assign", "drain"]
+
+[[client]]
+tokens = ["etl"]
+topologies = ["test"]
+send = "1-9"
+receive = "2,3"
+
+[[client]]
+tokens = ["elsewhere"]
+topologies = ["other"]
+send = "*"
+receive = "*"
+control = ["assign", "drain"]
+"""
+
+
+class Guarded(NamedTuple):
+    """A worker with tasks 1 to 20, its rules, and the credentials of its clients."""
+
+    endpoint: Endpoint
+    rules: Path
+    log: Path
+    assignment: control_pb2.Assignment
+    operator: Credentials
+    etl: Credentials
+    elsewhere: Credentials
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """Run it."""
+    folder = tmp_path_factory.mktemp("permissions")
+    rules = folder / "permissions.toml"
+    rules.write_text(RULES, encoding="utf-8")
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "etl", "elsewhere")}
+    tokens = secret_file(folder / "tokens", "\n".join(lines.values()))
+    operator, etl, elsewhere = (
+        Credentials(token_file=str(secret_file(folder / name, line))) for name, line in lines.items()
+    )
+    flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
+    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1) as workers:
+        endpoint = workers.endpoints[0]
+        holder = AssignedWorker(endpoint.worker_id, endpoint.address, tuple(range(1, 21)))
+        assignment = assignment_to_wire(Assignment(1, TOPOLOGY, (holder,)))
+        with ControlClient(endpoint.address, credentials=operator) as control:
+            control.update_assignment(assignment)
+        yield Guarded(endpoint, rules, workers.log_of(0), assignment, operator, etl, elsewhere)
+
+
+def _client(worker: Guarded, credentials: Credentials, client_id: str | None = None) -> Client:
+    return Client(worker.endpoint.address, topology=TOPOLOGY, credentials=credentials, client_id=client_id)
+
+
+def _send(worker: Guarded, credentials: Credentials, *tasks: int, client_id: str | None = None) -> None:
+    client = _client(worker, credentials, client_id)
+    try:
+        for task in tasks:
+            client.send(task, b"message")
+        client.flush(_SECONDS)
+    finally:
+        client.close(0)
+
+
+def _receive(worker: Guarded, credentials: Credentials, task: int) -> list[bytes]:
+    with _client(worker, credentials) as client, client.recv([task], timeout=_SECONDS) as batches:
+        return [message.message for message in next(batches)]
+
+
+def test_own_tasks_are_served(worker: Guarded) -> None:
+    """What the rules give works as it does without any."""
+    _send(worker, worker.etl, 2)
+    assert _receive(worker, worker.etl, 2) == [b"message"]
+
+
+def test_foreign_task_is_refused_message_by_message(worker: Guarded) -> None:
+    """Messages to a task of others are refused by name; the client's own go on, before and after."""
+    before = denied(worker.endpoint, "task")
+    with pytest.raises(RefusedMessagesError, match="PERMISSION_DENIED: 1 messages to task 15") as told:
+        _send(worker, worker.etl, 3, 15, 3)
+    assert "token etl may not send to task 15" in str(told.value)
+    assert len(told.value.refusals) == 1
+    assert _receive(worker, worker.etl, 3)
+    assert denied(worker.endpoint, "task") == before + 1
+    with ControlClient(worker.endpoint.address, credentials=worker.etl) as control:
+        assert control.status().tasks[14].queued_messages == 0
+
+
+def test_foreign_task_cannot_be_received(worker: Guarded) -> None:
+    """A subscription with one task of others is refused as a whole."""
+    with (
+        _client(worker, worker.etl) as client,
+        client.recv([2, 4], timeout=_SECONDS) as batches,
+        pytest.raises(PermissionDeniedError, match="receive from task 4"),
+    ):
+        next(batches)
+
+
+def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
+    """Spark's sinks are held to the tasks that they may send to."""
+    with ControlClient(worker.endpoint.address, credentials=worker.etl) as control:
+        with pytest.raises(PermissionDeniedError, match="send to task 15"):
+            control.publish(TOPOLOGY, "sink", 1, 0, [TaskGroup.of(15, [b"a"])], last=True)
+        assert control.publish(TOPOLOGY, "sink", 1, 0, [TaskGroup.of(5, [b"a"])], last=True) == 1
+
+
+def test_foreign_topology_is_refused(worker: Guarded) -> None:
+    """A client whose rules are about another topology has no business here, whatever they give there."""
+    before = denied(worker.endpoint, "topology")
+    with pytest.raises(PermissionDeniedError, match="no business in topology 'test'"):
+        _send(worker, worker.elsewhere, 1)
+    with pytest.raises(PermissionDeniedError, match="no business"):
+        _receive(worker, worker.elsewhere, 1)
+    assert denied(worker.endpoint, "topology") == before + 2
+
+
+@pytest.mark.parametrize("who", ["etl", "elsewhere"])
+def test_control_is_the_operators(worker: Guarded, who: str) -> None:
+    """Assignments and drains take a rule; to look takes none."""
+    with ControlClient(worker.endpoint.address, credentials=getattr(worker, who)) as control:
+        assert control.status().worker_id
+        assert control.assignment() is not None
+        with pytest.raises(PermissionDeniedError, match="may not call UpdateAssignment"):
+            control.update_assignment(worker.assignment)
+        with pytest.raises(PermissionDeniedError, match="may not call Drain"):
+            control.drain()
+    with ControlClient(worker.endpoint.address, credentials=worker.operator) as control:
+        assert control.update_assignment(worker.assignment) is False
+
+
+def test_session_belongs_to_its_client(worker: Guarded) -> None:
+    """Nobody takes over what another client has begun under an id."""
+    with _client(worker, worker.operator, "shared") as client:
+        client.send(7, b"mine")
+        client.flush(_SECONDS)
+        with pytest.raises(PermissionDeniedError, match="take another client_id"):
+            _send(worker, worker.etl, 7, client_id="shared")
+        client.send(7, b"still mine")
+        client.flush(_SECONDS)
+
+
+def test_denial_is_logged_once_for_each_client_and_reason(worker: Guarded) -> None:
+    """A client that tries again and again does not fill the log."""
+    for _ in range(3):
+        with pytest.raises(PermissionDeniedError):
+            _send(worker, worker.elsewhere, 1)
+    lines = worker.log.read_text(encoding="utf-8").splitlines()
+    found = [line for line in lines if "access.denied" in line and "elsewhere" in line and "topology" in line]
+    assert len(found) == 1
+    assert not any("stream.refused" in line for line in lines)
+
+
+def test_rules_change_under_a_session(worker: Guarded) -> None:
+    """A session that stands is held to the rules of the moment; a broken file changes nothing."""
+    with _client(worker, worker.etl) as client:
+        client.send(8, b"allowed")
+        client.flush(_SECONDS)
+        worker.rules.write_text(RULES.replace('send = "1-9"', 'send = "1"'), encoding="utf-8")
+
+        def refused() -> bool:
+            try:
+                client.send(8, b"denied in a moment")
+                client.flush(_SECONDS)
+            except RefusedMessagesError:
+                return True
+            return False
+
+        eventually(refused, _SECONDS)
+        worker.rules.write_text("nonsense", encoding="utf-8")
+        eventually(lambda: "files.unusable" in worker.log.read_text(encoding="utf-8"), _SECONDS)
+        assert refused()
+        worker.rules.write_text(RULES, encoding="utf-8")
+        eventually(lambda: not refused(), _SECONDS)
+
+
+def test_without_tls_nobody_acts_as_a_worker(worker: Guarded, tmp_path: Path) -> None:
+    """Where rules hold and nobody can prove to be a worker, a token does not make one."""
+    before = denied(worker.endpoint, "worker")
+    flags = [f"--token-file={worker.operator.token_file}", "--worker-id=other"]
+    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1) as workers:
+        other = AssignedWorker("other", workers.endpoints[0].address, (50,))
+        near = AssignedWorker(worker.endpoint.worker_id, worker.endpoint.address, (1,))
+        assignment = Assignment(2, TOPOLOGY, (other, near))
+        with ControlClient(workers.endpoints[0].unix_address, credentials=worker.operator) as control:
+            control.update_assignment(assignment_to_wire(assignment))
+            eventually(lambda: denied(worker.endpoint, "worker") > before, _SECONDS)
+
+
+def test_startup_needs_files_of_use(tmp_path: Path) -> None:
+    """A worker with a rules file that is not there does not start open."""
+    with pytest.raises(TuplewireError, match="cannot read the permissions file"):
+        LocalWorkers(1, TOPOLOGY, flags=[f"--permissions-file={tmp_path}/gone"], directory=tmp_path).start()

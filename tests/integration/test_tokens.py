@@ -1,0 +1,220 @@
+"""Tokens: programs show one, on TCP and on the Unix socket; they are exchanged, and never told to anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from helpers import eventually
+from helpers.secured import denied, secret_file
+
+from tuplewire import Client, Credentials, aio
+from tuplewire.control import ControlClient
+from tuplewire.errors import TuplewireError, UnauthenticatedError
+from tuplewire.spark.client_handle import ClientHandle
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+TOPOLOGY = "test"
+_SECONDS = 60.0
+OLD, NEW, WRONG = "old-" + "0" * 20, "new-" + "1" * 20, "wrong-" + "2" * 20
+
+
+class Guarded(NamedTuple):
+    """A worker with task 1 that asks for a token, its token file, and its log."""
+
+    endpoint: Endpoint
+    tokens: Path
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """Run it."""
+    folder = tmp_path_factory.mktemp("tokens")
+    tokens = secret_file(folder / "token", f"etl {OLD}\n")
+    flags = [f"--token-file={tokens}", "--log-level=debug"]
+    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1) as workers:
+        endpoint = workers.endpoints[0]
+        assignment = Assignment(1, TOPOLOGY, (AssignedWorker(endpoint.worker_id, endpoint.address, (1,)),))
+        with ControlClient(endpoint.address, credentials=Credentials(token_file=str(tokens))) as control:
+            control.update_assignment(assignment_to_wire(assignment))
+        yield Guarded(endpoint, tokens, workers.log_of(0))
+
+
+def _credentials(folder: Path, *tokens: str) -> Credentials:
+    return Credentials(token_file=str(secret_file(folder / "mine", "\n".join(tokens))))
+
+
+def _sends(address: str, credentials: Credentials | None) -> None:
+    with Client(address, topology=TOPOLOGY, credentials=credentials) as client:
+        client.send(1, b"message")
+        client.flush(_SECONDS)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def address(request: pytest.FixtureRequest, worker: Guarded) -> str:
+    """Return each address of the worker."""
+    return worker.endpoint.address if request.param == "tcp" else worker.endpoint.unix_address
+
+
+def test_right_token_opens(address: str, tmp_path: Path) -> None:
+    """A program that shows a token of the worker sends and asks, on either address."""
+    credentials = _credentials(tmp_path, OLD)
+    _sends(address, credentials)
+    with ControlClient(address, credentials=credentials) as control:
+        assert control.status().topology == TOPOLOGY
+
+
+@pytest.mark.parametrize("token", [None, WRONG])
+def test_wrong_token_and_none_are_refused(
+    worker: Guarded, address: str, tmp_path: Path, token: str | None
+) -> None:
+    """Sending, receiving and control are refused by name, and each is counted."""
+    credentials = Credentials() if token is None else _credentials(tmp_path, token)
+    reason = "no_token" if token is None else "wrong_token"
+    before = denied(worker.endpoint, reason)
+    with pytest.raises(UnauthenticatedError, match="token"):
+        _sends(address, credentials)
+    with (
+        Client(address, topology=TOPOLOGY, credentials=credentials) as client,
+        client.recv([1], timeout=_SECONDS) as batches,
+        pytest.raises(UnauthenticatedError),
+    ):
+        next(batches)
+    with ControlClient(address, credentials=credentials) as control, pytest.raises(UnauthenticatedError):
+        control.status()
+    assert denied(worker.endpoint, reason) >= before + 3
+
+
+def test_probes_need_no_token(worker: Guarded) -> None:
+    """Kubernetes asks for health without one, over gRPC and HTTP."""
+    with ControlClient(worker.endpoint.address, credentials=Credentials()) as control:
+        control.wait_ready(_SECONDS)
+    ready = worker.endpoint.metrics_url.replace("/metrics", "/readyz")
+    with urllib.request.urlopen(ready, timeout=_SECONDS) as answer:  # noqa: S310
+        assert answer.status == 200
+
+
+def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_path: Path) -> None:
+    """Every form of the client has credentials."""
+    credentials = _credentials(tmp_path, OLD)
+
+    async def send() -> None:
+        address = worker.endpoint.unix_address
+        async with aio.Client(address, topology=TOPOLOGY, credentials=credentials) as client:
+            await client.send(1, b"asyncio")
+            await client.flush(_SECONDS)
+
+    asyncio.run(send())
+    handle = ClientHandle(worker.endpoint.unix_address, topology=TOPOLOGY, credentials=credentials)
+    assert OLD not in repr(handle.__getstate__())
+
+
+def test_commands_take_a_token(worker: Guarded, tmp_path: Path) -> None:
+    """`tuplewire status` shows what its flag names; without it says what is missing."""
+    words = [sys.executable, "-m", "tuplewire_service", "status", worker.endpoint.address]
+    mine = _credentials(tmp_path, OLD).token_file
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    assert refused.returncode == 1
+    assert "TUPLEWIRE_TOKEN_FILE" in refused.stderr
+    shown = subprocess.run(
+        [*words, f"--token-file={mine}"], capture_output=True, text=True, timeout=_SECONDS, check=True
+    )
+    assert "worker-0" in shown.stdout
+
+
+def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:
+    """Both tokens hold while both are in the file; a session goes on, and a program reads its file anew."""
+    credentials = _credentials(tmp_path, OLD)
+    mine = Path(str(credentials.token_file))
+    with Client(worker.endpoint.address, topology=TOPOLOGY, credentials=credentials) as client:
+        client.send(1, b"before")
+        client.flush(_SECONDS)
+        worker.tokens.write_text(f"etl {OLD}\netl {NEW}\n", encoding="utf-8")
+        _sends(worker.endpoint.address, credentials)
+        mine.write_text(NEW, encoding="utf-8")
+        _sends(worker.endpoint.address, credentials)
+        worker.tokens.write_text(f"etl {NEW}\n", encoding="utf-8")
+        client.send(1, b"after")
+        client.flush(_SECONDS)
+    with pytest.raises(UnauthenticatedError):
+        _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
+    worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
+    _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
+
+
+def test_file_that_is_broken_keeps_the_tokens(worker: Guarded, tmp_path: Path) -> None:
+    """Nobody is locked out, nor let in, by a file that has no token for a while."""
+    worker.tokens.write_text("", encoding="utf-8")
+    eventually(lambda: "files.unusable" in worker.log.read_text(encoding="utf-8"), _SECONDS)
+    _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
+    worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
+
+
+def test_tokens_are_told_to_nobody(worker: Guarded, tmp_path: Path) -> None:
+    """They are in no log, no error, no metric, no status, and not in --print-config."""
+    told = []
+    for token in (OLD, WRONG):
+        try:
+            _sends(worker.endpoint.address, credentials := _credentials(tmp_path, token))
+        except TuplewireError as error:
+            told += [str(error), repr(error)]
+        told.append(repr(credentials))
+    with ControlClient(worker.endpoint.address, credentials=_credentials(tmp_path, OLD)) as control:
+        told += [str(control.status()), repr(control)]
+    with urllib.request.urlopen(worker.endpoint.metrics_url, timeout=_SECONDS) as answer:  # noqa: S310
+        told.append(answer.read().decode())
+    told.append(worker.log.read_text(encoding="utf-8"))
+    words = [sys.executable, "-m", "tuplewire_service", "worker", f"--token-file={worker.tokens}"]
+    printed = subprocess.run(
+        [*words, "--print-config"], capture_output=True, text=True, check=True, timeout=60
+    )
+    told += [printed.stdout, printed.stderr]
+    assert str(worker.tokens) in printed.stdout
+    assert not [text for text in told if any(token in text for token in (OLD, NEW, WRONG))]
+    assert "access.denied" in told[-3]
+
+
+def test_readable_by_all_is_warned_of(tmp_path: Path) -> None:
+    """A token file that every user may read is taken, with a word in the log."""
+    tokens = secret_file(tmp_path / "token", OLD)
+    tokens.chmod(0o644)
+    with LocalWorkers(1, TOPOLOGY, flags=[f"--token-file={tokens}"], directory=tmp_path) as workers:
+        assert "secret.readable_by_all" in workers.log_of(0).read_text(encoding="utf-8")
+
+
+def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
+    """Without TLS, workers get in by their token file, and by nothing less."""
+    tokens = secret_file(tmp_path / "token", OLD)
+    credentials = Credentials(token_file=str(tokens))
+    with LocalWorkers(2, TOPOLOGY, flags=[f"--token-file={tokens}"], drain_seconds=1) as workers:
+        near, far = workers.endpoints
+        assignment = assignment_to_wire(
+            Assignment(
+                1,
+                TOPOLOGY,
+                (
+                    AssignedWorker("worker-0", near.address, (1,)),
+                    AssignedWorker("worker-1", far.address, (2,)),
+                ),
+            )
+        )
+        for each in (near, far):
+            with ControlClient(each.address, credentials=credentials) as control:
+                control.update_assignment(assignment)
+        with Client(near.address, topology=TOPOLOGY, credentials=credentials) as client:
+            client.send(2, b"over")
+            client.flush(_SECONDS)
+        with (
+            Client(far.address, topology=TOPOLOGY, credentials=credentials) as client,
+            client.recv([2], timeout=_SECONDS) as batches,
+        ):
+            assert [message.message for message in next(batches)] == [b"over"]

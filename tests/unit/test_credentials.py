@@ -1,0 +1,97 @@
+"""What a program shows of itself: fields, environment, and where a token may go."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tuplewire import Client, Credentials
+from tuplewire.credentials import is_loopback
+from tuplewire.errors import ConfigError
+
+FILE = "file"
+
+
+def test_environment_is_read() -> None:
+    """The variables have the fields' names; an empty one is not set."""
+    assert Credentials.from_environment(
+        {
+            "TUPLEWIRE_TLS_CA": "ca",
+            "TUPLEWIRE_TLS_CERTIFICATE": "",
+            "TUPLEWIRE_TLS_WORKER_NAMES": "a.example, b.example",
+            "TUPLEWIRE_ALLOW_PLAINTEXT": "true",
+        },
+        {"token_file": FILE},
+    ) == Credentials(
+        tls_ca="ca", tls_worker_names=("a.example", "b.example"), allow_plaintext=True, token_file=FILE
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"TLS_CERTIFICATE": "c", "TLS_CA": "a"}, "belong together"),
+        ({"TLS_CERTIFICATE": "c", "TLS_KEY": "k"}, "need tls_ca"),
+        ({"TLS_WORKER_NAMES": "w"}, "need tls_ca"),
+        ({"ALLOW_PLAINTEXT": "maybe"}, "true or false"),
+    ],
+)
+def test_what_does_not_hold_together_is_an_error(variables: dict[str, str], complaint: str) -> None:
+    """Half of a certificate is not taken for none."""
+    with pytest.raises(ConfigError, match=complaint):
+        Credentials.from_environment({f"TUPLEWIRE_{name}": value for name, value in variables.items()})
+
+
+@pytest.mark.parametrize("address", ["unix:///s", "127.0.0.1:1", "[::1]:1", "localhost:1"])
+def test_token_goes_within_this_machine(address: str) -> None:
+    """A Unix socket and the loopback are not read by others."""
+    Credentials(token_file=FILE).check_token_may_go_to(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:1", "worker.example:1", "[fd00::1]:1", "0.0.0.0:1"])
+def test_token_leaves_this_machine_only_over_tls_or_if_told_so(address: str) -> None:
+    """Anything else is an error that says what to do."""
+    with pytest.raises(ConfigError, match="in the clear: name a tls_ca"):
+        Credentials(token_file=FILE).check_token_may_go_to(address)
+    Credentials(token_file=FILE, tls_ca="ca").check_token_may_go_to(address)
+    Credentials(token_file=FILE, allow_plaintext=True).check_token_may_go_to(address)
+
+
+def test_client_raises_before_its_token_leaves() -> None:
+    """It is not sent, and the caller is told at the first use."""
+    client = Client("192.0.2.1:6700", credentials=Credentials(token_file=FILE))
+
+    def send() -> None:
+        client.send(1, b"")
+        client.flush(60)
+
+    with pytest.raises(ConfigError, match="in the clear"):
+        send()
+    client.close(0)
+
+
+def test_only_names_of_files_travel() -> None:
+    """A pickled client has its credentials as they were given."""
+    credentials = Credentials(tls_ca="/ca.crt", token_file=FILE)
+    client = pickle.loads(pickle.dumps(Client("unix:///s", credentials=credentials)))  # noqa: S301
+    assert client.__reduce__()[1][1]["credentials"] == credentials
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("LocalHost", True),
+        ("0.0.0.0", False),  # noqa: S104
+        ("::", False),
+        ("10.0.0.1", False),
+        ("localhost.example", False),
+    ],
+)
+def test_loopback(host: str, *, loopback: bool) -> None:
+    """A wildcard, and any name that others may give, is none."""
+    assert is_loopback(host) is loopback

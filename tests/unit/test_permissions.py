@@ -1,0 +1,97 @@
+"""Rules by client, topology and tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuplewire.errors import MAX_TASK, ConfigError
+from tuplewire_service.security.permissions import Permissions, TaskRanges, read_rules
+
+RULES = """
+[[client]]
+certificates = ["etl.example", "*.jobs.example"]
+topologies = ["flights"]
+send = "1-9,20"
+receive = "30"
+
+[[client]]
+tokens = ["operator"]
+control = ["assign", "drain"]
+
+[[client]]
+send = "100"
+"""
+
+
+def _granted(folder: Path, name: str, token: str | None, topology: str = "flights") -> Permissions:
+    file = folder / "permissions.toml"
+    file.write_text(RULES, encoding="utf-8")
+    return read_rules(file).of([name], token, topology)
+
+
+def test_rules_add_up(tmp_path: Path) -> None:
+    """A client has what every rule that fits it gives."""
+    granted = _granted(tmp_path, "a.jobs.example", "operator")
+    assert [task for task in range(200) if task in granted.send] == [*range(1, 10), 20, 100]
+    assert 30 in granted.receive
+    assert granted.control == {"assign", "drain"}
+
+
+def test_what_no_rule_gives_is_denied(tmp_path: Path) -> None:
+    """Another topology, another name, no token: only the rule for all is left."""
+    for granted in (
+        _granted(tmp_path, "etl.example", None, "words"),
+        _granted(tmp_path, "other.example", "etl"),
+        _granted(tmp_path, "", None),
+    ):
+        assert granted.send == TaskRanges.parse("100")
+        assert 30 not in granted.receive
+        assert not granted.control
+
+
+def test_a_name_is_no_token(tmp_path: Path) -> None:
+    """A certificate with the name of a token has none of its rights."""
+    assert not _granted(tmp_path, "operator", None).control
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("*", [0, MAX_TASK], []),
+        ("", [], [0, 1]),
+        ("1,2,4-6", [1, 2, 4, 5, 6], [0, 3, 7, MAX_TASK]),
+        ("4-6,5-9,3", [3, 4, 9], [2, 10]),
+    ],
+)
+def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
+    """Ids and ranges, in any order, overlapping or not."""
+    tasks = TaskRanges.parse(text)
+    assert all(task in tasks for task in inside)
+    assert not any(task in tasks for task in outside)
+    assert tasks.everything == (text == "*")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("[[client]]\nsend = [1]", "client 1 .* send is a text"),
+        ('[[client]]\n[[client]]\nsend = "9-1"', "client 2 .* tasks are written like"),
+        ('[[client]]\nsned = "1"', "unknown key 'sned'"),
+        ('[[client]]\ncontrol = ["publish"]', "control has assign, drain"),
+        ('[[client]]\ntokens = "operator"', "tokens is a list of texts"),
+        ("[[client]]\ncertificates = []", "left out where it is empty"),
+        ('[[client]]\ncertificates = ["*"]', "is no name in a certificate"),
+        ("[[clients]]", "not clients"),
+        ("client = 1", r"has tables \[\[client\]\]"),
+        ("send = ", "is not TOML"),
+    ],
+)
+def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> None:
+    """What is wrong with the file is said by rule and key, and nobody is let in by a slip of the pen."""
+    file = tmp_path / "permissions.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=complaint) as told:
+        read_rules(file)
+    assert str(file) in str(told.value)

@@ -1,0 +1,61 @@
+"""Token files, and what is shown of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire.tokens import Token, find_token, read_tokens
+
+SECRET = "0123456789" + "abcdef"
+
+
+def _file(folder: Path, content: str) -> Path:
+    file = folder / "token"
+    file.write_text(content, encoding="utf-8")
+    return file
+
+
+def test_file_is_read(tmp_path: Path) -> None:
+    """A line has a token, or a name and a token; comments and empty lines do not count."""
+    file = _file(tmp_path, f"# ours\n\netl {SECRET}\n{SECRET}2\n")
+    assert read_tokens(file) == (Token("etl", SECRET), Token("", f"{SECRET}2"))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "has no token"),
+        ("# none\n", "has no token"),
+        ("etl geheimnis", "line 1 .* 16 or more"),
+        (f"{SECRET}\na {SECRET} geheimnis", "line 2 .* neither"),
+        ("geheimnis-mit-ä-und-mehr", "is not ASCII"),
+    ],
+)
+def test_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: str, complaint: str) -> None:
+    """An error says which line of which file, and nothing of what is in it."""
+    with pytest.raises(ConfigError, match=complaint) as told:
+        read_tokens(_file(tmp_path, content))
+    assert str(tmp_path / "token") in str(told.value)
+    assert "geheimnis" not in f"{told.value!r} {told.value.__cause__!r}"
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    """Its name is told."""
+    with pytest.raises(ConfigError, match=r"cannot read the token file .*gone: No such file"):
+        read_tokens(tmp_path / "gone")
+
+
+def test_tokens_are_found() -> None:
+    """Only a whole token, shown as a bearer's, is one."""
+    tokens = [Token("a", SECRET), Token("b", f"{SECRET}2")]
+    assert find_token(f"Bearer {SECRET}2", tokens) is tokens[1]
+    for wrong in (SECRET, f"Bearer {SECRET[:-1]}", f"bearer {SECRET}", "Bearer ", "", "Bearer ümlaut"):
+        assert find_token(wrong, tokens) is None
+
+
+def test_tokens_are_not_printed() -> None:
+    """What is logged or raised with one shows its name only."""
+    assert SECRET not in repr(Token("a", SECRET))

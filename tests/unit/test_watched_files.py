@@ -1,0 +1,101 @@
+"""Files that are read again when they change."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from helpers.certificates import swap_data
+
+from tuplewire.errors import ConfigError
+from tuplewire.watched import WatchedFiles
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigError("not a number") from None
+    except OSError:
+        raise ConfigError("not there") from None
+
+
+def test_change_is_seen(tmp_path: Path) -> None:
+    """A file that is written again is read again, and otherwise not."""
+    file = tmp_path / "file"
+    file.write_text("1")
+    reads: list[int] = []
+
+    def read() -> int:
+        reads.append(_number(file))
+        return reads[-1]
+
+    watched = WatchedFiles([file], read)
+    assert [watched.get(), watched.get()] == [1, 1]
+    assert reads == [1]
+    file.write_text("23")
+    assert watched.get() == 23
+
+
+def test_swapped_link_is_seen(tmp_path: Path) -> None:
+    """Kubernetes exchanges a folder under a link, and the files' own names stay."""
+    for version in ("1", "2"):
+        (tmp_path / f"..{version}").mkdir()
+        (tmp_path / f"..{version}" / "file").write_text(version)
+    file = tmp_path / "file"
+    file.symlink_to("..data/file")
+    swap_data(tmp_path, tmp_path / "..1")
+    watched = WatchedFiles([file], lambda: _number(file))
+    assert watched.get() == 1
+    swap_data(tmp_path, tmp_path / "..2")
+    assert watched.get() == 2
+
+
+@pytest.mark.parametrize("broken", ["nonsense", None])
+def test_broken_file_keeps_what_was(
+    tmp_path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted and logged once, however often it is asked for, and replaced once it is good."""
+    file = tmp_path / "file"
+    file.write_text("1")
+    watched = WatchedFiles([file], lambda: _number(file))
+    watched.get()
+    with caplog.at_level(logging.WARNING):
+        if broken is None:
+            file.unlink()
+        else:
+            file.write_text(broken)
+        assert [watched.get(), watched.get()] == [1, 1]
+    assert watched.errors == 1
+    assert [record.message for record in caplog.records] == ["files.unusable"]
+    file.write_text("234")
+    assert watched.get() == 234
+
+
+def test_never_good_is_an_error(tmp_path: Path) -> None:
+    """As long as there is nothing to keep, every look raises."""
+    file = tmp_path / "file"
+    watched = WatchedFiles([file], lambda: _number(file))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="not there"):
+            watched.get()
+    file.write_text("1")
+    assert watched.get() == 1
+
+
+def test_files_that_change_while_they_are_read_belong_together(tmp_path: Path) -> None:
+    """What is read is of one version: files that are exchanged in between are read once more."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("1")
+    two.write_text("1")
+    rotations = iter(["22"])
+
+    def read() -> tuple[str, str]:
+        first = one.read_text()
+        for fresh in rotations:
+            one.write_text(fresh)
+            two.write_text(fresh)
+        return first, two.read_text()
+
+    assert WatchedFiles([one, two], read).get() == ("22", "22")
