@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from tuplewire.control import ControlClient
+from tuplewire.credentials import Credentials
 from tuplewire.errors import UnreachableError
 from tuplewire_service.launching.child import Child, Command, LaunchError
 from tuplewire_service.server.wire import assignment_to_wire
@@ -25,6 +26,7 @@ _START_SECONDS = 30.0
 _READY_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 _POLL_SECONDS = 0.02
+_NONE = Credentials()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class LocalWorkers:
 
     count: how many; they are called worker-0, worker-1, ... directory: where their sockets and logs go, a
     temporary one (removed at the end) without it. flags: more flags for each `tuplewire worker`.
-    drain_seconds: how long each may drain.
+    drain_seconds: how long each may drain. credentials: what assign() shows, where flags ask for it.
 
     Guarantee: the workers do not outlive this process, even when it is killed: each stops when its standard
     input, which this process holds open, ends. TUPLEWIRE_* variables of this process do not reach them.
@@ -59,6 +61,7 @@ class LocalWorkers:
         directory: Path | None = None,
         flags: Sequence[str] = (),
         drain_seconds: float = 10.0,
+        credentials: Credentials = _NONE,
     ) -> None:
         self.topology = topology
         self.endpoints: list[Endpoint] = []
@@ -67,6 +70,7 @@ class LocalWorkers:
         self._count = count
         self._flags = tuple(flags)
         self._drain_seconds = drain_seconds
+        self._credentials = credentials
         self._temporary: str | None = None
         self._children: list[Child] = []
         self._version = 0
@@ -128,7 +132,10 @@ class LocalWorkers:
         deadline = time.monotonic() + timeout
         wire = assignment_to_wire(assignment)
         with contextlib.ExitStack() as clients:
-            controls = [clients.enter_context(ControlClient(each.address)) for each in self.endpoints]
+            controls = [
+                clients.enter_context(ControlClient(each.address, credentials=self._credentials))
+                for each in self.endpoints
+            ]
             for control in controls:
                 control.update_assignment(wire)
             for index, control in enumerate(controls):

@@ -1,0 +1,61 @@
+"""The Unix socket is for its owner and group: another user of the machine is kept out by the system."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.tools import missing
+
+from tuplewire_service.server.launch import LocalWorkers
+
+_NOBODY = 65534
+_PROGRAM = """
+import os, sys
+from tuplewire.control import ControlClient
+from tuplewire.errors import UnreachableError
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(65534)
+try:
+    with ControlClient(sys.argv[1], 10) as control:
+        print("in", control.status().worker_id)
+except UnreachableError as error:
+    print("out", error)
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return one that every user may enter, unlike those of pytest: the socket alone is to decide."""
+    if os.geteuid() != 0:
+        missing("another user's look at the Unix socket; only root can try it")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def _as_nobody(address: str, group: int) -> str:
+    words = [sys.executable, "-c", _PROGRAM, address, str(group)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_another_user_is_kept_out(folder: Path) -> None:
+    """With the default mode, 0660, owner and group come in, and nobody else."""
+    with LocalWorkers(1, "test", directory=folder, drain_seconds=1) as workers:
+        address = workers.endpoints[0].unix_address
+        state = Path(address.removeprefix("unix://")).stat()
+        assert (state.st_mode & 0o777, state.st_uid, state.st_gid) == (0o660, os.geteuid(), os.getegid())
+        assert _as_nobody(address, _NOBODY).startswith("out")
+        assert _as_nobody(address, os.getegid()).startswith("in worker-0")
+
+
+def test_mode_decides(folder: Path) -> None:
+    """Whoever is to come in can be let in, so that it was the mode and nothing else that kept him out."""
+    with LocalWorkers(1, "test", directory=folder, flags=["--socket-mode=0666"], drain_seconds=1) as workers:
+        assert _as_nobody(workers.endpoints[0].unix_address, _NOBODY).startswith("in worker-0")

@@ -1,0 +1,94 @@
+"""The settings that keep a worker shut: what goes together, and what is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire_service.server.config import WorkerConfig, load_config, to_toml
+
+TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:6700", "[::]:6700", "10.0.0.1:6700", "worker.example:6700"])
+def test_plaintext_for_other_machines_takes_a_flag(listen: str) -> None:
+    """An address that others reach is an error without TLS, which says what to do."""
+    with pytest.raises(
+        ConfigError, match=r"listen is .* there is no TLS: give tls_certificate.*allow_plaintext"
+    ):
+        WorkerConfig(listen=listen)
+    assert WorkerConfig(listen=listen, allow_plaintext=True)
+    assert WorkerConfig(listen=listen, tls_ca="ca", tls_certificate="crt", tls_key="key")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:0", "localhost:0"])
+def test_loopback_takes_none(listen: str) -> None:
+    """Programs on this machine need no TLS."""
+    assert WorkerConfig(listen=listen)
+
+
+def test_peers_of_another_transport_count_too() -> None:
+    """The address of ZeroMQ is as open as any."""
+    with pytest.raises(ConfigError, match=r"listen_peers is 10\.0\.0\.1:1"):
+        WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1")
+    assert WorkerConfig(transport="zmq", listen_peers="10.0.0.1:1", allow_plaintext=True)
+
+
+@pytest.mark.parametrize("shut", [TLS, {"token_file": "token"}, {"permissions_file": "rules"}])
+def test_zmq_is_no_way_around(shut: dict[str, str]) -> None:
+    """ZeroMQ knows nothing of these, so that it would let in whom they keep out."""
+    settings: dict[str, object] = {"transport": "zmq", "allow_plaintext": True, **shut}
+    with pytest.raises(ConfigError, match="the transport zmq between workers knows neither TLS"):
+        WorkerConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"tls_certificate": "tls.crt", "tls_ca": "ca.crt"}, "belong together"),
+        ({"tls_certificate": "tls.crt", "tls_key": "tls.key"}, "need tls_ca"),
+        ({"tls_ca": "ca.crt"}, "tls_ca alone"),
+        ({"tls_worker_names": ("w",)}, "need tls_ca"),
+        ({"tls_client_names": ("w",)}, "tls_client_names need"),
+    ],
+)
+def test_half_of_tls_is_an_error(settings: dict[str, str], complaint: str) -> None:
+    """A worker with a part of the settings does not start in the clear."""
+    with pytest.raises(ConfigError, match=complaint):
+        WorkerConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("allow_plaintext = true", True), ("allow_plaintext = false", False)]
+)
+def test_file_has_truths(tmp_path: Path, text: str, *, value: bool) -> None:
+    """TOML's own true and false are taken."""
+    file = tmp_path / "worker.toml"
+    file.write_text(text, encoding="utf-8")
+    assert load_config({}, {}, file).config.allow_plaintext is value
+
+
+@pytest.mark.parametrize("text", ["allow_plaintext = 1", 'allow_plaintext = "true"', "topology = true"])
+def test_file_has_nothing_else_for_a_truth(tmp_path: Path, text: str) -> None:
+    """Nor is a truth taken for a text."""
+    file = tmp_path / "worker.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match="is expected, not"):
+        load_config({}, {}, file)
+
+
+def test_sources_agree(tmp_path: Path) -> None:
+    """Names and truths are the same from a flag, the environment and the file, and print as they are read."""
+    file = tmp_path / "worker.toml"
+    file.write_text('tls_ca = "a"\ntls_certificate = "c"\ntls_key = "k"\n', encoding="utf-8")
+    environment = {"TUPLEWIRE_TLS_WORKER_NAMES": "a.example,*.b.example"}
+    loaded = load_config({"allow_plaintext": "true"}, environment, file)
+    assert loaded.config.tls_worker_names == ("a.example", "*.b.example")
+    printed = to_toml(loaded)
+    assert 'tls_worker_names = "a.example,*.b.example"  # environment' in printed
+    assert "allow_plaintext = true  # flag" in printed
+    again = tmp_path / "again.toml"
+    again.write_text(printed, encoding="utf-8")
+    assert load_config({}, {}, again).config == loaded.config
