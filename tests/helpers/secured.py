@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.request
 from pathlib import Path
 
 from helpers.certificates import Issued
+from helpers.topology import metric
 from tuplewire.credentials import Credentials
 from tuplewire_service.server.launch import Endpoint
 
@@ -27,13 +27,16 @@ def files_of(issued: Issued, folder: Path, *worker_names: str, token_file: Path 
     )
 
 
-def metric(endpoint: Endpoint, name: str) -> float:
-    """Return the value of one of a worker's metrics, named with its labels."""
-    with urllib.request.urlopen(endpoint.metrics_url, timeout=60) as answer:  # noqa: S310
-        for line in answer.read().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.rpartition(" ")[2])
-    raise AssertionError(f"no {name}")
+def variables_of(credentials: Credentials) -> dict[str, str]:
+    """Return the environment that says the same."""
+    named = {
+        "TLS_CA": credentials.tls_ca,
+        "TLS_CERTIFICATE": credentials.tls_certificate,
+        "TLS_KEY": credentials.tls_key,
+        "TLS_WORKER_NAMES": ",".join(credentials.tls_worker_names),
+        "TOKEN_FILE": credentials.token_file,
+    }
+    return {f"TUPLEWIRE_{name}": value for name, value in named.items() if value}
 
 
 def denied(endpoint: Endpoint, reason: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.certificates import Authority
-from helpers.secured import denied, files_of, metric, tls_flags
+from helpers.secured import denied, files_of, tls_flags, variables_of
+from helpers.topology import metric
 
 from tuplewire import Client, Credentials
 from tuplewire.control import ControlClient
@@ -88,7 +89,7 @@ def test_messages_pass_two_secured_workers(cluster: Cluster) -> None:
 
 def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client without credentials of its own takes those of the environment, as on a Spark executor."""
-    for name, value in _variables(cluster.program).items():
+    for name, value in variables_of(cluster.program).items():
         monkeypatch.setenv(name, value)
     with ControlClient(cluster.near.address) as control:
         assert control.status().worker_id == "worker-0"
@@ -96,15 +97,6 @@ def test_environment_is_enough(cluster: Cluster, monkeypatch: pytest.MonkeyPatch
         client.send(1, b"environment")
         client.flush(_SECONDS)
     assert _receive(cluster.near, 1, None, 1) == [b"environment"]
-
-
-def _variables(credentials: Credentials) -> Mapping[str, str]:
-    return {
-        "TUPLEWIRE_TLS_CA": str(credentials.tls_ca),
-        "TUPLEWIRE_TLS_CERTIFICATE": str(credentials.tls_certificate),
-        "TUPLEWIRE_TLS_KEY": str(credentials.tls_key),
-        "TUPLEWIRE_TLS_WORKER_NAMES": ",".join(credentials.tls_worker_names),
-    }
 
 
 def test_unix_socket_needs_no_certificate(cluster: Cluster) -> None:
