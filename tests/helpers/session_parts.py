@@ -11,6 +11,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow
 from tuplewire.session.credit import CreditBook
 from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.pressure import Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Window
 
@@ -82,7 +83,13 @@ class Worker:
         self.incarnation = incarnation
         self.shares = QueueShares(window, Window(1, 1))
         self.left: dict[int, Window] = {}
-        credit = CreditBook(self.shares, max_message_bytes=SETTINGS.max_message_bytes, eager=processed)
+        self.exhausted = Exhausted()
+        credit = CreditBook(
+            self.shares,
+            max_message_bytes=SETTINGS.max_message_bytes,
+            eager=processed,
+            exhausted=self.exhausted,
+        )
         self.session = ReceiveSession("sender", 1, credit)
         self.logs = {task: DeliveryLog() for task in TASKS}
         self.consumer_id = 0

@@ -517,6 +517,17 @@ class Session(RuleBasedStateMachine):
         assert self.window.size_bytes == sum(self.pending.values())
 
     @invariant()
+    def pressure_is_told(self) -> None:
+        """Both ends know for which tasks something waits for credit, and whose window is used up."""
+        window = self.window
+        waiting = {number for number, lane in window._lanes.items() if lane.pending}
+        starved = {number for number in waiting if not window._lanes[number].has_credit}
+        assert waiting - window._ready.keys() <= window.starved.keys() <= starved
+        accounts = self.worker.session.credit._accounts
+        used_up = {task for task, each in accounts.items() if each.received_messages and not each.has_room}
+        assert self.worker.exhausted.tasks == dict.fromkeys(used_up, 1)
+
+    @invariant()
     def bounded(self) -> None:
         """The queues hold no more than was granted, and the consumer no more than its prefetch."""
         for log in self.worker.logs.values():

@@ -8,6 +8,7 @@ from tuplewire.errors import CreditExceededError, ResourceLimitError
 from tuplewire.group import TaskGroup
 from tuplewire.session import credit
 from tuplewire.session.credit import CreditBook, Grant
+from tuplewire.session.pressure import Exhausted
 from tuplewire.session.shares import QueueShares, Window
 
 WINDOW = Window(8, 80)
@@ -37,6 +38,24 @@ def test_grants_what_was_released_plus_the_window() -> None:
     granted.received([group(1, 5)])
     granted.released(1, 3, 30)
     assert granted.changes() == [Grant(1, 11, 110, 3)]
+
+
+def test_says_when_a_window_is_used_up() -> None:
+    """A task is exhausted until its sender is granted more, and nothing stays behind when a session ends."""
+    exhausted = Exhausted()
+    granted = CreditBook(
+        QueueShares(WINDOW, Window(1, 1)), max_message_bytes=10, eager=True, exhausted=exhausted
+    )
+    granted.received([group(1, 7), group(2, 1, size=1)])
+    assert not exhausted.tasks
+    granted.received([group(1, 1), group(3, 8, size=1)])
+    assert list(exhausted.tasks) == [1, 3]
+    granted.released(1, 1, 10)
+    assert list(exhausted.tasks) == [1, 3]  # it has not been told
+    granted.changes()
+    assert list(exhausted.tasks) == [3]
+    granted.end()
+    assert not exhausted.tasks
 
 
 def test_more_messages_than_granted() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 from helpers.sending import PLENTY, Sending, contents, groups, payloads
 
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
+from tuplewire.session.send import MAX_FRAMES_IN_FLIGHT
 
 
 def test_sends_what_is_granted() -> None:
@@ -40,6 +43,33 @@ def test_a_stopped_task_leaves_the_others_going() -> None:
     assert payloads(sending.frames()) == b"\0\1"
     sending.update(1, grants=(Grant(2, 99, PLENTY, 0),))
     assert payloads(sending.frames()) == b"\3\5"
+
+
+def test_says_what_waits_for_credit() -> None:
+    """A task is starved from when something stays back for want of credit until there is credit again."""
+    sending = Sending(opened=False)
+    sending.open(initial=2)
+    sending.offer(1, 2)
+    sending.offer(2, 3)
+    sending.frames()
+    assert list(sending.window.starved) == [2]
+    assert sending.window.waiting_tasks() == {2}
+    sending.update(1, grants=(Grant(2, 3, PLENTY, 0),))
+    assert not sending.window.starved
+    sending.frames()
+    assert sending.window.waiting_tasks() == set()
+
+
+def test_says_when_the_flight_is_full() -> None:
+    """With as many frames under way as may be, and more to send, it waits for an acknowledgement."""
+    sending = Sending()
+    for _ in range(MAX_FRAMES_IN_FLIGHT):
+        sending.offer(1)
+        assert sending.frame() is not None
+    assert not sending.window.full
+    sending.offer(1)
+    assert sending.frame() is None
+    assert (sending.window.full, sending.update(1), sending.window.full) == (True, ANY, False)
 
 
 def test_repeated_and_late_grants_change_nothing() -> None:

@@ -234,7 +234,7 @@ class IServerConnection(IConnection):
 
     @property
     def exhausted(self) -> Collection[int]:
-        """The tasks for which some sender has used its window up, as of now; where the transport's I/O runs.
+        """The tasks for which some sender has used its window up, the longest first; where the I/O runs.
 
         For metrics; a transport that does not know says none.
         """

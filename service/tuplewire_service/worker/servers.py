@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
@@ -59,15 +60,14 @@ class Servers:
         for server in self._bound:
             server.send_load_metrics(loads)
 
-    @property
-    def exhausted_tasks(self) -> set[int]:
-        """The tasks for which some sender has used its window up."""
+    def exhausted(self) -> set[int]:
+        """Return the tasks for which some sender has used its window up."""
         return {task for server in self._bound for task in server.exhausted}
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether there are any."""
-        return any(server.exhausted for server in self._bound)
+    def longest_exhausted(self) -> Iterator[int]:
+        """Yield the one of these that has been so for longest, server by server."""
+        for server in self._bound:
+            yield from islice(server.exhausted, 1)
 
     def statistics(self) -> ServerStatistics:
         """Return the counts of all servers together."""

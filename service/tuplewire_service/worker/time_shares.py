@@ -12,19 +12,19 @@ from tuplewire.session.pressure import HELD_SECONDS
 
 
 class TimeState(enum.StrEnum):
-    """What a worker is at; where several causes hold it back at once, the first of them counts."""
+    """What a worker is at. It waits in all of them but the first; the first that holds counts."""
 
     BUSY = "busy"
     """Its event loop works, or waits for a processor."""
-    BACKPRESSURED_CREDIT = "backpressured_credit"
-    """It waits, and has something for a task for which another worker grants no credit."""
     BACKPRESSURED_QUEUE = "backpressured_queue"
-    """It waits, and a sender has used up its window for a task here: the task's queue is full for it."""
+    """Some sender has used up its window for a task here: the task's consumer is behind."""
     BACKPRESSURED_SOCKET = "backpressured_socket"
-    """It waits, and has something for a worker whose connection takes nothing: it is down, or its socket is
-    full, or as many frames as may be on the way are not acknowledged."""
+    """Something is for a worker whose connection takes nothing: it is down, or its socket is full, or as many
+    frames as may be on the way are not acknowledged."""
+    BACKPRESSURED_CREDIT = "backpressured_credit"
+    """Something is for a task for which another worker gives no room, here or with a sender."""
     IDLE = "idle"
-    """It waits, and nothing is held up."""
+    """Nothing is held up."""
 
 
 class TimeShares:
@@ -40,24 +40,21 @@ class TimeShares:
         self._waited = dict.fromkeys(TimeState, 0.0)
 
     def waited(
-        self, began: float, ended: float, *, starved: bool, exhausted: bool, held_since: float | None
+        self, began: float, ended: float, *, full_here: bool, full_there: bool, held_since: float | None
     ) -> None:
         """Account for one wait of the loop, during which nothing changed.
 
-        starved: something waits for another worker's credit. exhausted: a sender's window here is used up.
+        full_here: a window for a task here is used up. full_there: so it is for a task of another worker.
         held_since: since when a connection takes nothing; None when all do.
         """
         waited = self._waited
-        if starved:
-            waited[TimeState.BACKPRESSURED_CREDIT] += ended - began
-        elif exhausted:
+        if full_here:
             waited[TimeState.BACKPRESSURED_QUEUE] += ended - began
-        elif held_since is None:
-            waited[TimeState.IDLE] += ended - began
-        else:
-            usual_until = min(ended, max(began, held_since + HELD_SECONDS))
-            waited[TimeState.IDLE] += usual_until - began
-            waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
+            return
+        state = TimeState.BACKPRESSURED_CREDIT if full_there else TimeState.IDLE
+        usual_until = ended if held_since is None else min(ended, max(began, held_since + HELD_SECONDS))
+        waited[state] += usual_until - began
+        waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
 
     def seconds(self, now: float) -> dict[str, float]:
         """Return the seconds in each state since the beginning; their sum is what has passed since then."""

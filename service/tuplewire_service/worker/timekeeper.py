@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations
@@ -21,12 +21,22 @@ class Timekeeper:
     """Looks at the parts of a worker. Belongs to the event loop."""
 
     def __init__(
-        self, queues: ReceiveQueues, connections: Connections, servers: Servers, blocking_limit: int
+        self,
+        queues: ReceiveQueues,
+        connections: Connections,
+        servers: Servers,
+        place_of: Callable[[int], str],
+        blocking_limit: int,
     ) -> None:
-        """Begin now. blocking_limit: how many pairs of task and place are told apart."""
+        """Begin now.
+
+        place_of: where a task is, LOCAL or a worker's id. blocking_limit: how many pairs of task and place
+        are told apart.
+        """
         self._queues = queues
         self._connections = connections
         self._servers = servers
+        self._place_of = place_of
         self._clock = asyncio.get_running_loop().time
         now = self._clock()
         self._shares = TimeShares(now)
@@ -38,11 +48,17 @@ class Timekeeper:
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
         pressure = self._connections.pressure
+        full_here = full_there = False
+        for task in self._servers.longest_exhausted():
+            if self._place_of(task) == LOCAL:
+                full_here = True
+            else:
+                full_there = True
         self._shares.waited(
             began,
             ended,
-            starved=pressure.starved > 0,
-            exhausted=self._servers.exhausted,
+            full_here=full_here,
+            full_there=full_there or pressure.starved > 0,
             held_since=pressure.held_since,
         )
 
@@ -57,14 +73,13 @@ class Timekeeper:
         """Look ten times a second how late the loop is, and who blocks whom."""
         while True:
             now = self._clock()
-            self._blocking.look(self._blocked(), now - self._looked)
+            self._blocking.look(set(self._blocked()), now - self._looked)
             self._looked = now
             await asyncio.sleep(self._lag.probe(now))
 
     def _blocked(self) -> Iterator[tuple[int, str]]:
-        for task in self._servers.exhausted_tasks:
-            if task in self._queues:
-                yield task, LOCAL
+        for task in self._servers.exhausted():
+            yield task, self._place_of(task)
         yield from self._connections.blocked()
 
     def timings(self) -> Timings:

@@ -36,6 +36,7 @@ from tuplewire_service.messaging.base import (
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker import refusals
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.blocking import LOCAL
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import Moves, Parcel
 from tuplewire_service.worker.positions import Positions
@@ -92,7 +93,9 @@ class Worker(IConnectionCallback, ISubscriptionSource):
             draining=lambda: self.state is WorkerState.DRAINING,
             on_returned=self._returned,
         )
-        self.times = Timekeeper(self._queues, self._connections, self.servers, settings.metrics_tasks)
+        self.times = Timekeeper(
+            self._queues, self._connections, self.servers, self._place_of, settings.metrics_tasks
+        )
         self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable)
 
     # --- life ------------------------------------------------------------------------------------
@@ -351,6 +354,10 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         else:
             return False
         return True
+
+    def _place_of(self, task: int) -> str:
+        owner = None if task in self._queues else self._transfer.owner_of.get(task)
+        return LOCAL if owner is None else owner.worker_id
 
     def _not_here(self, task: int) -> RefusedError:
         worker_id = self.settings.worker_id

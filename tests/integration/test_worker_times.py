@@ -1,0 +1,258 @@
+"""What a worker's metrics answer: where its time goes, who blocks whom, how long messages take, per peer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers.topology import (
+    Pair,
+    assign,
+    collect,
+    metric,
+    numbered,
+    one_worker,
+    pair_of_workers,
+    queued,
+)
+from helpers.traffic import client_of
+
+from tuplewire.client import Client
+from tuplewire.errors import BufferFullError
+from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing import eventually
+
+STATES = ("busy", "idle", "backpressured_queue", "backpressured_credit", "backpressured_socket")
+BEFORE_GIVING_UP = 40.0
+"""Seconds that a loaded machine may take for what takes one or two."""
+
+
+@pytest.fixture(scope="module", params=["grpc", "zmq"])
+def workers(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Run two workers with small queues."""
+    flags = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
+    with pair_of_workers(*flags, f"--transport={request.param}") as pair:
+        yield pair
+
+
+def samples(endpoint: Endpoint) -> dict[str, float]:
+    """Return one scrape: the value of each sample, by its name with labels."""
+    with urllib.request.urlopen(endpoint.metrics_url, timeout=10) as response:  # noqa: S310 - our own address
+        lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def states(endpoint: Endpoint) -> dict[str, float]:
+    """Return the seconds in each state."""
+    scraped = samples(endpoint)
+    return {state: scraped[f'tuplewire_state_seconds_total{{state="{state}"}}'] for state in STATES}
+
+
+def grows_by(value: Callable[[], float], seconds: float, what: str) -> None:
+    """Wait until a value has grown by so much."""
+    before = value()
+    eventually(lambda: value() >= before + seconds, BEFORE_GIVING_UP, what)
+
+
+def fill(client: Client, task: int) -> int:
+    """Send to a task until nothing more is taken; return how many messages that were."""
+    sent = 0
+    try:
+        while True:
+            client.send(numbered(task, range(sent, sent + 100)), timeout=1)
+            sent += 100
+    except BufferFullError:
+        return sent
+
+
+@contextmanager
+def stopped(endpoint: Endpoint) -> Iterator[None]:
+    """Keep a worker's process stopped."""
+    os.kill(endpoint.process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(endpoint.process_id, signal.SIGCONT)
+
+
+def test_states_add_up_to_the_time_that_passes(workers: Pair) -> None:
+    """Between two scrapes, all states together have grown by the time between them."""
+    first_asked = time.monotonic()
+    first = sum(states(workers.near).values())
+    first_answered = time.monotonic()
+    task = workers.near_task()
+    with client_of(workers.near.address) as client:
+        for _ in range(20):
+            client.send(numbered(task, range(20)))
+            client.flush(20)
+        collect(client.recv([task], timeout=20), 400)
+    second_asked = time.monotonic()
+    second = sum(states(workers.near).values())
+    second_answered = time.monotonic()
+    assert second_asked - first_answered <= second - first + 1e-6
+    assert second - first <= second_answered - first_asked + 1e-6
+
+
+def test_a_worker_without_traffic_is_idle(workers: Pair) -> None:
+    """Where nothing is held up, waiting is idleness, and nearly all there is."""
+    before = states(workers.far)
+    grows_by(lambda: states(workers.far)["idle"], 0.5, "idle")
+    after = states(workers.far)
+    assert all(after[state] == before[state] for state in STATES if state.startswith("backpressured"))
+
+
+def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
+    """Its worker is held back by its queue, the one before by that worker's credit; both name the task."""
+    task = workers.far_task()
+    far = workers.far.worker_id
+    with client_of(workers.near.address, max_pending_messages=2000) as client:
+        sent = fill(client, task)
+        at_far = f'tuplewire_blocking_seconds_total{{task="{task}",where="local"}}'
+        at_near = f'tuplewire_blocking_seconds_total{{task="{task}",where="{far}"}}'
+        grows_by(lambda: states(workers.far)["backpressured_queue"], 0.5, "the queue holds back")
+        grows_by(lambda: states(workers.near)["backpressured_credit"], 0.5, "the peer's credit holds back")
+        grows_by(lambda: metric(workers.far, at_far), 0.3, "the task blocks here")
+        grows_by(lambda: metric(workers.near, at_near), 0.3, "the task blocks there")
+        assert metric(workers.far, "tuplewire_fullest_queue_ratio") == 1.0
+        with client_of(workers.far.address) as consumer:
+            collect(consumer.recv([task], timeout=20), sent)
+            client.flush(20)
+            grows_by(lambda: states(workers.near)["idle"], 0.2, "it is over")
+            settled = samples(workers.near)
+            grows_by(lambda: states(workers.near)["idle"], 0.3, "time passes")
+            assert samples(workers.near)[at_near] == settled[at_near]
+
+
+def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
+    """A worker that is stopped holds up what is for its tasks: the connection takes nothing."""
+    task = workers.far_task()
+    blocking = f'tuplewire_blocking_seconds_total{{task="{task}",where="{workers.far.worker_id}"}}'
+    with client_of(workers.near.address) as client:
+        with stopped(workers.far):
+            client.send(numbered(task, range(10)))
+            client.flush(20)
+            grows_by(lambda: states(workers.near)["backpressured_socket"], 0.5, "the connection holds back")
+            client.send(numbered(task, range(10, 20)))
+            grows_by(lambda: metric(workers.near, blocking), 0.3, "the task is blocked by its worker")
+        with client_of(workers.far.address) as consumer:
+            collect(consumer.recv([task], timeout=40), 20)
+
+
+def test_the_ledger_of_a_peer_adds_up(workers: Pair) -> None:
+    """Accepted is acknowledged, dropped and pending, for each peer, with messages under way and at rest."""
+    task = workers.far_task()
+    peer = f'{{peer="{workers.far.worker_id}"}}'
+
+    def balance() -> tuple[float, float, float, float]:
+        scraped = samples(workers.near)
+        accepted, acknowledged, dropped = (
+            scraped[f"tuplewire_peer_{what}_messages_total{peer}"]
+            for what in ("accepted", "acknowledged", "dropped")
+        )
+        pending = scraped[f"tuplewire_pending_messages{peer}"]
+        assert accepted == acknowledged + dropped + pending
+        return accepted, acknowledged, dropped, pending
+
+    before = balance()
+    with client_of(workers.near.address) as client, client_of(workers.far.address) as consumer:
+        for number in range(20):
+            client.send(numbered(task, range(number * 20, number * 20 + 20)))
+            balance()
+        collect(consumer.recv([task], timeout=20), 400)
+        client.flush(20)
+        eventually(lambda: balance()[3] == 0, BEFORE_GIVING_UP, "settled")
+    after = balance()
+    assert (after[0] - before[0], after[1] - before[1], after[2] - before[2]) == (400, 400, 0)
+
+
+def test_times_count_every_message(workers: Pair) -> None:
+    """What has waited shows in the queue's times and in those from end to end, each message once."""
+    task = workers.far_task()
+
+    def count(endpoint: Endpoint, family: str) -> float:
+        return metric(endpoint, f"tuplewire_{family}_seconds_count")
+
+    families = ("queue_wait", "end_to_end")
+    before = {family: samples(workers.far)[f"tuplewire_{family}_seconds_sum"] for family in families}
+    counted = {family: count(workers.far, family) for family in families}
+    on_the_way = count(workers.near, "send_to_ack")
+    with client_of(workers.near.address) as client:
+        client.send(numbered(task, range(100)))
+        client.flush(20)
+    eventually(lambda: queued(workers.far, task) == 100, BEFORE_GIVING_UP, "queued")
+    since = time.monotonic()
+    eventually(lambda: time.monotonic() > since + 0.5, BEFORE_GIVING_UP, "half a second")
+    with client_of(workers.far.address) as consumer:
+        collect(consumer.recv([task], timeout=20), 100)
+        eventually(
+            lambda: all(count(workers.far, family) == counted[family] + 100 for family in families),
+            BEFORE_GIVING_UP,
+            "each counted once",
+        )
+    eventually(
+        lambda: count(workers.near, "send_to_ack") == on_the_way + 100, BEFORE_GIVING_UP, "acknowledged"
+    )
+    after = samples(workers.far)
+    for family in families:
+        assert after[f"tuplewire_{family}_seconds_sum"] - before[family] >= 100 * 0.5
+        assert after[f'tuplewire_{family}_seconds_bucket{{le="+Inf"}}'] == counted[family] + 100
+
+
+def test_redelivered_messages_are_counted(workers: Pair) -> None:
+    """What a consumer has taken and not acknowledged goes to the next one, and counts."""
+    task = workers.near_task()
+    before = metric(workers.near, "tuplewire_redelivered_messages_total")
+    with client_of(workers.near.address) as client:
+        client.send(numbered(task, range(10)))
+        client.flush(20)
+        with client.recv([task], timeout=20) as first:
+            next(first)
+        collect(client.recv([task], timeout=20), 10)
+    assert metric(workers.near, "tuplewire_redelivered_messages_total") == before + 10
+
+
+def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
+    """A second in which the loop does not turn is seen by all the probes that were due meanwhile."""
+    slow = 'tuplewire_event_loop_lag_seconds_bucket{le="0.25"}'
+
+    def late() -> float:
+        scraped = samples(workers.near)
+        return scraped["tuplewire_event_loop_lag_seconds_count"] - scraped[slow]
+
+    before = late()
+    with stopped(workers.near):
+        since = time.monotonic()
+        eventually(lambda: time.monotonic() > since + 1.2, BEFORE_GIVING_UP, "more than a second")
+    eventually(lambda: late() >= before + 8, BEFORE_GIVING_UP, "eight probes that were late")
+
+
+def test_settings_in_force_are_told(workers: Pair) -> None:
+    """One series says what is configured, without names, paths or secrets."""
+    (config,) = (name for name in samples(workers.near) if name.startswith("tuplewire_config_info"))
+    assert 'receive_queue_messages="500"' in config
+    assert "/" not in config
+
+
+def test_ten_thousand_tasks_make_a_bounded_number_of_series(tmp_path: Path) -> None:
+    """Tasks beyond the bound are told together, the same ones at each scrape, and nothing is left out."""
+    with one_worker("w", "--metrics-tasks=100", directory=tmp_path) as worker:
+        assign(worker, 1, {worker: range(10_000)})
+        with client_of(worker.address) as client:
+            client.send(numbered(5, range(3)))
+            client.send(numbered(9_999, range(4)))
+            client.flush(20)
+        before, after = samples(worker), samples(worker)
+        assert before.keys() == after.keys()
+        own = {name for name in after if re.fullmatch(r'tuplewire_queue_messages\{task="\d+"\}', name)}
+        assert len(own) == 100
+        assert after['tuplewire_queue_messages{task="5"}'] == 3
+        assert after['tuplewire_queue_messages{task="other"}'] == 4
+        assert after['tuplewire_queue_capacity_messages{task="other"}'] == 9_900 * 131_072
+        assert len(after) < 1000

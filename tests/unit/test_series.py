@@ -1,0 +1,95 @@
+"""Which series there are, what they add up to, and how they are written."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from tuplewire_service.server.exposition import encode_openmetrics, encode_text, encoder_for
+from tuplewire_service.server.series import Names, Totals
+
+
+def test_first_come_first_kept() -> None:
+    """Keys beyond the limit are told together, and nobody changes sides while it is there."""
+    names = Names(2)
+    assert names.of(["a", "b", "c"]) == {"a": "a", "b": "b", "c": "other"}
+    assert names.of(["c", "b", "a", "d"]) == {"a": "a", "b": "b", "c": "other", "d": "other"}
+    assert names.of(["b", "c", "e"]) == {"b": "b", "c": "other", "e": "e"}
+    assert names.of(["c", "a"]) == {"c": "other", "a": "a"}
+
+
+def test_some_names_are_always_there() -> None:
+    """What is always told apart takes no place of others."""
+    names = Names(1, always=["client"])
+    assert names.of(["a", "client", "b"]) == {"a": "a", "client": "client", "b": "other"}
+
+
+def test_no_total_falls_while_its_name_is_there() -> None:
+    """Whatever comes and goes, a counter only grows; what ends entirely begins anew when it comes back."""
+    dice = random.Random(7)
+    names, totals = Names(3), Totals()
+    connections: dict[int, tuple[str, int]] = {}
+    before: dict[str, list[int]] = {}
+    for number in range(500):
+        connections[number] = (f"w{dice.randrange(6)}", 0)
+        for key in list(connections):
+            worker, count = connections[key]
+            connections[key] = (worker, count + dice.randrange(10))
+            if dice.random() < 0.3:
+                del connections[key]
+        named = names.of(worker for worker, _ in connections.values())
+        now = totals.add_up({key: (named[worker], (count,)) for key, (worker, count) in connections.items()})
+        for name in before.keys() & now.keys():
+            assert now[name] >= before[name], name
+        assert "other" in now or "other" not in before
+        before = now
+
+
+def test_a_connection_that_follows_another_goes_on_counting() -> None:
+    """While both are there, and after the first has gone, both count."""
+    totals = Totals()
+    assert totals.add_up({1: ("w", (5,))}) == {"w": [5]}
+    assert totals.add_up({1: ("w", (6,)), 2: ("w", (1,))}) == {"w": [7]}
+    assert totals.add_up({2: ("w", (2,))}) == {"w": [8]}
+    assert totals.add_up({}) == {}
+    assert totals.add_up({3: ("w", (1,))}) == {"w": [1]}
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """Give a registry with families of every kind, and values and labels that need care."""
+    registry = CollectorRegistry()
+    gauge = Gauge("g", 'A gauge with a \\ and a "quote"\nand a line.', ["b", "a"], registry=registry)
+    odd = [0, -1, 0.1, 1e-7, 999_999, 1_000_000, 123_456_789, 2**53, 1e300, float("inf"), float("nan")]
+    for value in odd:
+        gauge.labels(f"{value}", 'x"y\\z\nw').set(value)
+    Counter("c", "A counter.", registry=registry).inc(12_345_678)
+    Info("i", "An info.", registry=registry).info({"version": "1.2"})
+    Histogram("h_seconds", "A histogram.", ["l"], registry=registry).labels("v").observe(0.3)
+    return registry
+
+
+def _without_created(text: bytes) -> list[bytes]:
+    """Return the lines but for the library's creation times, which our collectors do not have."""
+    return [line for line in text.splitlines() if b"_created" not in line]
+
+
+def test_text_is_the_librarys(registry: CollectorRegistry) -> None:
+    """Every byte of the text format is what prometheus-client writes."""
+    assert _without_created(encode_text(registry)) == _without_created(generate_latest(registry))
+
+
+def test_openmetrics_is_the_librarys(registry: CollectorRegistry) -> None:
+    """The same for OpenMetrics."""
+    theirs = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # the library's
+    assert _without_created(encode_openmetrics(registry)) == _without_created(theirs)
+
+
+def test_the_format_is_what_was_asked_for() -> None:
+    """Prometheus asks for OpenMetrics, people and old scrapers for text."""
+    assert encoder_for("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")[0] is encode_openmetrics
+    assert encoder_for("*/*")[0] is encode_text

@@ -1,0 +1,192 @@
+"""Durations, queue and frame times, shares of time, loop lag and blocking: by a clock that the test turns."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
+from tuplewire.session.pressure import HELD_SECONDS, Exhausted, OutboundPressure
+from tuplewire_service.worker.blocking import Blocking
+from tuplewire_service.worker.loop_lag import INTERVAL_SECONDS, LoopLag
+from tuplewire_service.worker.time_shares import TimeShares, TimeState
+
+WAITS = st.lists(
+    st.tuples(
+        st.floats(0, 10),  # busy before it
+        st.floats(0, 10),  # its length
+        st.booleans(),
+        st.booleans(),
+        st.none() | st.floats(-20, 10),  # since when a connection is held, from the wait's beginning
+    )
+)
+
+
+def buckets(durations: Durations) -> dict[float, int]:
+    """Return how many times fell into each bucket that has any, by its upper bound."""
+    return {bound: count for bound, count in zip((*BOUNDS, math.inf), durations.counts, strict=True) if count}
+
+
+def test_buckets_take_their_upper_bound() -> None:
+    """A time is counted under the first bound that it is not over."""
+    durations = Durations()
+    for seconds in (0.001, 0.0011, 61.0):
+        durations.add(seconds, 2)
+    assert buckets(durations) == {0.001: 2, 0.0025: 2, math.inf: 2}
+    assert durations.seconds == pytest.approx(2 * (0.001 + 0.0011 + 61.0))
+
+
+def test_clocks_that_differ_make_no_negative_time() -> None:
+    """What took less than nothing by two hosts' clocks counts as no time."""
+    durations = Durations()
+    durations.add(-5.0, 3)
+    assert (buckets(durations), durations.seconds) == ({0.001: 3}, 0.0)
+
+
+def test_messages_of_a_queue_wait_from_arrival_to_first_delivery() -> None:
+    """A delivery may cut what came together, and what is delivered again is not counted again."""
+    times, into = QueueTimes(), Durations()
+    times.came(10, 0.0)
+    times.came(12, 3.0)
+    times.left(4, 0.5, into)
+    assert buckets(into) == {0.5: 4}
+    times.left(4, 9.0, into)  # a consumer that came back
+    times.left(11, 4.0, into)
+    assert buckets(into) == {0.5: 4, 5.0: 6, 1.0: 1}
+
+
+def test_messages_that_move_away_are_not_counted() -> None:
+    """What has left for another worker has not been delivered here."""
+    times, into = QueueTimes(), Durations()
+    times.came(10, 0.0)
+    times.skip(10)
+    times.came(12, 7.0)
+    times.left(12, 7.0, into)
+    assert buckets(into) == {0.001: 2}
+
+
+def test_frames_take_from_first_writing_to_acknowledgement() -> None:
+    """A frame that is written again after a break is as old as it is."""
+    times, into = FrameTimes(), Durations()
+    times.written(1, 100, 0.0)
+    times.written(2, 1, 1.0)
+    times.written(1, 100, 2.0)
+    times.acknowledged(1, 2.4, into)
+    assert buckets(into) == {2.5: 100}
+    times.acknowledged(2, 2.4, into)
+    assert buckets(into) == {2.5: 101}
+
+
+@given(WAITS)
+def test_states_add_up_to_the_time_that_has_passed(
+    waits: list[tuple[float, float, bool, bool, float | None]],
+) -> None:
+    """Whatever the loop waits for, all states together are the time that has passed, and none is negative."""
+    now = 100.0
+    shares = TimeShares(now)
+    for busy, length, here, there, held in waits:
+        began = now + busy
+        now = began + length
+        shares.waited(
+            began, now, full_here=here, full_there=there, held_since=None if held is None else began + held
+        )
+    seconds = shares.seconds(now)
+    assert set(seconds) == {state.value for state in TimeState}
+    assert sum(seconds.values()) == pytest.approx(now - 100.0)
+    assert min(seconds.values()) >= -1e-9
+    assert seconds["busy"] == pytest.approx(sum(busy for busy, *_ in waits))
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "held_since", "state"),
+    [
+        (False, False, None, "idle"),
+        (False, True, None, "backpressured_credit"),
+        (True, True, 0.0, "backpressured_queue"),
+        (False, True, 0.0, "backpressured_socket"),
+        (False, False, 9.999, "idle"),
+    ],
+)
+def test_a_wait_counts_for_what_holds_messages_up(
+    *, here: bool, there: bool, held_since: float | None, state: str
+) -> None:
+    """A full queue here comes before a connection that takes nothing, and that before a peer without room."""
+    shares = TimeShares(0.0)
+    shares.waited(10.0, 10.004, full_here=here, full_there=there, held_since=held_since)
+    assert {name: s for name, s in shares.seconds(10.004).items() if s and name != "busy"} == {
+        state: pytest.approx(0.004)
+    }
+
+
+def test_a_write_that_lasts_becomes_backpressure() -> None:
+    """The first milliseconds of a write are as usual, what comes after them is not."""
+    shares = TimeShares(0.0)
+    shares.waited(0.0, 1.0, full_here=False, full_there=False, held_since=0.0)
+    seconds = shares.seconds(1.0)
+    assert seconds["idle"] == pytest.approx(HELD_SECONDS)
+    assert seconds["backpressured_socket"] == pytest.approx(1 - HELD_SECONDS)
+
+
+def test_a_blocked_loop_is_seen_by_every_probe_that_was_due() -> None:
+    """Two seconds without a turn count as twenty late probes, and not as one."""
+    lag = LoopLag(0.0)
+    wait = lag.probe(INTERVAL_SECONDS)
+    assert wait == pytest.approx(INTERVAL_SECONDS)
+    assert lag.probe(INTERVAL_SECONDS * 2 + 2.0) == pytest.approx(INTERVAL_SECONDS)
+    assert sum(lag.lag.counts) == 1 + 21
+    assert sum(count for bound, count in buckets(lag.lag).items() if bound >= 1.0) == 15
+
+
+def test_a_process_that_slept_for_days_is_bounded() -> None:
+    """A very long stop costs a bounded number of probes, and the pace is kept after it."""
+    lag = LoopLag(0.0)
+    assert 0 < lag.probe(1e6) <= INTERVAL_SECONDS + 1e-6
+    assert sum(lag.lag.counts) == 1000
+
+
+def test_blocking_adds_up_by_task_and_place() -> None:
+    """Each look adds the time since the one before to what blocks."""
+    blocking = Blocking(10)
+    blocking.look([(1, "local"), (2, "w2")], 0.1)
+    blocking.look([(1, "local")], 0.4)
+    assert blocking.seconds() == {("1", "local"): pytest.approx(0.5), ("2", "w2"): pytest.approx(0.1)}
+
+
+def test_blocking_is_bounded_and_keeps_its_series() -> None:
+    """Who came first keeps a number of its own, whatever comes; the others share one."""
+    blocking = Blocking(2)
+    for tasks in pairwise(range(100)):
+        blocking.look([(task, "local") for task in tasks], 1.0)
+    seconds = blocking.seconds()
+    assert set(seconds) == {("0", "local"), ("1", "local"), ("other", "other")}
+    assert sum(seconds.values()) == pytest.approx(2 * 99)
+
+
+def test_exhausted_counts_senders() -> None:
+    """A task is held up until the last of its senders has room."""
+    exhausted = Exhausted()
+    exhausted.add(7)
+    exhausted.add(7)
+    exhausted.remove(7)
+    assert list(exhausted.tasks) == [7]
+    exhausted.remove(7)
+    assert not exhausted.tasks
+
+
+def test_pressure_knows_who_is_held_for_longest() -> None:
+    """The longest counts, and a connection that is freed and held again begins anew."""
+    assert OutboundPressure().held_since is None
+    pressure = OutboundPressure()
+    pressure.hold("a", 1.0)
+    pressure.hold("b", 2.0)
+    pressure.hold("a", 3.0)
+    assert pressure.held_since == 1.0
+    pressure.free("a")
+    pressure.hold("a", 4.0)
+    assert pressure.held_since == 2.0
+    assert not pressure.holds("a", 4.0 + HELD_SECONDS / 2)
+    assert pressure.holds("a", 4.0 + HELD_SECONDS * 2)
