@@ -127,6 +127,17 @@ def test_encoded_frame_is_a_recv_response(
     assert pb.RecvResponse.FromString(data) == pb.RecvResponse(frame=frame_of(sequence, groups, firsts))
 
 
+@EXAMPLES
+@given(uint64, runs(), st.lists(uint64, min_size=4, max_size=4))
+def test_times_of_acceptance_travel(sequence: int, groups: list[list[TaskGroup]], times: list[int]) -> None:
+    """Each run comes with the time that it was given, and the first one's stands for a run that has none."""
+    times = times[: len(groups)]
+    frame = decode_send_request(encode_frame(sequence, groups, accepted_micros=times))
+    assert isinstance(frame, OpaqueFrame)
+    read = [group.accepted_micros for group in groups_of(frame)]
+    assert read == [time or times[0] for time in times]
+
+
 # --- decoding ---------------------------------------------------------------------------------------
 
 

@@ -94,3 +94,29 @@ def test_tasks_take_turns() -> None:
     first, second, *_ = sending.frames()
     assert [run[0].task for run in first.runs] == [1]
     assert 2 in [run[0].task for run in second.runs]
+
+
+def test_a_frame_says_when_its_messages_were_accepted() -> None:
+    """What was accepted at nearly the same time is told with one time; what is older has its own."""
+    sending = Sending()
+    old, soon_after, late = 1_000_000, 1_001_000, 5_000_000
+    for task, accepted in ((1, old), (2, soon_after), (1, soon_after), (1, late), (2, late)):
+        sending.window.offer([TaskGroup.of(task, [b"x"])], now_micros=accepted)
+    (frame,) = sending.frames()
+    assert [
+        (run[0].task, len(run), micros) for run, micros in zip(frame.runs, frame.accepted_micros, strict=True)
+    ] == [
+        (1, 2, old),
+        (1, 1, late),
+        (2, 1, old),
+        (2, 1, late),
+    ]
+
+
+def test_messages_that_are_passed_on_keep_their_time() -> None:
+    """A worker tells when the first on the way has accepted them, not when it has."""
+    sending = Sending()
+    group = TaskGroup.of(1, [b"x"]).at(1, 1_000_000)
+    sending.window.offer([group], now_micros=9_000_000)
+    (frame,) = sending.frames()
+    assert frame.accepted_micros == [1_000_000]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tuplewire.group import TaskGroup
 from tuplewire.session.lane import Entry
 
-_ONE_TIME_MICROS = 10_000
-"""What was accepted within so much time is told with the time of the first."""
+_ONE_TIME_MICROS = 2_000
+"""What was accepted within so much time after the first of a frame is told with the time of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,23 @@ class InFlight:
         accepted: list[int] = []
         messages = size = 0
         last: TaskGroup | None = None
+        first_micros = self.entries[0].accepted_micros if self.entries else 0
         for entry in self.entries:
             group = entry.group
             messages += len(group)
             size += len(group.data)
+            micros = entry.accepted_micros
+            if 0 <= micros - first_micros < _ONE_TIME_MICROS:
+                micros = first_micros
             if (
                 last is not None
                 and group.joins(last)
                 and group.position == (last.position and last.position + len(last))
-                and entry.accepted_micros < accepted[-1] + _ONE_TIME_MICROS
+                and micros - accepted[-1] < _ONE_TIME_MICROS
             ):
                 runs[-1].append(group)
             else:
                 runs.append([group])
-                accepted.append(entry.accepted_micros)
+                accepted.append(micros)
             last = group
         return OutFrame(self.sequence, runs, accepted, messages, size)

@@ -29,6 +29,7 @@ _FIRST_SEQUENCE = b"\x28"
 _REDELIVERED = b"\x30\x01"
 _VIA = b"\x39"
 _ACCEPTED = b"\x41"
+_FRAME_ACCEPTED = b"\x21"
 
 
 def varint(value: int) -> bytes:
@@ -61,6 +62,9 @@ def encode_frame(
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
     if assignment_version:
         parts.append(_ASSIGNMENT_VERSION + varint(assignment_version))
+    frame_accepted = accepted_micros[0] if accepted_micros else 0
+    if frame_accepted:
+        parts.append(_FRAME_ACCEPTED + frame_accepted.to_bytes(8, "little"))
     for index, run in enumerate(runs):
         group = run[0]
         lengths = [piece.lengths for piece in run]
@@ -76,8 +80,8 @@ def encode_frame(
             head += _REDELIVERED
         if group.via:
             head += _VIA + group.via.to_bytes(8, "little")
-        if accepted_micros and (accepted := accepted_micros[index]):
-            head += _ACCEPTED + accepted.to_bytes(8, "little")
+        if accepted_micros and accepted_micros[index] != frame_accepted:
+            head += _ACCEPTED + accepted_micros[index].to_bytes(8, "little")
         head += _LENGTHS + varint(lengths_size)
         middle = _DATA + varint(data_size)
         size = len(head) + lengths_size + len(middle) + data_size
@@ -129,6 +133,7 @@ def _frame_body(data: bytes) -> bytes | None:
 
 def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
     """Return the groups of a frame, checked; MalformedError or InvalidTaskError says what is wrong."""
+    accepted = frame.accepted_unix_micros
     return [
         TaskGroup.checked(
             group.task,
@@ -138,7 +143,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             redelivered=group.redelivered,
             via=group.via,
             position=group.first_sequence,
-            accepted_micros=group.accepted_unix_micros,
+            accepted_micros=group.accepted_unix_micros or accepted,
         )
         for group in frame.groups
     ]

@@ -27,11 +27,13 @@ class OpaqueGroup(_message.Message):
     def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., via: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[OpaqueGroup]
     assignment_version: int
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ...) -> None: ...
+    accepted_unix_micros: int
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,101 @@
+"""The page of metrics: it has what a worker tells, with types and labels, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.metrics_core import Metric
+
+from tuplewire.session.durations import Durations
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount
+from tuplewire_service.server.config import SETTINGS, WorkerConfig
+from tuplewire_service.server.metrics import WorkerCollector
+from tuplewire_service.worker.status import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot, WorkerState
+from tuplewire_service.worker.time_shares import TimeState
+
+BOUNDED = WorkerConfig(worker_id="w", metrics_tasks=50, metrics_peers=20)
+PAGE = (Path(__file__).parents[2] / "service" / "METRICS.md").read_text(encoding="utf-8")
+
+
+def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
+    """Return a worker with so many tasks and peers, each of which has something to tell."""
+    ledger = LedgerSnapshot(10, 6, {"closed": 1}, 3)
+    return WorkerSnapshot(
+        worker_id="w",
+        incarnation=1,
+        topology="t",
+        state=WorkerState.READY,
+        assignment_version=1,
+        ledger=ledger,
+        peers=[
+            PeerSnapshot(f"w{number}", "host:1", number, True, ClientStatistics(ledger, 9, 1, 90, 0))
+            for number in range(peers)
+        ],
+        tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 0) for task in range(tasks)],
+        received=[ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)],
+        timings=Timings(
+            {state.value: 1.0 for state in TimeState},
+            {("1", "local"): 0.5},
+            *(Durations() for _ in range(4)),
+        ),
+        redelivered_messages=0,
+        refused={},
+        addresses=(),
+        peer_addresses=(),
+        moving_tasks=0,
+        not_ready_because="",
+    )
+
+
+def families(tasks: int, peers: int, config: WorkerConfig) -> list[Metric]:
+    """Return what a worker with so many tasks and peers tells."""
+    return list(WorkerCollector(lambda: snapshot(tasks, peers), lambda: 0, config).collect())
+
+
+def rows() -> dict[str, tuple[str, set[str]]]:
+    """Return the type and the labels of each metric on the page."""
+    lines = (line.split("|") for line in PAGE.splitlines() if line.startswith("| `tuplewire_"))
+    return {
+        name.strip(" `"): (kind.strip(), set(re.findall(r"`(\w+)`", labels)))
+        for _, name, kind, labels, *_ in lines
+    }
+
+
+def test_every_metric_has_its_row() -> None:
+    """Names, types and labels on the page are those of the worker."""
+    told = {}
+    for family in families(2, 2, BOUNDED):
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        told[family.name + suffix] = (family.type, labels)
+    kind, settings = told["tuplewire_config_info"]
+    assert settings < SETTINGS.keys()
+    told["tuplewire_config_info"] = (kind, set())  # the page names them no more than SETTINGS.md must
+    assert rows() == told
+
+
+def test_every_state_is_told() -> None:
+    """The page says what each state means."""
+    assert all(f"`{state.value}`" in PAGE for state in TimeState)
+
+
+def test_series_are_bounded_by_the_settings() -> None:
+    """The number of series does not depend on how many tasks and peers there are beyond the bounds."""
+    counts = {
+        sum(len(family.samples) for family in families(size, size, BOUNDED)) for size in (60, 600, 6000)
+    }
+    assert len(counts) == 1
+
+
+def test_nothing_is_left_out_of_the_sums() -> None:
+    """What has no series of its own is in `other`."""
+    by_name = {family.name: family for family in families(600, 600, BOUNDED)}
+    for name, total in (
+        ("tuplewire_queue_messages", 1800),
+        ("tuplewire_peer_accepted_messages", 6000),
+        ("tuplewire_pending_messages", 1800),
+        ("tuplewire_received_messages", 5400),
+    ):
+        assert sum(sample.value for sample in by_name[name].samples) == total, name
