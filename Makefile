@@ -122,6 +122,13 @@ compat: .venv-oldest/.done ## Test values, session and wire with the oldest prot
 settings: $(VENV)/.dev ## Make service/SETTINGS.md of the declarations in the code
 	$(BIN)/python -m tuplewire_service.server.settings_page > service/SETTINGS.md
 
+MONITORING := deploy/kustomize/components/monitoring
+
+.PHONY: monitoring
+monitoring: $(VENV)/.deploy ## Make PrometheusRule and Grafana dashboard of deploy/prometheus
+	$(BIN)/python deploy/prometheus/make_prometheusrule.py > $(MONITORING)/prometheusrule.yaml
+	$(BIN)/python deploy/prometheus/make_dashboard.py > $(MONITORING)/tuplewire.json
+
 .PHONY: wheel
 wheel: $(VENV)/.dev ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist

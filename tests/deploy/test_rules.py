@@ -1,0 +1,152 @@
+"""What Prometheus and Grafana are given, as files: valid, current, and nothing left out."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.prometheus import PROMETHEUS, discovered, with_files
+from helpers.tools import ROOT, require_tool
+
+MONITORING = ROOT / "deploy" / "kustomize" / "components" / "monitoring"
+RULES = yaml.safe_load((PROMETHEUS / "rules.yml").read_text(encoding="utf-8"))
+ALERTS: list[dict[str, Any]] = [
+    rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
+]
+UNITS = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text(encoding="utf-8"))["tests"]
+
+
+def promtool(*words: str | Path) -> str:
+    """Run promtool; what it has to say fails the test when it is not content."""
+    program = require_tool("promtool", "Debian's package prometheus")
+    run = subprocess.run([program, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_rules_are_valid() -> None:
+    """Every expression and template parses, and no rule is there twice."""
+    promtool("check", "rules", "--lint=all", "--lint-fatal", PROMETHEUS / "rules.yml")
+
+
+def test_units() -> None:
+    """Every alert fires in the cases of rules_test.yml, in its own words, and only then."""
+    promtool("test", "rules", PROMETHEUS / "rules_test.yml")
+
+
+@pytest.mark.parametrize("name", [alert["alert"] for alert in ALERTS])
+def test_both_ways(name: str) -> None:
+    """rules_test.yml has every alert firing and not firing."""
+    cases = [case["exp_alerts"] for unit in UNITS if unit["name"] == name for case in unit["alert_rule_test"]]
+    assert any(cases)
+    assert not all(cases)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
+def test_what_to_do(alert: dict[str, Any]) -> None:
+    """Every alert says how bad it is and what it is, and leads to a heading of the operator's guide."""
+    assert alert["labels"]["severity"] in {"critical", "warning"}
+    assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    guide = (ROOT / page).read_text(encoding="utf-8")
+    assert anchor == alert["alert"].lower()
+    assert f"\n### {alert['alert']}\n" in guide[guide.index("\n## Debug\n") :]
+
+
+def test_no_other_headings() -> None:
+    """The operator's guide describes no alert that is not there."""
+    guide = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^### (Tuplewire\w+)$", guide, re.MULTILINE)) == {
+        alert["alert"] for alert in ALERTS
+    }
+
+
+@pytest.mark.parametrize(
+    ("script", "made"),
+    [("make_prometheusrule.py", "prometheusrule.yaml"), ("make_dashboard.py", "tuplewire.json")],
+)
+def test_current(script: str, made: str) -> None:
+    """What is made of rules.yml and dashboard.yml is as they are now; `make monitoring` makes it anew."""
+    run = subprocess.run([sys.executable, PROMETHEUS / script], capture_output=True, timeout=60, check=True)
+    assert run.stdout == (MONITORING / made).read_bytes()
+
+
+def test_the_operator_gets_the_same_rules() -> None:
+    """PrometheusRule holds the groups of rules.yml."""
+    rule = yaml.safe_load((MONITORING / "prometheusrule.yaml").read_text(encoding="utf-8"))
+    assert rule["spec"] == RULES
+
+
+def test_component() -> None:
+    """Kustomize renders the component: the dashboard in a ConfigMap that Grafana finds, PodMonitor, rules."""
+    kubectl = shutil.which("kubectl")
+    words = [kubectl, "kustomize"] if kubectl else [require_tool("kustomize", "its own release"), "build"]
+    run = subprocess.run([*words, MONITORING], capture_output=True, text=True, timeout=60, check=True)
+    found = {each["kind"]: each for each in yaml.safe_load_all(run.stdout)}
+    assert found.keys() == {"ConfigMap", "PodMonitor", "PrometheusRule"}
+    assert found["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(found["ConfigMap"]["data"]["tuplewire.json"])["uid"] == "tuplewire"
+
+
+def test_configuration(tmp_path: Path) -> None:
+    """Prometheus takes our configuration, but for Kubernetes' discovery, which Debian's is built without."""
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump(with_files([], tmp_path)), encoding="utf-8")
+    assert "1 rule files found" in promtool("check", "config", file)
+
+
+def test_discovery(tmp_path: Path) -> None:
+    """Of what Kubernetes offers one port of each running worker is kept, named after its pod."""
+    offered = [
+        discovered("exec-1", "10.0.0.1:9464"),
+        discovered("exec-1", "10.0.0.1:6700", pod_container_port_name="grpc"),
+        discovered("exec-1", "10.0.0.1:7079", pod_container_port_name="blockmanager"),
+        discovered("exec-2", "10.0.0.2:9464", pod_phase="Succeeded"),
+        discovered("exec-3", "10.0.0.3:9464", pod_phase="Pending"),
+        discovered("messaging-0", "10.0.0.4:9464", pod_container_init="false"),
+    ]
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump(with_files(offered, tmp_path)), encoding="utf-8")
+    answer = json.loads(promtool("check", "service-discovery", "--timeout=5s", file, "tuplewire"))
+    kept = [each["labels"] for each in answer if each["labels"]]
+    assert sorted(kept, key=itemgetter("worker")) == [
+        {
+            "__address__": address,
+            "__metrics_path__": "/metrics",
+            "__scheme__": "http",
+            "__scrape_interval__": "15s",
+            "__scrape_timeout__": "10s",
+            "instance": address,
+            "job": "tuplewire",
+            "namespace": "spark",
+            "worker": worker,
+        }
+        for worker, address in (("exec-1", "10.0.0.1:9464"), ("messaging-0", "10.0.0.4:9464"))
+    ]
+
+
+def test_the_operator_finds_the_same() -> None:
+    """PodMonitor and prometheus.yml agree on label, port, job, interval and the name of a worker."""
+    monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text(encoding="utf-8"))["spec"]
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = config["scrape_configs"]
+    (pods,) = job["kubernetes_sd_configs"]
+    ((label, value),) = monitor["selector"]["matchLabels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    by_target = {each.get("target_label", each["source_labels"][0]): each for each in job["relabel_configs"]}
+    assert pods["selectors"] == [{"role": "pod", "label": f"{label}={value}"}]
+    assert monitor["jobLabel"] == label
+    assert value == job["job_name"]
+    assert endpoint["port"] == by_target["__meta_kubernetes_pod_container_port_name"]["regex"]
+    assert endpoint["interval"] == config["global"]["scrape_interval"]
+    assert endpoint["relabelings"] == [
+        {"sourceLabels": by_target["worker"]["source_labels"], "targetLabel": "worker"}
+    ]

@@ -1,0 +1,148 @@
+"""A real Prometheus with our configuration, and what to ask it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from helpers.tools import ROOT, require_tool
+from tuplewire_service.launching.child import Child, Command
+from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing import eventually
+
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+RATE_INTERVAL = "10s"
+Sample = tuple[Mapping[str, str], float]
+"""The labels of a series and its value."""
+
+
+def discovered(name: str, address: str, **labels: str) -> dict[str, Any]:
+    """Return a target as Kubernetes' discovery gives it: a native sidecar's port in an executor's pod.
+
+    labels: others than usual, without `__meta_kubernetes_`.
+    """
+    usual = {
+        "namespace": "spark",
+        "pod_name": name,
+        "pod_phase": "Running",
+        "pod_label_app_kubernetes_io_name": "tuplewire",
+        "pod_container_name": "tuplewire",
+        "pod_container_init": "true",
+        "pod_container_port_name": "metrics",
+    }
+    found = {f"__meta_kubernetes_{key}": value for key, value in {**usual, **labels}.items()}
+    return {"targets": [address], "labels": found}
+
+
+def with_files(targets: Iterable[Mapping[str, Any]], directory: Path) -> dict[str, Any]:
+    """Return our prometheus.yml with targets of a file, in place of those of a cluster."""
+    file = directory / "targets.json"
+    file.write_text(json.dumps(list(targets)), encoding="utf-8")
+    config: dict[str, Any] = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = config["scrape_configs"]
+    # Debian's Prometheus is built without Kubernetes' discovery and refuses its settings.
+    del job["kubernetes_sd_configs"]
+    job["file_sd_configs"] = [{"files": [str(file)]}]
+    config["rule_files"] = [str(PROMETHEUS / "rules.yml")]
+    return config
+
+
+def hasten(rules: str) -> str:
+    """Return rules that look at ten seconds, and wait for two."""
+    return re.sub(r"for: \d+m", "for: 2s", re.sub(r"\[\d+m\]", f"[{RATE_INTERVAL}]", rules))
+
+
+class Prometheus:
+    """Scrapes workers every second, with our rules in haste; ends with the block."""
+
+    def __init__(self, workers: Iterable[Endpoint], directory: Path) -> None:
+        program = require_tool("prometheus", "Debian's package prometheus")
+        targets = [
+            discovered(each.worker_id, urllib.parse.urlsplit(each.metrics_url).netloc) for each in workers
+        ]
+        config = with_files(targets, directory)
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        rules = directory / "rules.yml"
+        rules.write_text(hasten((PROMETHEUS / "rules.yml").read_text(encoding="utf-8")), encoding="utf-8")
+        config["rule_files"] = [str(rules)]
+        file = directory / "prometheus.yml"
+        file.write_text(yaml.safe_dump(config), encoding="utf-8")
+        self._command = Command(
+            name="prometheus",
+            words=[
+                program,
+                f"--config.file={file}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            log=directory / "prometheus.log",
+        )
+        self._address = ""
+
+    def __enter__(self) -> Self:
+        self._child = Child(self._command)
+        try:
+            eventually(self._listens, 30, "Prometheus listens")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.terminate()
+        self._child.end(time.monotonic() + 20)
+
+    def _listens(self) -> bool:
+        log = self._command.log.read_text(encoding="utf-8")
+        found = re.search(r'msg="Listening on" address=(\S+)', log)
+        self._address = found[1] if found else ""
+        assert self._child.poll() is None, self._child.last_words()
+        return bool(found) and "Server is ready" in log
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                return json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+
+    def query(self, expression: str) -> list[Sample]:
+        """Return what an expression gives now, one sample per series; AssertionError with what is wrong."""
+        result = self._get("query", query=expression)["result"]
+        return [(each["metric"], float(each["value"][1])) for each in result]
+
+    def until(self, expression: str, satisfied: Callable[[list[Sample]], bool]) -> None:
+        """Wait until the samples of an expression are as wanted, a minute at most."""
+        deadline = time.monotonic() + 60
+        while not satisfied(samples := self.query(expression)):
+            assert time.monotonic() < deadline, f"{expression}\ngives {samples}"
+            # It scrapes once a second; to be asked all the time only keeps the others from work.
+            time.sleep(0.2)
+
+    def targets(self) -> list[dict[str, Any]]:
+        """Return the targets that are scraped, with `labels`, `health` and `lastError`."""
+        active: list[dict[str, Any]] = self._get("targets", state="active")["activeTargets"]
+        return active
+
+    def firing(self, alert: str) -> list[dict[str, Any]]:
+        """Return an alert's instances that fire now, with `labels` and `annotations`."""
+        return [
+            each
+            for each in self._get("alerts")["alerts"]
+            if each["state"] == "firing" and each["labels"]["alertname"] == alert
+        ]
+
+    def names(self) -> list[str]:
+        """Return the name of every metric that was ever scraped or recorded."""
+        known: list[str] = self._get("label/__name__/values")
+        return known
