@@ -1,0 +1,229 @@
+"""A real Prometheus scrapes real workers under load; what it sees, and what is made of that."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain, count
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from helpers.certificates import Authority
+from helpers.program import Program, Threads
+from helpers.prometheus import PROMETHEUS, RATE_INTERVAL, Prometheus
+from helpers.secured import tls_flags
+from helpers.tools import ROOT, require_tool
+from helpers.topology import TOPOLOGY, assign, numbered, one_worker
+from helpers.traffic import Reader, client_of
+from helpers.unsteady import unsteady_proxy
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tuplewire import Client
+from tuplewire.control import ControlClient
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.testing import eventually
+from tuplewire_service.topology.metrics import ExecutorCollector
+
+SECONDS = 60.0
+TASKS = {0: range(10), 1: range(10, 20), 2: range(20, 30), 3: range(30, 40)}
+READ = {1: 11, 2: 21}
+"""Tasks that have a consumer under load, by the worker that has them."""
+STUCK = (5, 15)
+"""Tasks that nobody reads under load: of the first worker, and of the second."""
+COUNTED = 25
+BATCH = 100
+DASHBOARD = json.loads(
+    (ROOT / "deploy/kustomize/components/monitoring/tuplewire.json").read_text(encoding="utf-8")
+)
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+
+
+class Scene(NamedTuple):
+    """Four workers of one topology, one more with TLS that has no assignment, and a Prometheus."""
+
+    workers: list[Endpoint]
+    prometheus: Prometheus
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Run them. The connection to the second worker breaks every other second."""
+    folder = tmp_path_factory.mktemp("scene")
+    certificate = Authority().issue("worker.example").write(folder / "tls")
+    flags = ["--receive-queue-messages=2000"]
+    with ExitStack() as stack:
+        workers = stack.enter_context(LocalWorkers(4, TOPOLOGY, flags=flags, drain_seconds=2)).endpoints
+        secured = stack.enter_context(one_worker("secured", *tls_flags(certificate), directory=folder))
+        unsteady = stack.enter_context(Program(unsteady_proxy, workers[1].address))
+        reached = [*workers]
+        reached[1] = replace(workers[1], address=unsteady.ask("address"))
+        for worker in workers:
+            assign(worker, 1, {reached[index]: tasks for index, tasks in TASKS.items()})
+        for worker in workers:
+            with ControlClient(worker.address) as control:
+                control.wait_ready(SECONDS)
+        prometheus = stack.enter_context(Prometheus([*workers, secured], folder))
+        yield Scene(workers, prometheus)
+
+
+@pytest.fixture(scope="module")
+def load(scene: Scene) -> Iterator[Scene]:
+    """Feed two tasks that are read, and two that nobody reads."""
+    threads = Threads()
+    with ExitStack() as stack:
+        for worker, task in READ.items():
+            consumer = stack.enter_context(client_of(scene.workers[worker].address))
+            stack.enter_context(Reader(consumer.recv([task], timeout=1)))
+        program = client_of(scene.workers[0].address, max_pending_task_messages=4 * BATCH)
+        stack.callback(program.close, 0.1)  # what nobody reads is given up
+        threads.start(_feed, threads, program)
+        stack.callback(threads.end)
+        yield scene
+    assert threads.errors == []
+
+
+def _feed(threads: Threads, program: Client) -> None:
+    for number in count(0, BATCH):
+        for task in (*READ.values(), *STUCK):
+            program.try_send(numbered(task, range(number, number + BATCH)))
+        if threads.stop.wait(0.02):
+            return
+
+
+def expressions(panel: dict[str, Any]) -> list[str]:
+    """Return a panel's queries with the variables replaced: all workers, and the interval for a rate."""
+    return [
+        target["expr"]
+        .replace("$__rate_interval", RATE_INTERVAL)
+        .replace("$__range", RATE_INTERVAL)
+        .replace("$worker", ".*")
+        for target in panel["targets"]
+    ]
+
+
+def test_targets_are_up(scene: Scene) -> None:
+    """Every worker is a target with its id and namespace, and answers."""
+    names = [*(worker.worker_id for worker in scene.workers), "secured"]
+    wanted = {("tuplewire", "spark", name, "up") for name in names}
+
+    def found() -> set[tuple[str, ...]]:
+        return {
+            (*(each["labels"][name] for name in ("job", "namespace", "worker")), each["health"])
+            for each in scene.prometheus.targets()
+        }
+
+    eventually(lambda: found() == wanted, SECONDS, "all targets are up")
+
+
+def test_received_is_what_was_sent(scene: Scene) -> None:
+    """Prometheus has as many messages as a program sent, at both workers that they go through."""
+    total = 12_345
+    with (
+        client_of(scene.workers[2].address) as consumer,
+        Reader(consumer.recv([COUNTED], timeout=1)) as reader,
+        client_of(scene.workers[0].address) as program,
+    ):
+        program.send(numbered(COUNTED, range(total)))
+        program.flush(SECONDS)
+        eventually(lambda: len(reader.got) == total, SECONDS, "everything is read")
+    for worker, source in (("worker-0", "client"), ("worker-2", "worker-0")):
+        scene.prometheus.until(
+            f'tuplewire_received_messages_total{{worker="{worker}", source="{source}"}}',
+            lambda samples: [value for _, value in samples] == [total],
+        )
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
+def test_panels_have_data(load: Scene, panel: dict[str, Any]) -> None:
+    """Every query of the dashboard is valid, and gives numbers under load."""
+    for expression in expressions(panel):
+        load.prometheus.until(expression, lambda samples: any(not math.isnan(value) for _, value in samples))
+
+
+@pytest.mark.parametrize("query", [each["definition"] for each in DASHBOARD["templating"]["list"][1:]])
+def test_variables_have_values(load: Scene, query: str) -> None:
+    """What the dashboard offers for topology and worker is there."""
+    found = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
+    assert found
+    samples = load.prometheus.query(found[1].replace("$topology", TOPOLOGY))
+    assert len(samples) == len(load.workers) + 1
+    assert all(labels[found[2]] for labels, _ in samples)
+
+
+def test_names(load: Scene) -> None:
+    """Every metric in rules and dashboard is one that a worker or a process of executors has."""
+    used = {
+        name
+        for expression in (*(rule["expr"] for rule in RULES), *chain.from_iterable(map(expressions, PANELS)))
+        for name in re.findall(r"\b(?:tuplewire|process|python)_\w+|\b\w+:tuplewire_\w+:\w+", expression)
+    }
+    registry = CollectorRegistry()
+    registry.register(ExecutorCollector(list, list))
+    of_executors = set(re.findall(r"^# TYPE (\S+)", generate_latest(registry).decode(), re.MULTILINE))
+    known = set(load.prometheus.names()) | of_executors
+    assert used - known == set()
+
+
+def test_promtool_finds_nothing(load: Scene) -> None:
+    """Prometheus's own checker has nothing to say about names, types and help texts under load."""
+    promtool = require_tool("promtool", "Debian's package prometheus")
+    for worker in load.workers:
+        with urllib.request.urlopen(worker.metrics_url, timeout=SECONDS) as response:  # noqa: S310 - our own
+            page = response.read()
+        run = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+        assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("alert", "workers"),
+    [
+        ("TuplewireBackpressured", {"worker-0"}),
+        ("TuplewireTaskBlocking", {"worker-0"}),
+        ("TuplewireNoConsumer", {"worker-0", "worker-1"}),
+        ("TuplewireNotReady", {"secured"}),
+        ("TuplewireCertificateExpires", {"secured"}),
+    ],
+)
+def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
+    """Those workers are told of that have something wrong, and no other: see the scene and its load."""
+    load.prometheus.until(
+        f'ALERTS{{alertname="{alert}", alertstate="firing"}}',
+        lambda samples: {labels["worker"] for labels, _ in samples} == workers,
+    )
+
+
+def test_nothing_is_lost(load: Scene) -> None:
+    """Every ledger adds up at every scrape, and nothing is dropped, while a connection breaks."""
+    for expression in (
+        "max(max_over_time(abs(worker:tuplewire_unaccounted_messages:difference)[5m:1s]))",
+        "sum(tuplewire_dropped_messages_total)",
+    ):
+        assert [value for _, value in load.prometheus.query(expression)] == [0]
+    reconnects = load.prometheus.query('sum(tuplewire_reconnects_total{peer="worker-1"})')
+    assert reconnects[0][1] > 0
+
+
+def test_a_worker_that_dies_is_told_of(load: Scene) -> None:
+    """Killed, it is down in Prometheus, and for the worker that is connected to it."""
+    os.kill(load.workers[3].process_id, signal.SIGKILL)
+    down = eventually(lambda: load.prometheus.firing("TuplewireWorkerDown"), SECONDS)
+    assert [each["labels"]["worker"] for each in down] == ["worker-3"]
+    assert down[0]["annotations"]["summary"] == "Worker worker-3 does not answer Prometheus."
+    load.prometheus.until(
+        'ALERTS{alertname="TuplewirePeerDown", alertstate="firing", worker="worker-0"}',
+        lambda samples: {labels["peer"] for labels, _ in samples} == {"worker-3"},
+    )

@@ -1,0 +1,27 @@
+"""A line that breaks again and again, in a process of its own."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+from helpers.program import Threads, serve
+from tuplewire_service.testing import FaultProxy
+
+_STEADY_SECONDS = 2.0
+
+
+def unsteady_proxy(pipe: Connection, target: str) -> None:
+    """Run a proxy before the target that breaks every connection every other second; answers `address`.
+
+    For helpers.program.Program.
+    """
+    threads = Threads()
+
+    def cut(proxy: FaultProxy) -> None:
+        while not threads.stop.wait(_STEADY_SECONDS):
+            proxy.cut()
+
+    with FaultProxy(target) as proxy:
+        threads.start(cut, proxy)
+        serve(pipe, {"address": lambda: proxy.address}, threads.errors)
+        threads.end()
