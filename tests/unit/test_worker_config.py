@@ -183,6 +183,7 @@ def test_bad_values(read: Callable[[Raw], object], text: str) -> None:
         (host_port, "localhost:0", "localhost:0"),
         (advertised, "10.0.0.1", "10.0.0.1"),
         (advertised, "[::1]", "[::1]"),
+        (advertised, "fd00::1", "[fd00::1]"),
         (advertised, "pod-1:6700", "pod-1:6700"),
         (mode, "0660", 0o660),
         (mode, 0o660, 0o660),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable
@@ -151,9 +152,21 @@ def host_port(value: Raw) -> str:
     return join_host_port(*split_host_port(str(value).strip()))
 
 
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
 def advertised(value: Raw) -> str:
-    """Read an address that others use: host:port, or only a host (then the port is the bound one)."""
+    """Read an address that others use: host:port, or only a host (then the port is the bound one).
+
+    A host that is an IPv6 address may come without brackets, as Kubernetes has a pod's.
+    """
     address = text(value)
+    if _is_ipv6(address):
+        return bracketed(address)
     if ":" not in address or (address.startswith("[") and address.endswith("]")):
         return address
     host, port = split_host_port(address)

@@ -1,0 +1,300 @@
+"""What kustomize makes of the overlays: valid, and true to the worker that it runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from helpers.manifests import (
+    OVERLAYS,
+    Manifest,
+    cluster,
+    container,
+    containers,
+    executor,
+    pods,
+    selects,
+    the,
+    variables,
+)
+from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
+from helpers.schemas import VERSIONS, validate
+
+from tuplewire.spark import kubernetes
+from tuplewire_service.server.setting import split_host_port
+from tuplewire_service.worker.assignment import load_assignment
+
+CONFIG = "/etc/tuplewire/worker.toml"
+FILES = ("assignment_file", "tls_certificate", "tls_key", "tls_ca", "token_file", "permissions_file")
+SECURE = ("mtls", "prod")
+PLACES = [(overlay, kind) for overlay in OVERLAYS for kind in ("worker", "executor")]
+
+every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+every_pod = pytest.mark.parametrize(("overlay", "kind"), PLACES)
+
+
+def config_file(overlay: str) -> str:
+    """Return worker.toml as the ConfigMap of an overlay has it."""
+    text: str = the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"][PurePosixPath(CONFIG).name]
+    return text
+
+
+@functools.cache
+def config_of(overlay: str, kind: str) -> Mapping[str, Any]:
+    """Return what the real command makes of a pod's arguments, environment and file."""
+    worker = container(pods(overlay)[kind])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "worker.toml"
+        path.write_text(config_file(overlay), encoding="utf-8")
+        known = {**variables(worker), "POD_NAME": "a-pod", "POD_IP": "10.1.2.3"}
+        arguments = [
+            re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], text).replace(CONFIG, str(path))
+            for text in worker["args"]
+        ]
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TUPLEWIRE_")}
+        command = [sys.executable, "-m", "tuplewire_service", *arguments, "--print-config"]
+        done = subprocess.run(
+            command, env={**own, **known}, capture_output=True, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    return tomllib.loads(done.stdout)
+
+
+@every_overlay
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_are_kept(overlay: str, version: str) -> None:
+    """Every object is one of its kind, with no unknown field, in old and new versions of Kubernetes."""
+    for manifest in (*cluster(overlay), executor(overlay)):
+        validate(manifest, version)
+
+
+@every_overlay
+def test_objects_are_different(overlay: str) -> None:
+    """No two objects have kind and name in common, and none is a Secret."""
+    names = [(each["kind"], each["metadata"]["name"]) for each in cluster(overlay)]
+    assert len(names) == len(set(names))
+    assert "Secret" not in dict(names)
+
+
+@every_pod
+def test_pods_are_whole(overlay: str, kind: str) -> None:
+    """Mounts have their volumes, names are different, limits are above requests, probes ask at open ports."""
+    check_pod(pods(overlay)[kind])
+
+
+@every_overlay
+def test_the_worker_is_a_native_sidecar(overlay: str) -> None:
+    """It is up before the executor, ends after it, and is waited for without an assignment."""
+    check_sidecar(executor(overlay))
+
+
+@every_pod
+def test_nobody_has_more_rights_than_needed(overlay: str, kind: str) -> None:
+    """Every container keeps the standard `restricted` as user 185, and the worker's root is read-only."""
+    pod = pods(overlay)[kind]
+    for each in containers(pod):
+        check_restricted(pod, each["name"])
+    assert container(pod)["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container(pod)["securityContext"]["runAsGroup"] == 185
+
+
+@every_pod
+def test_memory_is_guaranteed_and_cpu_is_not_throttled(overlay: str, kind: str) -> None:
+    """The worker's request of memory is its limit; of CPU there is a request and no limit."""
+    resources = container(pods(overlay)[kind])["resources"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"]
+    assert "cpu" in resources["requests"]
+    assert "cpu" not in resources["limits"]
+
+
+@every_pod
+def test_the_worker_takes_its_settings(overlay: str, kind: str) -> None:
+    """The real command line and the real loader accept them; ports and probes are where it listens."""
+    worker = container(pods(overlay)[kind])
+    config = config_of(overlay, kind)
+    assert config["worker_id"] == "a-pod"
+    ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
+    listening = {"grpc": config["listen"], "metrics": config["admin"]}
+    assert ports == {name: split_host_port(address)[1] for name, address in listening.items()}
+    assert {split_host_port(address)[0] for address in listening.values()} == {"0.0.0.0"}  # noqa: S104
+    assert config["advertise"] in {
+        "10.1.2.3",
+        f"a-pod.{the(cluster(overlay), 'Service')['metadata']['name']}",
+    }
+
+
+@every_pod
+def test_files_are_mounted(overlay: str, kind: str) -> None:
+    """Every file that the worker is told of is in a volume; what it writes is in one that can be written."""
+    pod = pods(overlay)[kind]
+    worker, config = container(pod), config_of(overlay, kind)
+    for path in (CONFIG, *filter(None, (config.get(name) for name in FILES))):
+        mount = mounted(worker, path)
+        assert mount, path
+        assert mount["readOnly"] is True, path
+        assert _has(overlay, pod, mount, PurePosixPath(path).name), path
+    for path in (config["listen_unix"], "/tmp/any"):  # noqa: S108 - a volume
+        mount = mounted(worker, path)
+        assert mount, path
+        assert "readOnly" not in mount, path
+
+
+def _has(overlay: str, pod: Manifest, mount: Manifest, name: str) -> bool:
+    """Whether the ConfigMap behind a mount has a file; what is in a Secret only its maker knows."""
+    (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
+    if "secret" in volume:
+        return name in {"tls.crt", "tls.key", "ca.crt", "token"}
+    return name in the(cluster(overlay), "ConfigMap", volume["configMap"]["name"])["data"]
+
+
+@every_overlay
+def test_the_executor_finds_its_worker(overlay: str) -> None:
+    """Its address is the worker's socket, which both have in the same volume at the same place."""
+    pod = executor(overlay)
+    spark = container(pod, "spark-kubernetes-executor")
+    path = config_of(overlay, "executor")["listen_unix"]
+    assert variables(spark)["TUPLEWIRE_ADDRESS"] == f"unix://{path}"
+    assert mounted(spark, path) == mounted(container(pod), path)
+
+
+@every_overlay
+def test_a_drain_has_its_time(overlay: str) -> None:
+    """The grace period is longer than a worker may drain and close, beside an executor as well."""
+    stateful = the(cluster(overlay), "StatefulSet")["spec"]["template"]["spec"]
+    drain = config_of(overlay, "worker")["drain_seconds"]
+    assert stateful["terminationGracePeriodSeconds"] >= drain + kubernetes.CLOSE_SECONDS
+    drain = config_of(overlay, "executor")["drain_seconds"]
+    given = kubernetes.settings("t.yaml", drain_seconds=drain)
+    assert given == kubernetes.settings("t.yaml")
+
+
+@every_overlay
+def test_selectors_find_the_pods(overlay: str) -> None:
+    """Whatever selects pods takes those that it is for."""
+    labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(overlay).items()}
+    stateful = the(cluster(overlay), "StatefulSet")
+    service = the(cluster(overlay), "Service")
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
+    assert {port["targetPort"] for port in service["spec"]["ports"]} <= {
+        port["name"] for port in container(stateful["spec"]["template"])["ports"]
+    }
+    for selector in _selectors_of_workers(overlay):
+        assert selects(selector, labels["worker"]), selector
+        assert not selects(selector, labels["executor"]), selector
+    policy = the(cluster(overlay), "NetworkPolicy")["spec"]["podSelector"]
+    assert all(selects(policy, each) for each in labels.values())
+
+
+def _selectors_of_workers(overlay: str) -> Iterator[Manifest]:
+    for each in cluster(overlay):
+        if each["kind"] == "Service":
+            yield {"matchLabels": each["spec"]["selector"]}
+        if each["kind"] in {"StatefulSet", "PodDisruptionBudget"}:
+            yield each["spec"]["selector"]
+        if each["kind"] == "StatefulSet":
+            spread = each["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
+            yield from (constraint["labelSelector"] for constraint in spread)
+
+
+@every_overlay
+def test_the_network_is_closed_but_for_those_who_need_it(overlay: str) -> None:
+    """Workers and drivers reach the messages, Prometheus alone the metrics, Spark its own pods."""
+    spec = the(cluster(overlay), "NetworkPolicy")["spec"]
+    ports = {port["name"]: port["containerPort"] for port in container(executor(overlay))["ports"]}
+    allowed = {rule["ports"][0]["port"]: rule["from"] for rule in spec["ingress"]}
+    assert spec["policyTypes"] == ["Ingress"]
+    assert all(len(rule["ports"]) == 1 for rule in spec["ingress"])
+    assert set(allowed) == {ports["grpc"], ports["metrics"], 7079}
+    executors = {**executor(overlay)["metadata"]["labels"], "spark-role": "executor"}
+    workers = pods(overlay)["worker"]["metadata"]["labels"]
+    driver, stranger = {"spark-role": "driver"}, {"app": "another"}
+
+    def comes_in(port: int, labels: Manifest) -> bool:
+        return any(
+            "namespaceSelector" not in peer and selects(peer["podSelector"], labels) for peer in allowed[port]
+        )
+
+    assert [comes_in(6700, labels) for labels in (executors, workers, driver, stranger)] == [True] * 3 + [
+        False
+    ]
+    assert [comes_in(7079, labels) for labels in (executors, workers, driver)] == [True, False, True]
+    (prometheus,) = allowed[9464]
+    assert set(prometheus) == {"namespaceSelector", "podSelector"}
+
+
+@every_overlay
+def test_the_assignment_names_the_workers(overlay: str, tmp_path: Path) -> None:
+    """The real loader takes it, and it has each pod of the StatefulSet at its name in the Service."""
+    path = tmp_path / "assignment.json"
+    path.write_text(the(cluster(overlay), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
+    assignment = load_assignment(path)
+    config = config_of(overlay, "worker")
+    stateful = the(cluster(overlay), "StatefulSet")
+    name, service = stateful["metadata"]["name"], stateful["spec"]["serviceName"]
+    port = split_host_port(config["listen"])[1]
+    assert assignment.topology == config["topology"]
+    assert {each.worker_id: each.address for each in assignment.workers} == {
+        f"{name}-{index}": f"{name}-{index}.{service}:{port}" for index in range(stateful["spec"]["replicas"])
+    }
+
+
+@every_overlay
+def test_secrets_are_only_where_they_are_needed(overlay: str) -> None:
+    """There are none in dev; elsewhere workers and executors have theirs, which only their group may read."""
+    secrets = {
+        kind: {
+            each["secret"]["secretName"]: each["secret"]["defaultMode"]
+            for each in pod["spec"]["volumes"]
+            if "secret" in each
+        }
+        for kind, pod in pods(overlay).items()
+    }
+    workers = dict.fromkeys(("tuplewire-tls", "tuplewire-token"), 0o440)
+    expected = {"worker": workers, "executor": {**workers, "tuplewire-client-tls": 0o440}}
+    assert secrets == (expected if overlay in SECURE else {"worker": {}, "executor": {}})
+
+
+@pytest.mark.parametrize("overlay", SECURE)
+def test_programs_have_a_certificate_of_their_own(overlay: str) -> None:
+    """The executor's container has a program's certificate and the token, and never the worker's key."""
+    spark = container(executor(overlay), "spark-kubernetes-executor")
+    mounts = {each["mountPath"]: each["name"] for each in spark["volumeMounts"]}
+    assert mounts["/etc/tuplewire/tls"] == "tuplewire-client-tls"
+    assert "tuplewire-tls" not in mounts.values()
+    given = kubernetes.settings("t.yaml", secure=True)
+    driver = {
+        name.removeprefix("spark.kubernetes.driverEnv."): value
+        for name, value in given.items()
+        if name.startswith("spark.kubernetes.driverEnv.")
+    }
+    environment = variables(spark)
+    del environment["TUPLEWIRE_ADDRESS"]
+    assert environment == driver
+    assert all(mounted(spark, path) for path in environment.values())
+
+
+def test_certificates_are_all_that_sets_the_files_apart() -> None:
+    """Every overlay's worker.toml says the same, but for who may talk."""
+    plain = tomllib.loads(config_file("dev"))
+    plain.pop("allow_plaintext", None)
+    for overlay in SECURE:
+        secure = tomllib.loads(config_file(overlay))
+        assert {name: secure.pop(name) for name in plain} == plain
+        assert all(name.startswith(("tls_", "token_")) for name in secure), secure
+
+
+@every_overlay
+def test_one_image(overlay: str) -> None:
+    """The workers outside Spark and beside executors run the same image."""
+    images = {container(pod)["image"] for pod in pods(overlay).values()}
+    assert len(images) == 1
+    assert (images == {"localhost/tuplewire:dev"}) == (overlay != "prod")

@@ -1,0 +1,79 @@
+"""As much of the Kubernetes API as a Spark driver needs to ask for its executors: it notes the pods."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from helpers.manifests import Manifest
+
+_KINDS = {"pods": "Pod", "configmaps": "ConfigMap"}
+
+
+class KubernetesApi(ThreadingHTTPServer):
+    """Takes whatever is created and never runs any of it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.created: list[Manifest] = []
+
+    @property
+    def master(self) -> str:
+        """What Spark calls it."""
+        return f"k8s://http://127.0.0.1:{self.server_port}"
+
+    def pods(self) -> list[Manifest]:
+        """Return the pods that were asked for."""
+        return [each for each in self.created if each["kind"] == "Pod"]
+
+
+@contextmanager
+def kubernetes_api() -> Iterator[KubernetesApi]:
+    """Serve it while the block runs."""
+    with KubernetesApi() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: KubernetesApi
+
+    def do_GET(self) -> None:
+        kind = _KINDS.get(self._resource, "Status")
+        version = {"apiVersion": "v1", "kind": f"{kind}List", "metadata": {"resourceVersion": "1"}}
+        self._answer(HTTPStatus.OK, {**version, "items": []})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.created.append(asked)
+        # It answers with a copy: what was asked for stays as it came.
+        metadata = {**asked["metadata"], "uid": str(len(self.server.created)), "resourceVersion": "1"}
+        self._answer(HTTPStatus.CREATED, {**asked, "metadata": metadata})
+
+    def do_DELETE(self) -> None:
+        self._answer(HTTPStatus.OK, {"apiVersion": "v1", "kind": "Status", "status": "Success"})
+
+    @property
+    def _resource(self) -> str:
+        return self.path.partition("?")[0].rsplit("/", 1)[-1]
+
+    def _answer(self, status: HTTPStatus, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""

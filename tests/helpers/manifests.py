@@ -1,0 +1,86 @@
+"""What kustomize makes of deploy/kustomize, as plain dicts."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from helpers.tools import ROOT, missing
+
+Manifest = dict[str, Any]
+
+KUSTOMIZE = ROOT / "deploy" / "kustomize"
+OVERLAYS = ("dev", "mtls", "prod")
+_BUILT = ROOT / "build" / "bin" / "kustomize"
+
+
+@functools.cache
+def _program() -> list[str]:
+    if kubectl := shutil.which("kubectl"):
+        return [kubectl, "kustomize"]
+    kustomize = shutil.which("kustomize") or shutil.which(_BUILT)
+    if kustomize is None:
+        missing("kubectl and kustomize are missing; deploy/install-tools.sh builds kustomize")
+    return [kustomize, "build"]
+
+
+@functools.cache
+def render(folder: str) -> tuple[Manifest, ...]:
+    """Return what a folder below deploy/kustomize comes to."""
+    done = subprocess.run(
+        [*_program(), KUSTOMIZE / folder], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def cluster(overlay: str) -> tuple[Manifest, ...]:
+    """Return what is applied to a cluster."""
+    return render(f"overlays/{overlay}")
+
+
+def executor(overlay: str) -> Manifest:
+    """Return Spark's template of an executor's pod."""
+    (template,) = render(f"overlays/{overlay}/executor")
+    return template
+
+
+def the(manifests: tuple[Manifest, ...], kind: str, name: str = "") -> Manifest:
+    """Return the one of a kind, or of a kind and name."""
+    (found,) = [each for each in manifests if each["kind"] == kind and name in {"", each["metadata"]["name"]}]
+    return found
+
+
+def pods(overlay: str) -> dict[str, Manifest]:
+    """Return the pods, as metadata and spec: of the workers outside Spark, and of the executors."""
+    return {"worker": the(cluster(overlay), "StatefulSet")["spec"]["template"], "executor": executor(overlay)}
+
+
+def containers(pod: Manifest) -> Iterator[Manifest]:
+    """Yield all containers of a pod, in the order in which they start."""
+    yield from pod["spec"].get("initContainers", [])
+    yield from pod["spec"]["containers"]
+
+
+def container(pod: Manifest, name: str = "tuplewire") -> Manifest:
+    """Return a pod's container; by default the worker."""
+    (found,) = [each for each in containers(pod) if each["name"] == name]
+    return found
+
+
+def variables(one: Manifest) -> dict[str, str]:
+    """Return the environment of a container; what the pod fills in is written $(name)."""
+    return {each["name"]: each.get("value", f"$({each['name']})") for each in one.get("env", [])}
+
+
+def selects(selector: Manifest, labels: Manifest) -> bool:
+    """Whether a label selector (matchLabels, matchExpressions with In) takes something with these labels."""
+    by_label = selector.get("matchLabels", {}).items() <= labels.items()
+    return by_label and all(
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
+    )

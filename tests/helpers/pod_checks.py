@@ -1,0 +1,105 @@
+"""What must hold for any pod, and what no schema says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import PurePosixPath
+
+from helpers.manifests import Manifest, container, containers
+
+_UNITS = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+}
+_UNITS |= {f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGT", 1)}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|Ki|Mi|Gi|Ti|)")
+_PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9](?:[a-z0-9-]{0,13}[a-z0-9])?")
+_PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+def quantity(text: str | float) -> Decimal:
+    """Return a quantity in its base unit: cores, or bytes."""
+    match = _QUANTITY.fullmatch(str(text))
+    assert match, f"{text!r} is no quantity"
+    return Decimal(match[1]) * _UNITS[match[2]]
+
+
+def check_pod(pod: Manifest) -> None:
+    """Fail where a pod would be refused, or its containers could not start or not be reached."""
+    _are_different([each["name"] for each in containers(pod)])
+    _are_different([each["name"] for each in pod["spec"].get("volumes", [])])
+    ports = [port for each in containers(pod) for port in each.get("ports", [])]
+    _are_different([port["name"] for port in ports])
+    _are_different([port["containerPort"] for port in ports])
+    _mounts(pod)
+    for each in containers(pod):
+        _are_different([variable["name"] for variable in each.get("env", [])])
+        _resources(each)
+        _ports_and_probes(each)
+
+
+def check_sidecar(pod: Manifest) -> None:
+    """Fail where the worker is not up before all others, and ended after them."""
+    first = next(containers(pod))
+    assert first["name"] == "tuplewire"
+    assert first in pod["spec"]["initContainers"]
+    assert first["restartPolicy"] == "Always"
+    # Readiness comes with the assignment, which comes when the executor runs.
+    assert first["startupProbe"]["httpGet"]["path"] == "/livez"
+
+
+def check_restricted(pod: Manifest, name: str) -> None:
+    """Fail where a container has more than Kubernetes' standard `restricted` allows, or is not user 185."""
+    context = container(pod, name)["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] == 185
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["spec"]["securityContext"]["fsGroup"] == 185
+    assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def mounted(one: Manifest, path: str) -> Manifest | None:
+    """Return the mount of a container that a path is in."""
+    for mount in one.get("volumeMounts", []):
+        if PurePosixPath(path).is_relative_to(mount["mountPath"]):
+            return dict(mount)
+    return None
+
+
+def _are_different(names: Iterable[object]) -> None:
+    names = list(names)
+    assert len(names) == len(set(names)), names
+
+
+def _mounts(pod: Manifest) -> None:
+    volumes = {each["name"] for each in pod["spec"].get("volumes", [])}
+    used = set()
+    for each in containers(pod):
+        mounts = each.get("volumeMounts", [])
+        _are_different([mount["mountPath"] for mount in mounts])
+        used |= {mount["name"] for mount in mounts}
+    assert used == volumes
+
+
+def _resources(one: Manifest) -> None:
+    resources = one.get("resources", {})
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    for name, text in requests.items():
+        assert quantity(text) > 0
+        assert quantity(limits.get(name, text)) >= quantity(text), (one["name"], name)
+
+
+def _ports_and_probes(one: Manifest) -> None:
+    ports = {port["name"] for port in one.get("ports", [])}
+    for name in ports:
+        assert _PORT_NAME.fullmatch(name), name
+    for probe in _PROBES:
+        if probe in one:
+            assert one[probe]["httpGet"]["port"] in ports

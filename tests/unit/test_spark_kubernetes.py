@@ -1,0 +1,50 @@
+"""Spark's settings for executors with a worker beside them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire.spark.kubernetes import settings
+
+DEFAULTS = Path(__file__).parents[2] / "deploy" / "spark-defaults.conf"
+GRACE = "spark.kubernetes.executor.terminationGracePeriodSeconds"
+
+
+def _written(*, secure: bool) -> dict[str, str]:
+    """Return what the file says; with the lines for certificates, if so."""
+    lines = DEFAULTS.read_text(encoding="utf-8").splitlines()
+    if secure:
+        lines = [line.removeprefix("#") if line.startswith("#spark.") else line for line in lines]
+    return dict(line.split() for line in lines if line.startswith("spark."))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_file_says_the_same(secure: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """spark-defaults.conf has the settings that the function returns, and no others."""
+    assert _written(secure=secure) == settings("executor-template.yaml", secure=secure)
+
+
+def test_the_grace_period_has_room_for_all() -> None:
+    """It is the executor's time, the drain and the close together, in whole seconds."""
+    given = settings("t.yaml", drain_seconds=60.5, executor_seconds=10)
+    assert given[GRACE] == "76s"
+    assert given["spark.executor.decommission.forceKillTimeout"] == "10s"
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan])
+def test_wrong_times(wrong: float) -> None:
+    """A time that is none is an error that names it."""
+    with pytest.raises(ConfigError, match="drain_seconds must be a number of more than 0"):
+        settings("t.yaml", drain_seconds=wrong)
+    with pytest.raises(ConfigError, match="executor_seconds must be a number of more than 0"):
+        settings("t.yaml", executor_seconds=wrong)
+
+
+def test_no_template() -> None:
+    """Without a template there is nothing to run beside an executor."""
+    with pytest.raises(ConfigError, match="kubectl kustomize"):
+        settings("")
