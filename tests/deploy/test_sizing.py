@@ -1,0 +1,119 @@
+"""The memory of the pods: what the settings come to, and what a full worker really takes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.manifests import OVERLAYS, cluster, container, pods, the
+from helpers.memory import rss
+from helpers.pod_checks import quantity
+from helpers.sizing import MIB, memory_bytes, task_bytes
+from helpers.topology import ledger
+from helpers.tools import ROOT
+
+from tuplewire import Client, TaskMessageBatch
+from tuplewire_service.server.config import WorkerConfig, load_config
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.worker.assignment import load_assignment
+
+SIZED_FOR = re.compile(r"local-tasks=(\d+),remote-tasks=(\d+),sessions=(\d+)")
+BOUNDS = ("receive_queue_messages", "receive_queue_bytes", "max_message_bytes", "max_frame_bytes")
+SIZE = 1000
+
+
+def bounds(overlay: str) -> WorkerConfig:
+    """Return the settings of an overlay that bound the memory."""
+    file = tomllib.loads(the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"]["worker.toml"])
+    return load_config({name: str(file[name]) for name in BOUNDS}, {}).config
+
+
+def sized_for(overlay: str, kind: str) -> tuple[int, int, int]:
+    """Return what a pod says it is sized for: its own tasks, those of others, and sessions."""
+    match = SIZED_FOR.fullmatch(pods(overlay)[kind]["metadata"]["annotations"]["tuplewire/sized-for"])
+    assert match
+    local, remote, sessions = (int(text) for text in match.groups())
+    return local, remote, sessions
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("kind", ["worker", "executor"])
+def test_the_limit_is_what_the_settings_come_to(overlay: str, kind: str) -> None:
+    """The arithmetic of deploy/README.md, with the overlay's own settings, gives the pod's limit."""
+    local, remote, sessions = sized_for(overlay, kind)
+    limit = quantity(container(pods(overlay)[kind])["resources"]["limits"]["memory"])
+    assert limit == memory_bytes(
+        bounds(overlay), local_tasks=local, remote_tasks=remote, sessions=sessions
+    ), (limit / MIB)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_assignment_fits_the_size(overlay: str, tmp_path: Path) -> None:
+    """No worker outside Spark has more tasks than its pod is sized for."""
+    path = tmp_path / "assignment.json"
+    path.write_text(the(cluster(overlay), "ConfigMap", "tuplewire-assignment")["data"][path.name], "utf-8")
+    local, remote, _ = sized_for(overlay, "worker")
+    tasks = [len(worker.tasks) for worker in load_assignment(path).workers]
+    assert max(tasks) <= local
+    assert sum(tasks) <= local + remote
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_page_shows_this_arithmetic(overlay: str) -> None:
+    """deploy/README.md has each overlay's numbers, down to the limit."""
+    local, remote, sessions = sized_for(overlay, "executor")
+    config = bounds(overlay)
+    limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
+    row = f"| {local} + {remote} | {sessions} | {task_bytes(config, sessions) / MIB:.1f} MiB | {limit // MIB} MiB |"
+    page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    assert any(line.endswith(row) and overlay in line for line in page.splitlines()), row
+
+
+@pytest.mark.slow
+def test_a_full_worker_stays_below_its_limit() -> None:
+    """Nobody consumes, and senders join one after the other until nothing more is taken: it all fits."""
+    local, remote, sessions = sized_for("dev", "executor")
+    config = bounds("dev")
+    limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
+    flags = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in BOUNDS]
+    with LocalWorkers(2, "default", drain_seconds=0.5, flags=flags) as workers, ExitStack() as senders:
+        workers.assign({0: range(local), 1: range(local, local + remote)})
+        worker = workers.endpoints[0]
+        taken = [rss(worker.process_id)]
+        for _ in range(sessions):
+            sender = _sender(worker, config)
+            senders.callback(sender.close, 0.1)
+            for task in range(local + remote):
+                count = config.receive_queue_bytes // SIZE
+                sender.send(TaskMessageBatch.from_columns([task] * count, [b"x" * SIZE] * count))
+            _is_full(worker)
+            taken.append(rss(worker.process_id))
+        assert SIZE * ledger(worker).pending > (local + remote) * config.receive_queue_bytes
+        assert max(taken) < limit
+
+
+def _sender(worker: Endpoint, config: WorkerConfig) -> Client:
+    room = 64 * config.receive_queue_bytes
+    many = room // SIZE
+    return Client(
+        worker.unix_address,
+        overflow="fail",
+        max_pending_bytes=room,
+        max_pending_messages=many,
+        max_pending_task_messages=many,
+    )
+
+
+def _is_full(worker: Endpoint) -> None:
+    """Wait until the worker takes no more."""
+    seen: list[int] = []
+
+    def still() -> bool:
+        seen.append(ledger(worker).accepted)
+        return seen[-8:] == seen[-1:] * 8
+
+    eventually(still, 60, "nothing more is taken")
