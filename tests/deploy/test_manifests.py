@@ -279,13 +279,15 @@ def test_programs_have_a_certificate_of_their_own(overlay: str) -> None:
     environment = variables(spark)
     del environment["TUPLEWIRE_ADDRESS"]
     assert environment == driver
+    names = environment.pop("TUPLEWIRE_TLS_WORKER_NAMES")
+    assert names == config_of(overlay, "executor")["tls_worker_names"]
     assert all(mounted(spark, path) for path in environment.values())
 
 
 def test_certificates_are_all_that_sets_the_files_apart() -> None:
     """Every overlay's worker.toml says the same, but for who may talk."""
     plain = tomllib.loads(config_file("dev"))
-    plain.pop("allow_plaintext", None)
+    del plain["allow_plaintext"]
     for overlay in SECURE:
         secure = tomllib.loads(config_file(overlay))
         assert {name: secure.pop(name) for name in plain} == plain

@@ -13,8 +13,8 @@ from helpers.manifests import OVERLAYS, cluster, container, pods, the
 from helpers.memory import rss
 from helpers.pod_checks import quantity
 from helpers.sizing import MIB, memory_bytes, task_bytes
-from helpers.topology import ledger
 from helpers.tools import ROOT
+from helpers.topology import ledger
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire_service.server.config import WorkerConfig, load_config
@@ -48,7 +48,7 @@ def test_the_limit_is_what_the_settings_come_to(overlay: str, kind: str) -> None
     limit = quantity(container(pods(overlay)[kind])["resources"]["limits"]["memory"])
     assert limit == memory_bytes(
         bounds(overlay), local_tasks=local, remote_tasks=remote, sessions=sessions
-    ), (limit / MIB)
+    ), limit / MIB
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -68,7 +68,8 @@ def test_the_page_shows_this_arithmetic(overlay: str) -> None:
     local, remote, sessions = sized_for(overlay, "executor")
     config = bounds(overlay)
     limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
-    row = f"| {local} + {remote} | {sessions} | {task_bytes(config, sessions) / MIB:.1f} MiB | {limit // MIB} MiB |"
+    task = f"{task_bytes(config, sessions) / MIB:.1f}"
+    row = f"| {local} + {remote} | {sessions} | {task} MiB | {limit // MIB} MiB |"
     page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
     assert any(line.endswith(row) and overlay in line for line in page.splitlines()), row
 

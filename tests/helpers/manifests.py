@@ -6,6 +6,7 @@ import functools
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,22 +20,20 @@ OVERLAYS = ("dev", "mtls", "prod")
 _BUILT = ROOT / "build" / "bin" / "kustomize"
 
 
-@functools.cache
-def _program() -> list[str]:
+def _program() -> list[str | Path]:
+    """Return what renders a folder; the one that the installer has built comes first: it was needed."""
+    if kustomize := shutil.which(_BUILT) or shutil.which("kustomize"):
+        return [kustomize, "build"]
     if kubectl := shutil.which("kubectl"):
         return [kubectl, "kustomize"]
-    kustomize = shutil.which("kustomize") or shutil.which(_BUILT)
-    if kustomize is None:
-        missing("kubectl and kustomize are missing; deploy/install-tools.sh builds kustomize")
-    return [kustomize, "build"]
+    return missing("neither kubectl nor kustomize is there; deploy/install-tools.sh builds kustomize")
 
 
 @functools.cache
 def render(folder: str) -> tuple[Manifest, ...]:
     """Return what a folder below deploy/kustomize comes to."""
-    done = subprocess.run(
-        [*_program(), KUSTOMIZE / folder], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [*_program(), KUSTOMIZE / folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))
 

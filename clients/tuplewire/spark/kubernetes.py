@@ -11,6 +11,7 @@ CLOSE_SECONDS = 5
 """What a worker needs to close once it is drained, with a second to spare."""
 
 _EXECUTOR_CONTAINER = "spark-kubernetes-executor"
+_WORKER_NAME = "worker.tuplewire"
 _TLS_DIRECTORY = "/etc/tuplewire/tls"
 _TOKEN_DIRECTORY = "/etc/tuplewire/token"  # noqa: S105 - where it is, not what it is
 
@@ -53,6 +54,7 @@ def _driver_secrets() -> dict[str, str]:
         "TUPLEWIRE_TLS_CERTIFICATE": f"{_TLS_DIRECTORY}/tls.crt",
         "TUPLEWIRE_TLS_KEY": f"{_TLS_DIRECTORY}/tls.key",
         "TUPLEWIRE_TLS_CA": f"{_TLS_DIRECTORY}/ca.crt",
+        "TUPLEWIRE_TLS_WORKER_NAMES": _WORKER_NAME,
         "TUPLEWIRE_TOKEN_FILE": f"{_TOKEN_DIRECTORY}/token",
     }
     return {
