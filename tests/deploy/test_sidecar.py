@@ -1,0 +1,147 @@
+"""Two executors' pods, as processes of this machine, run by what the template and the ConfigMap say."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from helpers import eventually
+from helpers.certificates import Authority
+from helpers.manifests import OVERLAYS, cluster, executor, the
+from helpers.pod_here import PodHere, pod_here
+from helpers.secured import secret_file
+
+from tuplewire.control import ControlClient
+from tuplewire.credentials import Credentials
+from tuplewire.spark import kubernetes
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+SEND = """
+import tuplewire
+with tuplewire.Client(source=1) as client:
+    client.send(2, b"from the other executor")
+    client.flush(30)
+"""
+RECEIVE = """
+import tuplewire
+with tuplewire.Client() as client, client.recv([2], timeout=30) as batches:
+    print([message.message for message in next(batches)])
+    batches.acknowledge()
+"""
+STATUS = """
+from tuplewire.control import ControlClient
+with ControlClient() as control:
+    control.status()
+"""
+SECURE = "mtls"
+
+
+class Pods(NamedTuple):
+    """near has task 1, far has task 2. before: what the probes of both got before there was an assignment."""
+
+    near: PodHere
+    far: PodHere
+    before: list[tuple[int, int]]
+
+
+@pytest.fixture(scope="module", params=["dev", SECURE])
+def overlay(request: pytest.FixtureRequest) -> str:
+    """Return an overlay's name: one without certificates, and one with."""
+    name: str = request.param
+    assert name in OVERLAYS
+    return name
+
+
+@pytest.fixture(scope="module")
+def pods(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    """Run two pods, and hand out their tasks, as a driver does."""
+    folder = tmp_path_factory.mktemp(overlay)
+    secrets = _secrets(folder / "secrets")
+    config = the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
+    template = executor(overlay)
+    with ExitStack() as stack:
+        near, far = (
+            stack.enter_context(pod_here(template, name, folder / name, config, secrets))
+            for name in ("near", "far")
+        )
+        before = [(pod.probe("startupProbe"), pod.probe("readinessProbe")) for pod in (near, far)]
+        assignment = Assignment(
+            1,
+            "default",
+            (AssignedWorker("near", near.address, (1,)), AssignedWorker("far", far.address, (2,))),
+        )
+        for pod in (near, far):
+            with ControlClient(pod.address, credentials=_driver(overlay, secrets)) as control:
+                control.update_assignment(assignment_to_wire(assignment))
+        yield Pods(near, far, before)
+
+
+def _secrets(folder: Path) -> dict[str, Path]:
+    """Make what somebody makes in the cluster; no certificate has an address in it."""
+    authority = Authority()
+    (folder / "token").mkdir(parents=True)
+    secret_file(folder / "token" / "token", "programs 0123456789abcdef0123456789abcdef")
+    return {
+        "tuplewire-tls": authority.issue("worker.tuplewire").write(folder / "tls"),
+        "tuplewire-client-tls": authority.issue("client.tuplewire").write(folder / "client"),
+        "tuplewire-token": folder / "token",
+    }
+
+
+def _driver(overlay: str, secrets: dict[str, Path]) -> Credentials:
+    """Return what a driver's pod has, by Spark's settings."""
+    if overlay != SECURE:
+        return Credentials(allow_plaintext=True)
+    given = kubernetes.settings("t.yaml", secure=True)
+    places = {
+        path: secrets[name.removeprefix("spark.kubernetes.driver.secrets.")]
+        for name, path in given.items()
+        if name.startswith("spark.kubernetes.driver.secrets.")
+    }
+    variables = {
+        name.removeprefix("spark.kubernetes.driverEnv."): value
+        for name, value in given.items()
+        if name.startswith("spark.kubernetes.driverEnv.")
+    }
+    for path, folder in places.items():
+        variables = {name: value.replace(path, str(folder)) for name, value in variables.items()}
+    return Credentials.from_environment(variables)
+
+
+def test_the_executor_need_not_wait_for_an_assignment(pods: Pods) -> None:
+    """The startup probe succeeds at once, with TLS on as well; readiness comes with the assignment."""
+    assert pods.before == [(200, 503), (200, 503)]
+    for pod in (pods.near, pods.far):
+        eventually(lambda pod=pod: pod.probe("readinessProbe") == 200, 30, "ready")  # type: ignore[misc]
+        assert pod.probe("livenessProbe") == 200
+
+
+def test_executors_reach_each_other(pods: Pods) -> None:
+    """A program of one executor sends to a program of the other, with no more than it is given."""
+    sent = pods.near.run(SEND)
+    assert sent.returncode == 0, sent.stderr
+    received = pods.far.run(RECEIVE)
+    assert received.stdout.strip() == "[b'from the other executor']", received.stderr
+
+
+def test_the_socket_is_its_groups(pods: Pods) -> None:
+    """Owner and group may use it, which executor and worker are; nobody else."""
+    (socket,) = pods.near.volumes["tuplewire-socket"].glob("*.sock")
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o660
+
+
+def test_the_socket_alone_is_not_enough(overlay: str, pods: Pods) -> None:
+    """Where there are tokens, a program without one is refused, though it may open the socket."""
+    done = pods.near.run(STATUS, "TUPLEWIRE_TOKEN_FILE")
+    assert ("UnauthenticatedError" in done.stderr) == (overlay == SECURE)
+    assert (done.returncode == 0) == (overlay != SECURE)
+
+
+def test_sigterm_ends_it_in_time(pods: Pods) -> None:
+    """With nothing left to pass on, the worker drains and ends with 0, well within the grace period."""
+    assert [pods.near.end(), pods.far.end()] == [0, 0]

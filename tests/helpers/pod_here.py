@@ -1,0 +1,131 @@
+"""An executor's pod as processes of this machine; its volumes are folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from helpers import eventually
+from helpers.manifests import Manifest, container, variables
+
+SPARK = "spark-kubernetes-executor"
+_SECONDS = 60.0
+_OWN_PORTS = ("--listen=0.0.0.0:0", "--admin=127.0.0.1:0")
+
+
+class PodHere:
+    """volumes: the folder of each, which several containers may have, at places of their own."""
+
+    def __init__(self, pod: Manifest, name: str, volumes: Mapping[str, Path], folder: Path) -> None:
+        self.pod = pod
+        self.name = name
+        self.volumes = volumes
+        self._addresses = folder / "addresses.json"
+        self._log = folder / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Run the worker, with the arguments and the environment of the template."""
+        worker = container(self.pod)
+        environment = self._environment(worker)
+        arguments = [
+            self.local(worker, re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], text))
+            for text in worker["args"]
+        ]
+        command = [sys.executable, "-m", "tuplewire_service", *arguments, *_OWN_PORTS]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--address-file={self._addresses}"], env=environment, stderr=log
+            )
+        eventually(lambda: self._addresses.exists() or self.process_ended, _SECONDS, "the worker listens")
+        assert not self.process_ended, self._log.read_text(encoding="utf-8")
+
+    @property
+    def process_ended(self) -> bool:
+        """Whether the worker is gone."""
+        return self.process is not None and self.process.poll() is not None
+
+    @property
+    def address(self) -> str:
+        """Where the worker says that others reach it."""
+        return str(self._written("address"))
+
+    def probe(self, name: str) -> int:
+        """Return the HTTP status that a probe of the worker gets."""
+        path = container(self.pod)[name]["httpGet"]["path"]
+        url = str(self._written("metrics_url")).replace("/metrics", path)
+        try:
+            with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - our own worker
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def run(self, program: str, *without: str) -> subprocess.CompletedProcess[str]:
+        """Run a Python program as the executor would, but for some variables."""
+        environment = self._environment(container(self.pod, SPARK))
+        for name in without:
+            environment.pop(name, None)
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+
+    def end(self) -> int:
+        """Send SIGTERM to the worker, as the kubelet does after the executor's end; return its exit code."""
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_SECONDS)
+
+    def local(self, one: Manifest, text: str) -> str:
+        """Return a text with the places of a container's mounts as places of this machine."""
+        mounts = sorted(one["volumeMounts"], key=lambda mount: len(mount["mountPath"]), reverse=True)
+        for mount in mounts:
+            source = self.volumes[mount["name"]] / mount.get("subPath", "")
+            text = text.replace(mount["mountPath"], str(source))
+        return text
+
+    def _environment(self, one: Manifest) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TUPLEWIRE_")}
+        given = {name: self.local(one, value) for name, value in variables(one).items()}
+        filled_in = {"POD_NAME": self.name, "POD_IP": "127.0.0.1"}
+        return {**own, **given, **{name: value for name, value in filled_in.items() if name in given}}
+
+    def _written(self, key: str) -> Any:
+        return json.loads(self._addresses.read_text(encoding="utf-8"))[key]
+
+
+@contextmanager
+def pod_here(
+    pod: Manifest, name: str, folder: Path, config: str, secrets: Mapping[str, Path]
+) -> Iterator[PodHere]:
+    """Make the volumes of a pod and run its worker; it is killed if the block has not ended it.
+
+    config: worker.toml. secrets: the folder of each Secret, by its name.
+    """
+    volumes = {}
+    for volume in pod["spec"]["volumes"]:
+        volumes[volume["name"]] = folder / volume["name"]
+        if "secret" in volume:
+            volumes[volume["name"]] = secrets[volume["secret"]["secretName"]]
+        else:
+            volumes[volume["name"]].mkdir(parents=True)
+    running = PodHere(pod, name, volumes, folder)
+    settings = volumes["tuplewire-config"] / "worker.toml"
+    settings.write_text(running.local(container(pod), config), encoding="utf-8")
+    try:
+        running.start()
+        yield running
+    finally:
+        if running.process and not running.process_ended:
+            running.process.kill()
+            running.process.wait(_SECONDS)
