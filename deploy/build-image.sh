@@ -46,9 +46,10 @@ while (($#)); do
 done
 
 python=${PYTHON:-python3}
-for tool in buildah skopeo "$python"; do
+for tool in buildah skopeo; do
     command -v "$tool" >/dev/null || fail "$tool is missing; as root on Debian: deploy/install-tools.sh"
 done
+"$python" -c 'import pip, tomllib' 2>/dev/null || fail "$python is no Python 3.11 with pip: set PYTHON to one"
 if [[ -z ${SOURCE_DATE_EPOCH:-} ]]; then
     SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null) ||
         fail "this is no git clone: set SOURCE_DATE_EPOCH to the image's time, in seconds since 1970"
@@ -100,7 +101,7 @@ debian() {
 
 if [[ -z $base ]]; then
     base=$(sed -n 's/^ARG BASE=//p' deploy/Dockerfile)
-    if ! timeout 30 skopeo inspect --config "docker://$base" >/dev/null 2>&1; then
+    if ! timeout 30 skopeo inspect --policy "$work/policy.json" --config "docker://$base" >/dev/null 2>&1; then
         echo "The registry of $base does not answer; the base is a Debian made here." >&2
         base=debian
     fi

@@ -15,26 +15,34 @@ packages=(
 )
 npm_modules=()
 
-missing=()
-for entry in "${packages[@]}"; do
-    command -v "${entry#*:}" >/dev/null || missing+=("${entry%%:*}")
-done
+# Debian keeps some programs where only root looks.
+PATH=$PATH:/usr/sbin:/sbin
+find_missing() {
+    missing=()
+    local entry
+    for entry in "${packages[@]}"; do
+        command -v "${entry#*:}" >/dev/null || missing+=("${entry%%:*}")
+    done
+}
+
+find_missing
+if ((${#missing[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    echo "Installing ${missing[*]} ..."
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq || true
+    apt-get install -qq -y --no-install-recommends "${missing[@]}" || true
+    find_missing
+fi
 if ((${#missing[@]})); then
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        echo "Installing ${missing[*]} ..."
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq
-        apt-get install -qq -y --no-install-recommends "${missing[@]}"
-    else
-        echo "not installed: ${missing[*]}; as root on Debian: apt-get install ${missing[*]}" >&2
-    fi
+    echo "not installed: ${missing[*]}; as root on Debian: apt-get install ${missing[*]}" >&2
 fi
 
 if ((${#npm_modules[@]})); then
     if command -v npm >/dev/null; then
-        npm install --silent --no-audit --no-fund --prefix build/npm "${npm_modules[@]}"
+        npm install --silent --no-audit --no-fund --prefix build/npm "${npm_modules[@]}" ||
+            echo "not installed: ${npm_modules[*]}; see above what npm says, and try again" >&2
     else
-        echo "npm is missing, and with it: ${npm_modules[*]}; install Node.js" >&2
+        echo "not installed: ${npm_modules[*]}, for want of npm; install Node.js" >&2
     fi
 fi
 
