@@ -117,7 +117,9 @@ base=$(cd "$work" && build pull --quiet --signature-policy policy.json "$base")
 
 # The machine's pip, with whatever configuration it has, fetches what the base's Python needs.
 container=$(build from --signature-policy "$work/policy.json" "$base")
-version=$(build run --isolation chroot "$container" -- python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+version=$(
+    build run --isolation chroot "$container" -- python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+) || fail "python3 does not run in the base; choose another --base"
 build rm "$container" >/dev/null
 
 requirements=$("$python" - <<'END'

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 from helpers.image import build_image, unpack
+from helpers.tools import ROOT
 
 
 @pytest.fixture(scope="session")
 def image() -> Path:
     """Build the image, and return its OCI layout."""
-    return build_image()
+    layout = ROOT / "build" / "image" / "oci"
+    build_image(layout)
+    return layout
 
 
 @pytest.fixture(scope="session")

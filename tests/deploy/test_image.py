@@ -18,7 +18,7 @@ import grpc
 import pytest
 from helpers import eventually
 from helpers.container import SOCKETS, Container, running
-from helpers.image import NAME_OF_AN_INDEX
+from helpers.image import NAME_OF_AN_INDEX, build_image
 from helpers.tools import ROOT, require_tool
 from helpers.topology import collect
 
@@ -123,6 +123,13 @@ def test_no_shell_stands_between_the_signal_and_the_worker(configuration: dict[s
     labels = known["Labels"]
     assert labels["org.opencontainers.image.title"] == "tuplewire"
     assert re.fullmatch(r"[0-9a-f]{40}", labels["org.opencontainers.image.revision"])
+
+
+def test_the_same_source_gives_the_same_bytes(image: Path, tmp_path: Path) -> None:
+    """Built a second time the image has the same digest: the time of building is not in it."""
+    again = tmp_path / "again"
+    build_image(again)
+    assert (again / "index.json").read_text() == (image / "index.json").read_text()
 
 
 def test_nothing_of_this_machine_is_in_it(configuration: dict[str, Any], bundle: Path) -> None:

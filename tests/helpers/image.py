@@ -11,18 +11,17 @@ from helpers.tools import ROOT, missing, require_tool
 
 NAME_OF_AN_INDEX = "index-of-this-machine.invalid"
 """Stands in pip's configuration when the image is built, and must not be found in it."""
-LAYOUT = ROOT / "build" / "image" / "oci"
 
 
-def build_image() -> Path:
-    """Build the image and return its OCI layout; what was downloaded once is used again."""
+def build_image(layout: Path) -> None:
+    """Build the image into an OCI layout; what was downloaded once is used again."""
     if os.geteuid() != 0:
         missing("images are built and unpacked as root here")
     for tool in ("buildah", "skopeo", "mmdebstrap"):
         require_tool(tool, f"Debian's {tool}")
     trusted = f"{os.environ.get('PIP_TRUSTED_HOST', '')} {NAME_OF_AN_INDEX}"
     built = subprocess.run(
-        [ROOT / "deploy" / "build-image.sh", "--out", LAYOUT],
+        [ROOT / "deploy" / "build-image.sh", "--out", layout],
         env=os.environ | {"PYTHON": sys.executable, "PIP_TRUSTED_HOST": trusted},
         capture_output=True,
         text=True,
@@ -30,7 +29,6 @@ def build_image() -> Path:
         check=False,
     )
     assert built.returncode == 0, built.stderr
-    return LAYOUT
 
 
 def unpack(layout: Path, bundle: Path) -> None:
