@@ -1,0 +1,9 @@
+"""Which workers there are, and which tasks each holds: kept up by one program, the driver.
+
+Source: Storm's `Nimbus` (`mkAssignments`), with the registration of its supervisors.
+"""
+
+from tuplewire.membership.membership import Membership
+from tuplewire.membership.status import MembershipStatus, MemberStatus, Phase
+
+__all__ = ["MemberStatus", "Membership", "MembershipStatus", "Phase"]

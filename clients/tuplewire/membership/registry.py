@@ -1,0 +1,361 @@
+"""The workers that have registered, and the assignment that follows from them: state, without I/O or a clock.
+
+Whoever drives it looks at the workers (`look`), asks what is to be said (`decide`, `to_tell`), says it, and
+tells what came of it (`told`). DESIGN.md, decision 31.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tuplewire.errors import StaleAssignmentError, TuplewireError, UnreachableError
+from tuplewire.membership.spread import fill, spread
+from tuplewire.membership.status import MembershipStatus, MemberStatus, Phase
+from tuplewire.wire import control_pb2
+
+_LEAVING_STATES = {control_pb2.WORKER_STATE_DRAINING, control_pb2.WORKER_STATE_STOPPED}
+
+Event: TypeAlias = tuple[str, dict[str, Any]]
+"""What has changed: a name for the log, and what belongs to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says of itself. assignment: the one in force there, where it is newer than ours."""
+
+    status: control_pb2.GetStatusResponse
+    assignment: control_pb2.Assignment | None = None
+
+
+@dataclass(slots=True)
+class _Member:
+    address: str
+    name: str
+    status: control_pb2.GetStatusResponse
+    answered: float
+    wanted: bool = True
+    problem: str = ""
+    """Why it does not answer; empty: it does."""
+    refusal: str = ""
+    """Why it does not take the assignment."""
+    acknowledged: int = 0
+    """The version of ours that this incarnation has taken."""
+
+    @property
+    def leaving(self) -> bool:
+        return not self.wanted or self.status.state in _LEAVING_STATES
+
+    @property
+    def phase(self) -> Phase:
+        if self.leaving:
+            return Phase.LEAVING
+        return Phase.SILENT if self.problem else Phase.JOINED
+
+    @property
+    def peer_address(self) -> str:
+        """Where other workers reach it over a transport of their own: its port, at our address."""
+        if not self.status.peer_addresses:
+            return ""
+        host, port = self.address.rpartition(":")[0], self.status.peer_addresses[0].rpartition(":")[2]
+        return f"{host}:{port}"
+
+    def about(self, **more: Any) -> dict[str, Any]:
+        return {"worker": self.status.worker_id, "address": self.address, "owner": self.name, **more}
+
+
+@dataclass(slots=True)
+class Registry:
+    """Registers workers, spreads the tasks over them, and expires those that are gone.
+
+    topology: which the workers must serve. tasks: all that there are. at_least: nothing is assigned before so
+    many workers are there. expire_seconds: a worker that has been silent for so long loses its tasks.
+
+    A worker keeps its tasks as long as it answers, does not drain, and is wanted. Tasks whose worker is
+    leaving or lost go to others at once; those that move only for balance wait until no task moves anywhere.
+    """
+
+    topology: str
+    tasks: Collection[int]
+    at_least: int = 1
+    expire_seconds: float = 10.0
+    version: int = 0
+    superseded: str = ""
+    """By whom this registry has been replaced, in words: it decides nothing any more."""
+    events: list[Event] = field(default_factory=list)
+    """What has changed since they were taken out."""
+    _members: dict[str, _Member] = field(default_factory=dict)
+    _absent: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Addresses where a worker should be: whose, and why it is not registered."""
+    _held: dict[int, str] = field(default_factory=dict)
+    """Tasks to the addresses of the workers that hold them."""
+    _issued: control_pb2.Assignment | None = None
+    _beyond: int = 0
+    """The highest version that somebody else has issued."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """The workers to look at, beside those that are wanted."""
+        return list(self._members)
+
+    # --- what is seen ----------------------------------------------------------------------------
+
+    def look(
+        self, now: float, wanted: Mapping[str, str], answers: Mapping[str, Report | TuplewireError]
+    ) -> None:
+        """Take in what all workers have said. now: seconds.
+
+        wanted: the addresses where workers should be, and whose they are. answers: of each of these and of
+        each of `addresses`.
+        """
+        for member in self._members.values():
+            if not member.leaving and member.address not in wanted:
+                self.events.append(("worker.leaving", member.about(reason="it is not wanted any more")))
+            member.wanted = member.address in wanted
+        self._absent = {address: each for address, each in self._absent.items() if address in wanted}
+        foreign: control_pb2.Assignment | None = None
+        for address, answer in answers.items():
+            if not isinstance(answer, Report):
+                self._unheard(address, wanted.get(address), str(answer), now)
+                continue
+            self._heard(address, wanted.get(address), answer, now)
+            theirs = answer.assignment
+            if theirs is not None and theirs.topology == self.topology and theirs.version > self._beyond:
+                foreign = theirs
+                self._beyond = theirs.version
+        if foreign is not None and not self.version:
+            self._adopt(foreign, wanted, now)
+
+    def _unheard(self, address: str, name: str | None, problem: str, now: float) -> None:
+        member = self._members.get(address)
+        if member is None:
+            if name is not None:
+                self._not_registered(address, name, problem)
+            return
+        known, member.problem = member.problem, problem
+        if member.leaving:
+            self._forget(member, "worker.left")
+        elif now - member.answered >= self.expire_seconds:
+            self._forget(member, "worker.expired")
+        elif not known:
+            self.events.append(("worker.silent", member.about(reason=problem)))
+
+    def _forget(self, member: _Member, event: str) -> None:
+        del self._members[member.address]
+        self._held = {task: address for task, address in self._held.items() if address != member.address}
+        self.events.append((event, member.about()))
+        if member.wanted:
+            self._absent[member.address] = (member.name, member.problem)
+
+    def _not_registered(self, address: str, name: str, problem: str) -> None:
+        if address not in self._absent:
+            self.events.append(
+                ("worker.absent", {"worker": "", "address": address, "owner": name, "reason": problem})
+            )
+        self._absent[address] = (name, problem)
+
+    def _heard(self, address: str, name: str | None, report: Report, now: float) -> None:
+        status = report.status
+        member = self._members.get(address)
+        if member is None or member.status.incarnation != status.incarnation:
+            self._register(address, name, status, now)
+            return
+        if status.state in _LEAVING_STATES and not member.leaving:
+            self.events.append(("worker.leaving", member.about(reason="it drains")))
+        if member.acknowledged and status.assignment_version > self.version:
+            self._give_way(member, status.assignment_version)
+        member.status, member.answered = status, now
+        member.problem = ""
+
+    def _register(
+        self, address: str, name: str | None, status: control_pb2.GetStatusResponse, now: float
+    ) -> None:
+        """Take a worker, or the next life of one that was registered, whose tasks it keeps."""
+        before = self._members.get(address)
+        if name is None:
+            if before is not None:
+                self._forget(before, "worker.left")
+            return
+        if problem := self._unfit(address, status):
+            if before is not None:
+                before.problem = problem
+                self._forget(before, "worker.left")
+            self._not_registered(address, name, problem)
+            return
+        self._absent.pop(address, None)
+        member = self._members[address] = _Member(address, name, status, now)
+        event = "worker.registered" if before is None else "worker.restarted"
+        self.events.append((event, member.about(release=status.version)))
+
+    def _unfit(self, address: str, status: control_pb2.GetStatusResponse) -> str:
+        """Say why a worker cannot be registered; nothing when it can."""
+        if status.state in _LEAVING_STATES:
+            return "it is draining"
+        if status.topology != self.topology:
+            return (
+                f"it serves topology {status.topology!r}, not {self.topology!r}: start it with "
+                f"--topology {self.topology}"
+            )
+        twins = (each for each in self._members.values() if each.status.worker_id == status.worker_id)
+        twin = next((each for each in twins if each.address != address), None)
+        if twin is None:
+            return ""
+        if twin.problem or twin.leaving:
+            self._forget(twin, "worker.left")
+            return ""
+        return (
+            f"its id {status.worker_id} is that of the worker at {twin.address}: give each worker a "
+            "--worker-id of its own, and name each once"
+        )
+
+    def _adopt(self, assignment: control_pb2.Assignment, wanted: Mapping[str, str], now: float) -> None:
+        """Leave tasks where the program before us has put them, also at workers that do not answer yet."""
+        at = {member.status.worker_id: member.address for member in self._members.values()}
+        for worker in assignment.workers:
+            if worker.worker_id in at or worker.address not in wanted or worker.address in self._members:
+                continue
+            at[worker.worker_id] = worker.address
+            status = control_pb2.GetStatusResponse(
+                worker_id=worker.worker_id,
+                topology=self.topology,
+                peer_addresses=filter(None, [worker.peer_address]),
+            )
+            name, problem = self._absent.pop(worker.address, (wanted[worker.address], ""))
+            self._members[worker.address] = _Member(
+                worker.address, name, status, now, problem=problem or "it has not answered yet"
+            )
+        self._held = {
+            task: at[worker.worker_id]
+            for worker in assignment.workers
+            if worker.worker_id in at
+            for task in worker.tasks
+            if task in self.tasks
+        }
+
+    def _give_way(self, member: _Member, version: int) -> None:
+        if not self.superseded:
+            self.superseded = (
+                f"another program has given the worker at {member.address} assignment {version}, and is in "
+                "charge now: let one program at a time assign the tasks of a topology"
+            )
+            self.events.append(("membership.superseded", member.about(version=version)))
+
+    # --- what follows ----------------------------------------------------------------------------
+
+    def decide(self) -> control_pb2.Assignment | None:
+        """Return a new assignment where what is in force no longer fits; None where it does."""
+        if self.superseded:
+            return None
+        members = list(self._members.values())
+        able = [each.address for each in members if each.phase is Phase.JOINED]
+        if not self.version and len(able) < max(1, self.at_least):
+            return None
+        if able:
+            staying = {each.address for each in members if not each.leaving}
+            held = {task: address for task, address in self._held.items() if address in staying}
+            held = fill(self.tasks, able, held)
+            if held == self._held and self._at_rest():
+                held = spread(self.tasks, able, held)
+            self._held = held
+        workers = self._assigned()
+        if self._issued is not None and self.version > self._beyond and list(self._issued.workers) == workers:
+            return None
+        self.version = max(self.version, self._beyond) + 1
+        self._issued = control_pb2.Assignment(version=self.version, topology=self.topology, workers=workers)
+        self.events.append(
+            (
+                "assignment.issued",
+                {"version": self.version, "workers": len(workers), "tasks": len(self._held)},
+            )
+        )
+        return self._issued
+
+    def _assigned(self) -> list[control_pb2.AssignedWorker]:
+        tasks = self._tasks_by_worker()
+        return [
+            control_pb2.AssignedWorker(
+                worker_id=member.status.worker_id,
+                address=member.address,
+                peer_address=member.peer_address,
+                tasks=tasks[member.address],
+            )
+            for member in self._members.values()
+        ]
+
+    def _tasks_by_worker(self) -> dict[str, list[int]]:
+        tasks: dict[str, list[int]] = {address: [] for address in self._members}
+        for task, address in sorted(self._held.items()):
+            tasks[address].append(task)
+        return tasks
+
+    def _at_rest(self) -> bool:
+        """Whether every worker knows the assignment in force, and nothing moves."""
+        return bool(self.version) and all(
+            not each.problem
+            and each.acknowledged == self.version == each.status.assignment_version
+            and not each.status.moving_tasks
+            for each in self._members.values()
+        )
+
+    @property
+    def in_force(self) -> control_pb2.Assignment | None:
+        """The assignment that all should have."""
+        return self._issued
+
+    def to_tell(self) -> list[str]:
+        """Return the workers that have not taken the assignment in force."""
+        if self._issued is None or self.superseded:
+            return []
+        return [
+            each.address
+            for each in self._members.values()
+            if not each.problem and each.acknowledged != self.version
+        ]
+
+    def told(self, address: str, outcome: TuplewireError | None) -> None:
+        """Take in what has come of telling a worker the assignment in force; None: it has taken it."""
+        member = self._members[address]
+        if outcome is None:
+            member.acknowledged, member.refusal = self.version, ""
+            return
+        if isinstance(outcome, UnreachableError):
+            return  # the next look tells
+        if isinstance(outcome, StaleAssignmentError):
+            if member.acknowledged:
+                self._give_way(member, self.version)
+            self._beyond = max(self._beyond, self.version)
+        elif not member.refusal:
+            self.events.append(("assignment.refused", member.about(reason=str(outcome))))
+        member.refusal = str(outcome)
+
+    def status(self) -> MembershipStatus:
+        """Return all of it as values."""
+        tasks = self._tasks_by_worker()
+        workers = [
+            MemberStatus(
+                each.address,
+                each.name,
+                each.phase,
+                each.status.worker_id,
+                each.status.version,
+                tuple(tasks[each.address]),
+                each.status.moving_tasks,
+                each.problem or each.refusal,
+            )
+            for each in self._members.values()
+        ]
+        absent = [
+            MemberStatus(address, name, Phase.ABSENT, problem=problem)
+            for address, (name, problem) in self._absent.items()
+        ]
+        joined = [each for each in self._members.values() if each.phase is Phase.JOINED]
+        counts = [len(tasks[each.address]) for each in joined]
+        return MembershipStatus(
+            topology=self.topology,
+            version=self.version,
+            workers=(*workers, *absent),
+            unassigned=tuple(task for task in self.tasks if task not in self._held),
+            settled=self._at_rest() and bool(joined) and max(counts) - min(counts) <= 1,
+            ended=self.superseded,
+        )

@@ -1,0 +1,102 @@
+"""Workers as a membership sees them: a plain model of what they say, for tests of the registry alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tuplewire.errors import StaleAssignmentError, TuplewireError, UnreachableError
+from tuplewire.membership.registry import Registry, Report
+from tuplewire.wire import control_pb2
+
+TOPOLOGY = "test"
+
+
+@dataclass
+class ModelWorker:
+    """What one worker would answer."""
+
+    worker_id: str
+    incarnation: int = 1
+    topology: str = TOPOLOGY
+    alive: bool = True
+    draining: bool = False
+    moving: int = 0
+    assignment: control_pb2.Assignment | None = None
+    peer_addresses: tuple[str, ...] = ()
+
+    def report(self, version: int) -> Report | TuplewireError:
+        """Answer a look of a registry that is at this version."""
+        if not self.alive:
+            return UnreachableError("nobody answers")
+        known = self.assignment.version if self.assignment is not None else 0
+        state = control_pb2.WORKER_STATE_DRAINING if self.draining else control_pb2.WORKER_STATE_READY
+        status = control_pb2.GetStatusResponse(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            topology=self.topology,
+            version="1.0",
+            state=state,
+            assignment_version=known,
+            moving_tasks=self.moving,
+            peer_addresses=self.peer_addresses,
+        )
+        return Report(status, self.assignment if known > version else None)
+
+    def take(self, assignment: control_pb2.Assignment) -> TuplewireError | None:
+        """Take an assignment, as a worker does."""
+        if not self.alive:
+            return UnreachableError("nobody answers")
+        known = self.assignment
+        if known is not None and known != assignment and assignment.version <= known.version:
+            return StaleAssignmentError(f"{assignment.version} is not newer than {known.version}")
+        self.assignment = assignment
+        return None
+
+    def restart(self) -> None:
+        """Begin the next life."""
+        self.incarnation += 1
+        self.alive, self.draining, self.moving, self.assignment = True, False, 0, None
+
+
+@dataclass
+class World:
+    """Workers at their addresses, those that are wanted, and a clock that a test moves."""
+
+    workers: dict[str, ModelWorker] = field(default_factory=dict)
+    wanted: dict[str, str] = field(default_factory=dict)
+    now: float = 0.0
+
+    def add(self, number: int) -> ModelWorker:
+        """Let a worker arrive, with an executor."""
+        address = f"10.0.0.{number}:6700"
+        self.wanted[address] = f"executor {number}"
+        self.workers[address] = worker = ModelWorker(f"w{number}")
+        return worker
+
+    def round(self, registry: Registry, lost: frozenset[str] = frozenset()) -> control_pb2.Assignment | None:
+        """Do what the thread of a membership does in one turn; what is said to the `lost` does not arrive."""
+        addresses = dict.fromkeys([*self.wanted, *registry.addresses])
+        answers = {
+            address: self.workers[address].report(registry.version)
+            if address in self.workers
+            else UnreachableError("no route")
+            for address in addresses
+        }
+        registry.look(self.now, self.wanted, answers)
+        issued = registry.decide()
+        in_force = registry.in_force
+        for address in registry.to_tell():
+            assert in_force is not None
+            gone = address in lost or address not in self.workers
+            outcome = UnreachableError("lost") if gone else self.workers[address].take(in_force)
+            registry.told(address, outcome)
+        self.now += 1.0
+        return issued
+
+    def settle(self, registry: Registry) -> None:
+        """Go on until all is settled."""
+        for _ in range(50):
+            self.round(registry)
+            if registry.status().settled:
+                return
+        raise AssertionError(f"not settled: {registry.status()}")

@@ -1,0 +1,140 @@
+"""A registry whose workers come, drain, die, restart and are cut off in any order, before a plain model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from helpers.members import TOPOLOGY, World
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tuplewire.membership.registry import Registry
+from tuplewire.membership.status import Phase
+from tuplewire.wire import control_pb2
+
+TASKS = frozenset(range(11))
+NUMBERS = st.integers(1, 6)
+
+
+def placed(assignment: control_pb2.Assignment | None) -> dict[int, str]:
+    """Return the address of each task's worker."""
+    workers = assignment.workers if assignment is not None else ()
+    return {task: worker.address for worker in workers for task in worker.tasks}
+
+
+class Memberships(RuleBasedStateMachine):
+    """One driver after the other, and the workers of one topology."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.registry = self._registry()
+        self.highest = 0
+
+    def _registry(self) -> Registry:
+        return Registry(TOPOLOGY, TASKS, expire_seconds=3.0)
+
+    @rule(number=NUMBERS)
+    def arrive(self, number: int) -> None:
+        """Let an executor come, with a worker, or a worker start again at its address."""
+        address = f"10.0.0.{number}:6700"
+        if address not in self.world.workers:
+            self.world.add(number)
+        elif not self.world.workers[address].alive:
+            self.world.workers[address].restart()
+        self.world.wanted[address] = ""
+
+    @rule(number=NUMBERS)
+    def lose_executor(self, number: int) -> None:
+        """Let an executor go; its worker may live."""
+        self.world.wanted.pop(f"10.0.0.{number}:6700", None)
+
+    @rule(number=NUMBERS, how=st.sampled_from(["drains", "dies", "restarts"]))
+    def end(self, number: int, how: str) -> None:
+        """Let a worker end, or begin to."""
+        worker = self.world.workers.get(f"10.0.0.{number}:6700")
+        if worker is None:
+            return
+        if how == "restarts":
+            worker.restart()
+        else:
+            worker.draining |= how == "drains"
+            worker.alive &= how != "dies"
+
+    @rule(number=NUMBERS, moving=st.integers(0, 2))
+    def move(self, number: int, moving: int) -> None:
+        """Let a worker have tasks that change hands."""
+        worker = self.world.workers.get(f"10.0.0.{number}:6700")
+        if worker is not None:
+            worker.moving = moving
+
+    @rule()
+    def new_driver(self) -> None:
+        """Let another program take over."""
+        self.registry = self._registry()
+        self.highest = 0  # it need not know of what only its predecessor knew
+
+    @rule(lost=st.frozensets(NUMBERS))
+    def look(self, lost: frozenset[int]) -> None:
+        """Let the driver take its turn; some of what it says does not arrive."""
+        before, phases = placed(self.registry.in_force), self._phases()
+        at_rest = self._at_rest()
+        issued = self.world.round(self.registry, frozenset(f"10.0.0.{number}:6700" for number in lost))
+        if issued is None:
+            return
+        assert issued.version > self.highest, "a version comes twice"
+        self.highest = issued.version
+        after, now = placed(issued), self._phases()
+        counts = Counter(task for worker in issued.workers for task in worker.tasks)
+        assert max(counts.values(), default=1) == 1, "a task is at two workers"
+        for task, address in after.items():
+            if before.get(task, address) == address:
+                continue
+            assert now[address] is Phase.JOINED, "a task has gone to a worker that cannot take it"
+            if now.get(before[task]) in {Phase.JOINED, Phase.SILENT} and phases.get(before[task]):
+                assert at_rest, "a task has moved for balance while others move"
+
+    def _phases(self) -> dict[str, Phase]:
+        return {each.address: each.phase for each in self.registry.status().workers}
+
+    def _at_rest(self) -> bool:
+        return not any(each.moving for each in self.world.workers.values() if each.alive) and all(
+            each.assignment is None or each.assignment == self.registry.in_force
+            for address, each in self.world.workers.items()
+            if address in self._phases() and each.alive
+        )
+
+    @invariant()
+    def every_task_is_somewhere(self) -> None:
+        """Once there is an assignment, tasks are only missing where no worker could take them."""
+        status = self.registry.status()
+        if status.version and status.joined:
+            assert not status.unassigned
+
+    @precondition(lambda self: any(each.alive and not each.draining for each in self.world.workers.values()))
+    @rule()
+    def quiet(self) -> None:
+        """Left alone, all settles: every worker that lives has its share, and the assignment in force."""
+        for worker in self.world.workers.values():
+            worker.moving = 0
+        live = {
+            address
+            for address, each in self.world.workers.items()
+            if each.alive and not each.draining and address in self.world.wanted
+        }
+        if not live:
+            return
+        for _ in range(12):
+            self.world.round(self.registry)
+        status = self.registry.status()
+        shares = {each.address: len(each.tasks) for each in status.workers if each.phase is Phase.JOINED}
+        assert status.settled, status
+        assert shares.keys() == live
+        assert max(shares.values()) - min(shares.values()) <= 1
+        assert all(self.world.workers[address].assignment == self.registry.in_force for address in live)
+        self.highest = max(self.highest, self.registry.version)
+
+
+Memberships.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestMemberships = Memberships.TestCase

@@ -1,0 +1,70 @@
+"""Tasks spread over workers: balanced, stable, and with as few moves as can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuplewire.membership.spread import fill, spread
+
+WORKERS = ["a", "b", "c", "d", "e"]
+LOST = "z"
+"""A worker that holds tasks, and gets none."""
+
+workers_of = st.lists(st.sampled_from(WORKERS), unique=True, max_size=5)
+held_of = st.dictionaries(st.integers(0, 30), st.sampled_from([*WORKERS, LOST]), max_size=20)
+tasks_of = st.sets(st.integers(0, 30), max_size=20)
+
+
+def moves(before: dict[int, str], after: dict[int, str]) -> int:
+    """Count the tasks that somebody had and somebody else has."""
+    return sum(task in before and before[task] != worker for task, worker in after.items())
+
+
+@given(tasks_of, workers_of, held_of)
+def test_everybody_has_as_many_or_one_more(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
+    """Every task is at one worker, of those that may have any; counts differ by one at most."""
+    placed = spread(tasks, workers, held)
+    assert placed.keys() == (tasks if workers else set())
+    counts = Counter(dict.fromkeys(workers, 0) | Counter(placed.values()))
+    assert counts.keys() == set(workers)
+    assert not workers or max(counts.values()) - min(counts.values()) <= 1
+
+
+@given(st.sets(st.integers(0, 5), max_size=6), st.data())
+def test_no_fewer_moves_would_do(tasks: set[int], data: st.DataObject) -> None:
+    """No other balanced placement moves fewer tasks; all of them are tried."""
+    workers = WORKERS[:3]
+    held = {task: data.draw(st.sampled_from([*workers, LOST])) for task in tasks}
+    fewest = min(
+        moves(held, placed)
+        for chosen in product(workers, repeat=len(tasks))
+        for placed in [dict(zip(sorted(tasks), chosen, strict=True))]
+        for counts in [Counter(dict.fromkeys(workers, 0) | Counter(chosen))]
+        if max(counts.values()) - min(counts.values()) <= 1
+    )
+    assert moves(held, spread(tasks, workers, held)) == fewest
+
+
+@given(tasks_of, workers_of, held_of)
+def test_what_is_balanced_stays(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
+    """Spread again, nothing moves, in whatever order the workers are named."""
+    placed = spread(tasks, workers, held)
+    assert spread(tasks, workers[::-1], placed) == placed
+
+
+@given(tasks_of, workers_of, held_of)
+def test_fill_moves_nothing(tasks: set[int], workers: list[str], held: dict[int, str]) -> None:
+    """Only tasks that nobody has are given away, each to one of those with the fewest."""
+    placed = fill(tasks, workers, held)
+    assert {task: placed[task] for task in tasks & held.keys()} == {
+        task: held[task] for task in tasks & held.keys()
+    }
+    given_away = placed.keys() - held.keys()
+    assert given_away == (tasks - held.keys() if workers else set())
+    counts = Counter(placed.values())
+    for worker in {placed[task] for task in given_away}:
+        assert counts[worker] <= 1 + min(counts[each] for each in workers)

@@ -1,0 +1,293 @@
+"""The registry of workers: who is in, who is out, and which assignment follows, at times that a test sets."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.members import TOPOLOGY, World
+
+from tuplewire.errors import ProtocolError
+from tuplewire.membership.registry import Registry
+from tuplewire.membership.status import Phase
+from tuplewire.wire import control_pb2
+
+TASKS = range(12)
+
+
+def registry(at_least: int = 1) -> Registry:
+    """Return one without workers."""
+    return Registry(TOPOLOGY, TASKS, at_least=at_least, expire_seconds=10.0)
+
+
+def world_of(count: int) -> World:
+    """Return workers 1, 2, ..."""
+    world = World()
+    for number in range(1, count + 1):
+        world.add(number)
+    return world
+
+
+def tasks_of(kept: Registry) -> dict[str, tuple[int, ...]]:
+    """Return each worker's tasks."""
+    return {each.worker_id: each.tasks for each in kept.status().workers if each.phase is not Phase.ABSENT}
+
+
+def counts(kept: Registry) -> dict[str, int]:
+    """Return how many tasks each worker has."""
+    return {worker: len(tasks) for worker, tasks in tasks_of(kept).items()}
+
+
+def happened(kept: Registry) -> list[str]:
+    """Return the names of what has changed, and forget them."""
+    names = [name for name, _ in kept.events]
+    kept.events.clear()
+    return names
+
+
+def test_workers_that_are_there_share_the_tasks() -> None:
+    """The first assignment has all of them; it is given to each, once."""
+    world, kept = world_of(3), registry()
+    world.settle(kept)
+    assert counts(kept) == {"w1": 4, "w2": 4, "w3": 4}
+    assert kept.version == 1
+    assert all(each.assignment == kept.in_force for each in world.workers.values())
+    assert happened(kept) == ["worker.registered"] * 3 + ["assignment.issued"]
+    assert world.round(kept) is None
+    assert not kept.to_tell()
+
+
+def test_nothing_is_assigned_before_enough_workers_are_there() -> None:
+    """at_least: the first worker alone gets nothing."""
+    world, kept = world_of(1), registry(at_least=2)
+    assert world.round(kept) is None
+    assert len(kept.status().unassigned) == len(TASKS)
+    world.add(2)
+    world.settle(kept)
+    assert counts(kept) == {"w1": 6, "w2": 6}
+
+
+def test_a_newcomer_takes_its_share_and_no_more_moves() -> None:
+    """It is made known first; once nothing moves, it gets tasks, and the others keep the rest of theirs."""
+    world, kept = world_of(2), registry()
+    world.settle(kept)
+    before = tasks_of(kept)
+    world.add(3)
+    world.settle(kept)
+    after = tasks_of(kept)
+    assert counts(kept) == {"w1": 4, "w2": 4, "w3": 4}
+    assert all(set(after[worker]) < set(before[worker]) for worker in before)
+
+
+def test_a_move_for_balance_waits_until_nothing_moves() -> None:
+    """Overlapping moves of one task are only made where a worker goes."""
+    world, kept = world_of(2), registry()
+    world.settle(kept)
+    mover = world.workers["10.0.0.1:6700"]
+    mover.moving = 1
+    world.add(3)
+    for _ in range(5):
+        world.round(kept)
+    assert counts(kept) == {"w1": 6, "w2": 6, "w3": 0}
+    mover.moving = 0
+    world.settle(kept)
+    assert counts(kept)["w3"] == 4
+
+
+def test_a_worker_that_drains_loses_its_tasks_at_once() -> None:
+    """In the same round, also while others move; it is told, and listed until it answers no more."""
+    world, kept = world_of(3), registry()
+    world.settle(kept)
+    leaving = world.workers["10.0.0.2:6700"]
+    leaving.draining = True
+    world.workers["10.0.0.1:6700"].moving = 3
+    world.round(kept)
+    assert counts(kept) == {"w1": 6, "w2": 0, "w3": 6}
+    assert leaving.assignment == kept.in_force
+    leaving.alive = False
+    world.round(kept)
+    assert counts(kept) == {"w1": 6, "w3": 6}
+    assert kept.in_force is not None
+    assert [each.worker_id for each in kept.in_force.workers] == ["w1", "w3"]
+
+
+def test_a_worker_whose_executor_is_gone_leaves() -> None:
+    """While it answers it is told where its tasks are; when it does not, it is forgotten at once."""
+    world, kept = world_of(2), registry()
+    world.settle(kept)
+    del world.wanted["10.0.0.2:6700"]
+    world.round(kept)
+    assert counts(kept) == {"w1": 12, "w2": 0}
+    assert world.workers["10.0.0.2:6700"].assignment == kept.in_force
+    world.workers["10.0.0.2:6700"].alive = False
+    world.round(kept)
+    assert counts(kept) == {"w1": 12}
+    assert happened(kept)[-3:] == ["assignment.issued", "worker.left", "assignment.issued"]
+
+
+def test_a_silent_worker_keeps_its_tasks_until_it_expires() -> None:
+    """For expire_seconds, then others have them."""
+    world, kept = world_of(2), registry()
+    world.settle(kept)
+    world.workers["10.0.0.2:6700"].alive = False
+    silent_since = world.now
+    while world.now < silent_since + 9:
+        world.round(kept)
+        assert counts(kept) == {"w1": 6, "w2": 6}
+    world.round(kept)
+    assert counts(kept) == {"w1": 12}
+    assert [each.phase for each in kept.status().workers] == [Phase.JOINED, Phase.ABSENT]
+
+
+def test_tasks_of_the_last_worker_stay_until_another_comes() -> None:
+    """They cannot go anywhere; then they do."""
+    world, kept = world_of(1), registry()
+    world.settle(kept)
+    world.workers["10.0.0.1:6700"].draining = True
+    world.round(kept)
+    assert counts(kept) == {"w1": 12}
+    world.add(2)
+    world.round(kept)
+    assert counts(kept) == {"w1": 0, "w2": 12}
+
+
+def test_a_restarted_worker_gets_the_assignment_again() -> None:
+    """The same address and a new incarnation: its tasks are still there, and no version is needed."""
+    world, kept = world_of(2), registry()
+    world.settle(kept)
+    before = kept.in_force
+    world.workers["10.0.0.1:6700"].restart()
+    world.round(kept)
+    assert world.workers["10.0.0.1:6700"].assignment == before
+    assert kept.in_force == before
+    assert "worker.restarted" in happened(kept)
+
+
+def test_an_assignment_that_did_not_arrive_is_told_again() -> None:
+    """To those that have not taken it, and to no other."""
+    world, kept = world_of(2), registry()
+    world.round(kept, lost=frozenset(["10.0.0.2:6700"]))
+    assert world.workers["10.0.0.2:6700"].assignment is None
+    assert kept.to_tell() == ["10.0.0.2:6700"]
+    world.settle(kept)
+    assert kept.version == 1
+    assert world.workers["10.0.0.2:6700"].assignment == kept.in_force
+
+
+def test_a_new_driver_takes_over_and_moves_nothing() -> None:
+    """It goes beyond the version in force, and leaves the tasks where they are."""
+    world, first = world_of(3), registry()
+    world.settle(first)
+    world.add(4)
+    world.settle(first)
+    second = registry()
+    world.settle(second)
+    assert second.version == first.version + 1
+    assert tasks_of(second) == tasks_of(first)
+
+
+def test_a_driver_that_takes_over_waits_for_a_silent_worker() -> None:
+    """A worker of the assignment that it finds is as good as one that has fallen silent."""
+    world, first = world_of(2), registry()
+    world.settle(first)
+    world.workers["10.0.0.2:6700"].alive = False
+    second = registry()
+    world.round(second)
+    assert tasks_of(second) == tasks_of(first)
+    for _ in range(10):
+        world.round(second)
+    assert counts(second) == {"w1": 12}
+
+
+def test_the_older_of_two_drivers_gives_way() -> None:
+    """It notices that a worker of its own has a newer assignment, decides nothing more, and says so."""
+    world, first, second = world_of(2), registry(), registry()
+    world.settle(first)
+    world.settle(second)
+    world.add(3)
+    assert world.round(first) is None
+    assert "let one program at a time" in first.superseded
+    assert not first.to_tell()
+    world.settle(second)
+    assert counts(second) == {"w1": 4, "w2": 4, "w3": 4}
+    assert not second.superseded
+
+
+def test_a_driver_that_is_taking_over_goes_beyond_a_rival() -> None:
+    """The same version with other content is refused as stale: it has not been in charge, so it goes on."""
+    world, kept = world_of(1), registry()
+    worker = world.workers["10.0.0.1:6700"]
+    answers = {"10.0.0.1:6700": worker.report(0)}
+    kept.look(0.0, world.wanted, answers)
+    kept.decide()
+    worker.assignment = control_pb2.Assignment(version=1, topology=TOPOLOGY)
+    assert kept.in_force is not None
+    kept.told("10.0.0.1:6700", worker.take(kept.in_force))
+    world.settle(kept)
+    assert kept.version == 2
+    assert worker.assignment == kept.in_force
+
+
+@pytest.mark.parametrize("what", ["topology", "id", "draining"])
+def test_a_worker_that_does_not_fit_is_not_registered(what: str) -> None:
+    """It gets nothing; the status says why, and the log once."""
+    world, kept = world_of(2), registry()
+    worker = world.workers["10.0.0.2:6700"]
+    if what == "topology":
+        worker.topology = "another"
+    elif what == "id":
+        worker.worker_id = "w1"
+    else:
+        worker.draining = True
+    for _ in range(3):
+        world.round(kept)
+    absent = kept.status().workers[-1]
+    assert absent.phase is Phase.ABSENT
+    expected = {"topology": "--topology test", "id": "--worker-id", "draining": "draining"}
+    assert expected[what] in absent.problem
+    assert worker.assignment is None
+    assert happened(kept).count("worker.absent") == 1
+
+
+def test_a_successor_by_the_same_id_takes_the_place_of_a_silent_worker() -> None:
+    """As a pod of a StatefulSet, which comes back under its name at another address."""
+    world, kept = world_of(2), registry()
+    world.settle(kept)
+    world.workers["10.0.0.2:6700"].alive = False
+    world.round(kept)
+    world.add(3).worker_id = "w2"
+    world.settle(kept)
+    assert counts(kept) == {"w1": 6, "w2": 6}
+    assert kept.in_force is not None
+    assert [each.address for each in kept.in_force.workers] == ["10.0.0.1:6700", "10.0.0.3:6700"]
+
+
+def test_a_refusal_is_shown_and_logged_once() -> None:
+    """The worker stays registered, and is told again."""
+    world, kept = world_of(1), registry()
+    kept.look(0.0, world.wanted, {"10.0.0.1:6700": world.workers["10.0.0.1:6700"].report(0)})
+    kept.decide()
+    for _ in range(3):
+        kept.told("10.0.0.1:6700", ProtocolError("no"))
+    assert happened(kept).count("assignment.refused") == 1
+    assert kept.status().workers[0].problem == "no"
+    assert kept.to_tell() == ["10.0.0.1:6700"]
+
+
+def test_peers_with_a_transport_of_their_own() -> None:
+    """Their port is taken from what the worker says, their host from where it was found."""
+    world, kept = world_of(1), registry()
+    world.workers["10.0.0.1:6700"].peer_addresses = ("0.0.0.0:6701",)
+    world.settle(kept)
+    assert kept.in_force is not None
+    assert kept.in_force.workers[0].peer_address == "10.0.0.1:6701"
+
+
+def test_status_as_text() -> None:
+    """A line for each worker, also for the one that should be there."""
+    world, kept = world_of(2), registry()
+    del world.workers["10.0.0.2:6700"]
+    world.settle(kept)
+    assert str(kept.status()).splitlines() == [
+        "topology test: assignment 1, 1 workers, settled",
+        "  10.0.0.1:6700  joined  12 tasks  w1  executor 1  1.0",
+        "  10.0.0.2:6700  absent  0 tasks  executor 2  no route",
+    ]
