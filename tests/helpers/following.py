@@ -1,0 +1,106 @@
+"""Consumers that follow their tasks from worker to worker, as a membership moves them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from typing import Self
+
+from helpers.program import Threads
+from helpers.streams import Sequences, Stream
+from helpers.topology import TOPOLOGY
+from tuplewire import Client, TaskGroup
+from tuplewire.client import Subscription
+from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
+from tuplewire.membership import Membership
+from tuplewire_service.testing import eventually
+
+_SILENCE_SECONDS = 0.5
+
+
+class Followers:
+    """A consumer of each task, where the membership says that the task is; of what helpers.streams sends.
+
+    once: whether nothing may come twice; otherwise what is marked as redelivered may.
+    """
+
+    def __init__(self, membership: Membership, tasks: Iterable[int], *, once: bool = True) -> None:
+        self.membership = membership
+        self._tasks = list(tasks)
+        self._once = once
+        self._lock = threading.Lock()
+        self._seen = Sequences()
+        self._threads = Threads()
+
+    def __enter__(self) -> Self:
+        for task in self._tasks:
+            self._threads.start(self._follow, task)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.end()
+
+    def _follow(self, task: int) -> None:
+        while not self._threads.stop.wait(0.02):
+            address = next(
+                (each.address for each in self.membership.status().workers if task in each.tasks), None
+            )
+            if address is None:
+                continue
+            try:
+                with (
+                    Client(address, topology=TOPOLOGY) as client,
+                    client.recv([task], timeout=_SILENCE_SECONDS) as subscription,
+                ):
+                    self._read(subscription)
+            except (NotLocalError, UnknownTaskError, UnreachableError, TimeoutError):
+                continue
+
+    def _read(self, subscription: Subscription) -> None:
+        while not self._threads.stop.is_set():
+            batch = next(subscription)
+            with self._lock:
+                for group in batch.groups:
+                    self._take(group)
+            subscription.acknowledge()
+
+    def _take(self, group: TaskGroup) -> None:
+        if self._once or not group.redelivered:
+            self._seen.take(group)
+            return
+        stream = (group.source or 0, group.task)
+        for index in range(len(group)):
+            one = group.slice(index, index + 1)
+            if int.from_bytes(one.data[:8], "little") >= self._seen.next.get(stream, 0):
+                self._seen.take(one)
+
+    @property
+    def received(self) -> dict[Stream, int]:
+        """How many messages of each stream have come."""
+        with self._lock:
+            return dict(self._seen.next)
+
+    @property
+    def problems(self) -> list[str]:
+        """What was lost, doubled or out of order, and what the threads have failed with."""
+        return [*self._seen.problems, *map(repr, self._threads.errors)]
+
+    def goes_on(self, messages: int = 200) -> None:
+        """Wait until so many more have come for every task."""
+        before = self._by_task()
+        eventually(
+            lambda: all(self._by_task()[task] >= before[task] + messages for task in self._tasks),
+            60,
+            f"{messages} more for each task",
+        )
+
+    def _by_task(self) -> Counter[int]:
+        counts: Counter[int] = Counter()
+        for (_, task), count in self.received.items():
+            counts[task] += count
+        return counts
+
+    def has(self, sent: dict[Stream, int]) -> None:
+        """Wait until all of this has come."""
+        eventually(lambda: self.received == sent, 60, f"all that was sent; of that {self.problems}")

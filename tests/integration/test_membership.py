@@ -1,0 +1,263 @@
+"""Workers that come, drain, die and come back while messages flow, and a membership that gives them tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from helpers.following import Followers
+from helpers.program import Program
+from helpers.restartable import drained_ledger
+from helpers.streams import Load, Produced, producer
+from helpers.topology import TOPOLOGY, has_ended, ledger, one_worker, status
+
+from tuplewire.errors import ClosedError, ConfigError, UnreachableError
+from tuplewire.membership import Membership, Phase
+from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+TASKS = range(1, 7)
+SOURCE = 100
+SETTLES = 60.0
+LOAD = Load(TASKS, batch=20, pause=0.01)
+PROCESSED = Load(TASKS, batch=20, pause=0.01, settings={"ack_mode": "processed"})
+
+
+@dataclass
+class Site:
+    """Workers that a test starts, and the addresses where workers should be."""
+
+    directory: Path
+    stack: ExitStack
+    wanted: dict[str, str] = field(default_factory=dict)
+
+    def start(self, worker_id: str, port: int = 0) -> Endpoint:
+        """Start a worker, and want it."""
+        life = self.directory / f"life-{len(list(self.directory.iterdir()))}"
+        life.mkdir()
+        worker = one_worker(worker_id, "--drain-seconds=60", directory=life, port=port)
+        endpoint = self.stack.enter_context(worker)
+        self.wanted[endpoint.address] = worker_id
+        return endpoint
+
+    def membership(self, at_least: int = 1, expire_seconds: float = 2.0) -> Membership:
+        """Return one that looks at these workers."""
+        return Membership(
+            lambda: dict(self.wanted),
+            TASKS,
+            topology=TOPOLOGY,
+            at_least=at_least,
+            expire_seconds=expire_seconds,
+            poll_seconds=0.2,
+        )
+
+    def balance_of(self, worker_id: str) -> dict[str, int]:
+        """Return what a worker that has drained says that it has dropped."""
+        (log,) = self.directory.glob(f"*/{worker_id}-0/worker-0.log")
+        balance = drained_ledger(log)
+        assert balance.balanced
+        return {reason: count for reason, count in balance.dropped.items() if count}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Return a place without workers; those that a test starts end with it."""
+    with ExitStack() as stack:
+        yield Site(tmp_path, stack)
+
+
+def tasks_of(membership: Membership) -> dict[str, tuple[int, ...]]:
+    """Return the tasks of each worker that is registered."""
+    return {each.worker_id: each.tasks for each in membership.status().workers if each.phase != "absent"}
+
+
+def sizes(membership: Membership) -> list[int]:
+    """Return how many tasks the workers have."""
+    return sorted(map(len, tasks_of(membership).values()))
+
+
+@contextmanager
+def load_on(endpoint: Endpoint, load: Load = LOAD) -> Iterator[Program]:
+    """Send to all tasks through a worker, from a process of its own."""
+    with Program(producer, TOPOLOGY, [(endpoint.address, SOURCE)], load) as producing:
+        yield producing
+
+
+def finished(producing: Program, followers: Followers) -> Produced:
+    """End the load; all that was sent has come, and the sender's ledger says so."""
+    produced: Produced = producing.ask("finish")
+    followers.has(produced.sent)
+    assert not followers.problems
+    for balance in produced.ledgers.values():
+        assert balance.accepted == balance.acknowledged == sum(produced.sent.values())
+    return produced
+
+
+def test_workers_come_and_drain_under_load(site: Site) -> None:
+    """Tasks follow the workers: nothing is lost, doubled or out of order, and no worker drops anything."""
+    first = site.start("a")
+    with (
+        site.membership() as membership,
+        load_on(first) as producing,
+        Followers(membership, TASKS) as followers,
+    ):
+        assert sizes(membership) == [6]
+        followers.goes_on()
+        second, third = site.start("b"), site.start("c")
+        membership.wait(3, SETTLES)
+        assert sizes(membership) == [2, 2, 2]
+        followers.goes_on()
+        os.kill(second.process_id, signal.SIGTERM)
+        eventually(lambda: has_ended(second), SETTLES, "b has drained")
+        eventually(lambda: sizes(membership) == [3, 3], SETTLES, "the others have its tasks")
+        followers.goes_on()
+        del site.wanted[third.address]  # its executor is gone; the worker is ended a moment later
+        eventually(lambda: len(tasks_of(membership)["a"]) == 6, SETTLES, "a has all tasks")
+        os.kill(third.process_id, signal.SIGTERM)
+        eventually(lambda: has_ended(third), SETTLES, "c has drained")
+        followers.goes_on()
+        finished(producing, followers)
+        assert site.balance_of("b") == site.balance_of("c") == {}
+        eventually(lambda: ledger(first).pending == 0, 20)
+        assert not sum(ledger(first).dropped.values())
+
+
+def test_what_a_draining_worker_holds_is_handed_over(site: Site) -> None:
+    """Messages that nobody has fetched are at the worker that has the task now, before a consumer is."""
+    first = site.start("a")
+    with site.membership() as membership, load_on(first) as producing:
+        second = site.start("b")
+        membership.wait(2, SETTLES)
+        eventually(lambda: all(each.queued_messages for each in status(second).tasks), 30, "b holds some")
+        os.kill(second.process_id, signal.SIGTERM)
+        eventually(lambda: not any(each.queued_messages for each in status(second).tasks), 30, "handed over")
+        assert not has_ended(second)
+        with Followers(membership, TASKS) as followers:
+            eventually(lambda: has_ended(second), SETTLES, "b has drained")
+            assert site.balance_of("b") == {}
+            finished(producing, followers)
+
+
+def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) -> None:
+    """Its tasks go to others once it has been silent; senders that keep what they have sent send it again."""
+    first, second = site.start("a"), site.start("b")
+    with (
+        site.membership(at_least=2) as membership,
+        load_on(first, PROCESSED) as producing,
+        Followers(membership, TASKS, once=False) as followers,
+    ):
+        followers.goes_on()
+        os.kill(second.process_id, signal.SIGKILL)
+        eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")
+        absent = next(each for each in membership.status().workers if each.phase is Phase.ABSENT)
+        assert absent.address == second.address
+        followers.goes_on()
+        finished(producing, followers)
+
+
+def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
+    """Within the time that it may be silent: a new life at the same address, and no task moves."""
+    first, second = site.start("a"), site.start("b")
+    with (
+        site.membership(at_least=2, expire_seconds=120) as membership,
+        load_on(first, PROCESSED) as producing,
+        Followers(membership, TASKS, once=False) as followers,
+    ):
+        before, version = tasks_of(membership), membership.status().version
+        followers.goes_on()
+        incarnation = status(second).incarnation
+        os.kill(second.process_id, signal.SIGKILL)
+        eventually(lambda: has_ended(second))
+        again = site.start("b", int(second.address.rpartition(":")[2]))
+        eventually(lambda: status(again).assignment_version == version, SETTLES, "it has the assignment")
+        assert status(again).incarnation != incarnation
+        assert tasks_of(membership) == before
+        followers.goes_on()
+        finished(producing, followers)
+
+
+def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
+    """Stopped for longer than it may be silent, its tasks are elsewhere; it gets a share when it goes on."""
+    site.start("a")
+    hung = site.start("b")
+    with site.membership(at_least=2) as membership:
+        os.kill(hung.process_id, signal.SIGSTOP)
+        try:
+            eventually(lambda: sizes(membership) == [6], SETTLES, "expired")
+        finally:
+            os.kill(hung.process_id, signal.SIGCONT)
+        assert membership.wait(2, SETTLES).joined == 2
+        assert sizes(membership) == [3, 3]
+
+
+def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
+    """Tasks stay where they are; what comes then gets its share; the older driver ends, and says why."""
+    first = site.start("a")
+    site.start("b")
+    with ExitStack() as stack:
+        older = stack.enter_context(site.membership(at_least=2))
+        producing = stack.enter_context(load_on(first))
+        followers = stack.enter_context(Followers(older, TASKS))
+        followers.goes_on()
+        before = tasks_of(older)
+        with site.membership(at_least=2) as newer:
+            assert tasks_of(newer) == before
+            assert newer.status().version > older.status().version
+            with pytest.raises(ClosedError, match="let one program at a time"):
+                older.wait(3, SETTLES)
+            followers.membership = newer
+            site.start("c")
+            newer.wait(3, SETTLES)
+            assert sizes(newer) == [2, 2, 2]
+            followers.goes_on()
+            finished(producing, followers)
+
+
+def test_workers_that_are_not_there(site: Site) -> None:
+    """The block is not entered; the error says what was seen and what to do, and no thread is left."""
+    site.wanted["127.0.0.1:1"] = "executor 7"
+    membership = Membership(lambda: site.wanted, TASKS, topology=TOPOLOGY, timeout=1.0, poll_seconds=0.1)
+    with pytest.raises(UnreachableError, match=r"(?s)start one beside each executor.*executor 7"), membership:
+        pass
+    assert "tuplewire-membership" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(ClosedError, match="closed"):
+        membership.wait()
+
+
+def test_where_the_workers_are_may_be_unknown_for_a_while(site: Site) -> None:
+    """A look-up that fails leaves everything as it is."""
+    site.start("a")
+    answers = [True]
+
+    def look_up() -> dict[str, str]:
+        if not answers:
+            raise OSError("no such name")
+        return site.wanted
+
+    with Membership(look_up, TASKS, topology=TOPOLOGY, poll_seconds=0.1) as membership:
+        answers.clear()
+        eventually(lambda: membership._problem, 20, "noticed")
+        assert membership.status().joined == 1
+        with pytest.raises(UnreachableError, match="no such name"):
+            membership.wait(2, 0.2)
+
+
+@pytest.mark.parametrize("workers", [[], ["unix:///run/tuplewire/worker.sock"], ["worker"], ["a:0"]])
+def test_wrong_workers(workers: list[str]) -> None:
+    """Addresses are such that other workers reach them, too."""
+    with pytest.raises(ConfigError, match="host:port"):
+        Membership(workers, TASKS)
+
+
+def test_wrong_tasks() -> None:
+    """There has to be something to assign."""
+    with pytest.raises(ConfigError, match="range"):
+        Membership(["a:1"], [])
