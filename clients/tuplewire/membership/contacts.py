@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from tuplewire.control import ControlClient
+from tuplewire.credentials import Credentials
 from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.membership.registry import Report
 from tuplewire.wire import control_pb2
@@ -19,11 +20,12 @@ _Answer = TypeVar("_Answer")
 class Contacts:
     """A client for each worker that is asked, kept while it answers. Belongs to one thread.
 
-    timeout: of each call, in seconds.
+    timeout: of each call, in seconds. credentials: see ControlClient.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, credentials: Credentials | None = None) -> None:
         self._timeout = timeout
+        self._credentials = credentials
         self._clients: dict[str, ControlClient] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE, "tuplewire-contact")
 
@@ -49,13 +51,9 @@ class Contacts:
     def _each(
         self, addresses: Iterable[str], call: Callable[[ControlClient], _Answer]
     ) -> dict[str, _Answer | TuplewireError]:
-        for address in addresses:
-            if address not in self._clients:
-                self._clients[address] = ControlClient(address, self._timeout)
-
         def outcome(address: str) -> _Answer | TuplewireError:
             try:
-                return call(self._clients[address])
+                return call(self._client(address))
             except TuplewireError as error:
                 return error
 
@@ -64,6 +62,13 @@ class Contacts:
             if isinstance(answer, UnreachableError):
                 self._drop(address)  # the channel would wait longer and longer before it tries again
         return answers
+
+    def _client(self, address: str) -> ControlClient:
+        client = self._clients.get(address)
+        if client is None:
+            client = ControlClient(address, self._timeout, credentials=self._credentials)
+            self._clients[address] = client
+        return client
 
     def _drop(self, address: str) -> None:
         self._clients.pop(address).close()

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from tuplewire.channel import resolve_topology
+from tuplewire.credentials import Credentials
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.group import check_task
 from tuplewire.membership.contacts import Contacts
@@ -31,7 +32,8 @@ class Membership:
     workers: where they should be. tasks: all that there are. topology: default TUPLEWIRE_TOPOLOGY, or
     `default`. at_least: nothing is assigned, and the block not entered, before so many workers are there.
     timeout: how long the block waits for that, in seconds. expire_seconds: a worker that does not answer for
-    so long loses its tasks. poll_seconds: how often the workers are looked at.
+    so long loses its tasks. poll_seconds: how often the workers are looked at. credentials: for them; None
+    takes those of TUPLEWIRE_TLS_CA and so on.
 
     Guarantees: no worker has more than one task more than another once all is settled, and no more tasks move
     than that takes. Tasks of a worker that drains, or that is not named any more, go to others at once, and
@@ -53,6 +55,7 @@ class Membership:
         timeout: float = 60.0,
         expire_seconds: float = 10.0,
         poll_seconds: float = 1.0,
+        credentials: Credentials | None = None,
     ) -> None:
         if not tasks:
             raise ConfigError("there are no tasks to assign: name them, like tasks=range(64)")
@@ -64,6 +67,7 @@ class Membership:
         self._at_least = at_least
         self._timeout = timeout
         self._poll_seconds = poll_seconds
+        self._credentials = credentials
         self._registry = Registry(
             resolve_topology(topology), frozenset(named), at_least=at_least, expire_seconds=expire_seconds
         )
@@ -141,7 +145,7 @@ class Membership:
     # --- the thread ------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        contacts = Contacts(_CALL_SECONDS)
+        contacts = Contacts(_CALL_SECONDS, self._credentials)
         reason = "it was closed"
         try:
             while not self._closing.is_set():
