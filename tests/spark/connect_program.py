@@ -1,23 +1,24 @@
-"""A program that runs topologies over Spark Connect; test_run_topology_connect.py starts it.
+"""A program that runs topologies by Spark Connect: python connect_program.py REMOTE WORKER WORKER.
 
 A process has either a session of its own or one of Spark Connect, so it cannot share the tests' process.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import sys
 import threading
+from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError
-from tuplewire.spark.java import find_java, wrapped_home
+from tuplewire.pipelines.streaming import run_stream
+from tuplewire.spark.session import local_session
 from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire.topology.termination import ProcessFailedError
-from tuplewire_service.server.launch import LocalWorkers
 
 SECONDS = 100.0
 COUNT = 1000
@@ -57,51 +58,60 @@ def topology(spout: Spout, bolt: BasicBolt, n_spouts: int = 1) -> Topology:
     return builder.create_topology()
 
 
-def main() -> None:
+def refused(action: Callable[[], object]) -> str:
+    """Return why something is refused."""
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def main(remote: str, *workers: str) -> None:
     """Print what has come out, as JSON."""
-    os.environ |= {
-        "JAVA_HOME": str(wrapped_home(find_java())),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
     found: dict[str, object] = {}
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    with LocalWorkers(2, "connect", flags=["--drain-seconds=1"]) as local:
-        workers = [each.unix_address for each in local.endpoints]
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    numbers = spark.range(COUNT).withColumnRenamed("id", "number")
+    endless = topology(Numbers(), Pass())
+    found["slots"] = refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7}))
+    found["pipeline"] = refused(lambda: run_stream(spark, [], io.StringIO(), stop=threading.Event()))
+    found["session"] = refused(local_session("another").__enter__)
+
+    outputs = {"pass": "number long"}
+    of_rows = topology(Rows("number"), Pass(), 2)
+    result = run_topology(spark, of_rows, conf=TWO, rows=numbers, outputs=outputs, workers=workers)
+    found["rows"] = sorted(row["number"] for row in result.frame.collect())
+
+    try:
+        run_topology(spark, topology(Numbers(), Pass(77)), conf=TWO, workers=workers)
+    except ProcessFailedError as error:
+        found["failure"] = [str(error), *error.__notes__]
+
+    for how in ("stop", "cancel"):
+        running = submit_topology(spark, endless, conf=TWO, workers=workers)
+        executes = threading.Event()
+
+        def look(progress: TopologyProgress, executes: threading.Event = executes) -> None:
+            if progress.executed:
+                executes.set()
+
+        running.listen(look)
+        assert executes.wait(SECONDS)
+        getattr(running, how)()
         try:
-            run_topology(spark, topology(Numbers(), Pass()), conf={"topology.workers": 3}, workers=workers)
-        except ConfigError as error:
-            found["slots"] = str(error)
+            found[how] = running.result(SECONDS).frame.count()
+        except ClosedError as error:
+            found[how] = str(error)
 
-        numbers = spark.range(COUNT).withColumnRenamed("id", "number")
-        outputs = {"pass": "number long"}
-        of_rows = topology(Rows("number"), Pass(), 2)
-        result = run_topology(spark, of_rows, conf=TWO, rows=numbers, outputs=outputs, workers=workers)
-        found["rows"] = sorted(row["number"] for row in result.frame.collect())
-
-        try:
-            run_topology(spark, topology(Numbers(), Pass(77)), conf=TWO, workers=workers)
-        except ProcessFailedError as error:
-            found["failure"] = [str(error), *error.__notes__]
-
-        for how in ("stop", "cancel"):
-            running = submit_topology(spark, topology(Numbers(), Pass()), conf=TWO, workers=workers)
-            executes = threading.Event()
-
-            def look(progress: TopologyProgress, executes: threading.Event = executes) -> None:
-                if progress.executed:
-                    executes.set()
-
-            running.listen(look)
-            assert executes.wait(SECONDS)
-            getattr(running, how)()
-            try:
-                found[how] = running.result(SECONDS).frame.count()
-            except ClosedError as error:
-                found[how] = str(error)
+    out_of_reach = submit_topology(spark, endless, conf=TWO)
+    found["progress"] = refused(out_of_reach.progress)
+    found["listen"] = refused(lambda: out_of_reach.listen(print))
+    found["out of reach"] = refused(out_of_reach.stop)
+    while not out_of_reach.wait(0.5):
+        out_of_reach.cancel()  # which does nothing before the server has the job
     print(json.dumps(found))
     spark.stop()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,23 +1,36 @@
-"""The format `tuplewire` over Spark Connect."""
+"""Source, sink, client and topologies over Spark Connect, where there is no SparkContext to use."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+from tuplewire_service.server.launch import LocalWorkers
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        find_spec("grpc_status") is None,
+        reason="Spark Connect is NOT tested: install pyspark[connect], as the extra `dev` does",
+    ),
+]
 
 CLIENT = Path(__file__).with_name("connect_client.py")
+PROGRAM = Path(__file__).with_name("connect_program.py")
 CLIENT_SECONDS = 200.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def remote(spark: SparkSession) -> Iterator[str]:
     """Let the shared session serve Spark Connect, and return where."""
     context: Any = spark.sparkContext
@@ -28,7 +41,6 @@ def remote(spark: SparkSession) -> Iterator[str]:
     service.stop(getattr(service, "stop$default$1")(), getattr(service, "stop$default$2")())
 
 
-@pytest.mark.timeout(300)
 def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
     """A client without a JVM writes, sends in mapInArrow, streams and reads; all of it runs at the server."""
     with launch("spark", {0: [1, 2], 1: [3, 4]}) as running:
@@ -36,3 +48,24 @@ def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> Non
         client = [sys.executable, str(CLIENT), remote, address, str(tmp_path)]
         run = subprocess.run(client, check=True, timeout=CLIENT_SECONDS, stdout=subprocess.PIPE, text=True)
     assert run.stdout.split() == ["1000"]
+
+
+def test_topologies(remote: str) -> None:
+    """Rows go through, failures have their traceback, stop and cancel work, and what cannot work says so."""
+    with LocalWorkers(2, "connect", flags=["--drain-seconds=1"]) as local:
+        program = [sys.executable, str(PROGRAM), remote, *(each.unix_address for each in local.endpoints)]
+        ran = subprocess.run(program, capture_output=True, text=True, check=False, timeout=CLIENT_SECONDS)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["rows"] == list(range(1000))
+    summary, traceback = found["failure"]
+    assert "of 'pass': LookupError: no such number" in summary
+    assert 'raise LookupError("no such number")' in traceback
+    assert found["stop"] > 0
+    assert "was cancelled" in found["cancel"]
+    assert "7 PySpark tasks at the same time, and Spark has 6 slot(s)" in found["slots"]
+    assert "needs a SparkContext" in found["pipeline"]
+    assert "SPARK_CONNECT_MODE_ENABLED is set" in found["session"]
+    for what in ("progress", "listen", "out of reach"):
+        assert "reaches no worker" in found[what]
+        assert "workers=[...]" in found[what]

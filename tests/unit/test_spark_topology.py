@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from tuplewire.errors import ConfigError, MalformedError, UnreachableError
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire.spark.topology.inbox import Inbox
+from tuplewire.spark.topology.job import check_slots
 from tuplewire.spark.topology.mail import Kind, Mail
 from tuplewire.spark.topology.output import failure_in, failure_text
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
@@ -236,3 +238,30 @@ def test_failure_travels_through_a_spark_error() -> None:
     assert str(found) == "PySpark task 2 of topology 'words' has failed: task 3 of 'split': KeyError: 'x: y'"
     assert found.__notes__[0].endswith("Traceback:\n  line\nKeyError: 'x: y'")
     assert failure_in("Job aborted due to stage failure: ...", "words") is None
+
+
+class OtherSpark:
+    """A Spark session without the private method that knows how many tasks run at the same time."""
+
+    defaultParallelism = 3  # noqa: N815 - Spark's name
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: N802 - Spark's name
+        """Return what stands for all of Spark here."""
+        return self
+
+    @property
+    def _jsc(self) -> Any:
+        return self
+
+    def sc(self) -> Any:
+        """Return what answers no question."""
+        raise RuntimeError("Method maxNumConcurrentTasks([]) does not exist")
+
+
+def test_slots_of_another_spark() -> None:
+    """Where Spark does not say what it compares with, its number of cores has to do."""
+    spark: Any = OtherSpark()
+    check_slots(spark, 3)
+    with pytest.raises(ConfigError, match=r"as 4 PySpark tasks .* has 3 slot\(s\)"):
+        check_slots(spark, 4)

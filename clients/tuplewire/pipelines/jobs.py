@@ -21,6 +21,7 @@ from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
 from tuplewire.pipelines.attachment import WorkerEndpoint
 from tuplewire.pipelines.report import Progress, Traffic
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.spark.connect import check_classic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,6 +108,7 @@ def run_jobs(
 
 def check_slots(spark: SparkSession, n_bolts: int) -> None:
     """Raise ConfigError unless there is a slot for each bolt, and one more for the spouts."""
+    check_classic(spark, "this pipeline")
     slots = spark.sparkContext.defaultParallelism
     if slots < n_bolts + 1:
         raise ConfigError(

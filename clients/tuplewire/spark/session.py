@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
+from tuplewire.spark.connect import check_no_remote
 from tuplewire.spark.java import Java, cache_dir, find_java, wrapped_home
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def local_session(
     The Python workers run this very interpreter. The first JVM of a Java takes some seconds to stop, as it
     writes its classes to an archive in the cache directory; that halves the start of all later ones.
 
-    Raises ConfigError when pyspark or Java is missing, or when this process has a session already.
+    Raises ConfigError when pyspark or Java is missing, when this process has a session already, or when it is
+    a client of Spark Connect.
     """
     if not _pyspark_home():
         raise ConfigError("pyspark is not installed: run pip install 'tuplewire[spark]'")
@@ -65,6 +67,7 @@ def local_session(
 
     if SparkContext._active_spark_context is not None:
         raise ConfigError("this process has a Spark session already: use that one, or stop it first")
+    check_no_remote()
     java = find_java()
     archive = _ClassArchive(java)
     settings = {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.spark.connect import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
 
 class JobError(TuplewireError):
     """Spark has given a topology's job up; the message has its reason."""
-
-
-def is_remote(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def check_slots(spark: SparkSession, members: int) -> None:
@@ -36,8 +32,17 @@ def check_slots(spark: SparkSession, members: int) -> None:
 
 
 def _slots(spark: SparkSession) -> int:
-    context = spark.sparkContext._jsc.sc()
-    return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+    """Return what Spark itself compares with, which is not public; where a Spark has none, the cores.
+
+    These (defaultParallelism) are too many where a task needs several (spark.task.cpus), and whatever the
+    user says where spark.default.parallelism is set.
+    """
+    context = spark.sparkContext
+    try:
+        scala: Any = context._jsc.sc()
+        return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+    except Exception:  # noqa: BLE001 - whatever py4j says where there is no such method
+        return context.defaultParallelism
 
 
 def _local_slots(master: str) -> int | None:

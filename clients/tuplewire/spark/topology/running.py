@@ -81,12 +81,25 @@ class SparkTopology:
         """Whether it has ended, in whichever way."""
         return self._job.done
 
+    @property
+    def reaches_worker(self) -> bool:
+        """Whether this program can talk to the topology; not over Spark Connect without workers=[...]."""
+        return self._post is not None
+
     def progress(self) -> TopologyProgress:
-        """Return how far it is, as of a second ago; always the beginning where no worker is in reach."""
+        """Return how far it is, as of a second ago.
+
+        Raises ConfigError where this program reaches no worker.
+        """
+        self._check_reach("cannot see how far the topology is")
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
-        """Have a function called, in a thread of ours, with each news of the progress."""
+        """Have a function called, in a thread of ours, with each news of the progress.
+
+        Raises ConfigError where this program reaches no worker.
+        """
+        self._check_reach("gets no news of the topology")
         self._listener = listener
         listener(self._progress)
 
@@ -95,18 +108,21 @@ class SparkTopology:
 
         result() then returns what comes out. Raises ConfigError where this program reaches no worker.
         """
+        self._check_reach("cannot ask the topology to stop")
+        self._ask_to_stop(output_wanted=True)
+
+    def _check_reach(self, what: str) -> None:
         if self._post is None:
             raise ConfigError(
-                "this program reaches no worker, and cannot ask the topology to stop: submit it with "
-                "workers=[...] that it reaches, or cancel the job"
+                f"this program reaches no worker, and {what}: submit it with workers=[...] that it "
+                "reaches, or wait for result(), or cancel() the job"
             )
-        self._ask_to_stop(output_wanted=True)
 
     def cancel(self) -> None:
         """Cancel the job, as Spark's UI would; what is on the way is processed, but its output is lost.
 
-        Spark leaves the PySpark tasks about 2 seconds (`spark.python.task.killTimeout`) for that. Returns at
-        once; result() raises.
+        Spark leaves the PySpark tasks about 2 seconds (`spark.python.task.killTimeout`) for that, and where
+        this program reaches no worker it cannot tell them to use the time. Returns at once; result() raises.
         """
         self._job.cancel()
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import TopologyError
-from tuplewire.spark.topology.job import Job, check_slots, is_remote
+from tuplewire.spark.connect import is_remote
+from tuplewire.spark.topology.job import Job, check_slots
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
 from tuplewire.spark.topology.nearest import nearest_worker
 from tuplewire.spark.topology.output import Output
@@ -90,14 +91,17 @@ def run_topology(
 ) -> TopologyResult:
     """Run a topology to its end, as submit_topology does, and return what it has left.
 
-    progress: called with each news; by default a line is written to standard error. Where this is interrupted
-    (Ctrl-C), the job is cancelled, as cancel() says, and the interrupt goes on.
+    progress: called with each news; by default a line is written to standard error. Over Spark Connect there
+    are no news without `workers` that this program reaches: ConfigError where they are asked for.
+
+    Where this is interrupted (Ctrl-C), the job is cancelled, as cancel() says, and the interrupt goes on.
     """
     running = submit_topology(
         spark, topology, conf=conf, outputs=outputs, rows=rows, workers=workers, name=name
     )
     try:
-        running.listen(progress or ProgressLine(name))
+        if progress is not None or running.reaches_worker:
+            running.listen(progress or ProgressLine(name))
         return running.result()
     except BaseException:
         if not running.done:
