@@ -16,13 +16,13 @@ from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
 from tuplewire.pipelines.attachment import Attachment, spread
+from tuplewire.pipelines.course import WINDOW_SECONDS, Course
 from tuplewire.topology import fields
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SENSORS = 20
-WINDOW_SECONDS = 5
 N_WINDOW_TASKS = 2
 
 BOLT_SCHEMA = "task int, readings bigint"
@@ -66,15 +66,20 @@ def assignment_for(n_workers: int, n_bolts: int = 2) -> dict[int, list[int]]:
     return StreamTasks.of(n_bolts).placed(n_workers)
 
 
-def readings(spark: SparkSession, rows_per_second: int) -> DataFrame:
+def readings(spark: SparkSession, course: Course) -> DataFrame:
     """Return made-up temperatures as they come, as `key` (the sensor) and `message` (JSON)."""
-    rate = spark.readStream.format("rate").option("rowsPerSecond", rows_per_second).load()
-    outlier = f"if(value % {_OUTLIER_EVERY} = 0, 2 * {_UNUSUAL_CELSIUS}, 0)"
-    return rate.selectExpr(
-        f"concat('sensor-', value % {SENSORS}) as sensor",
-        "timestamp as at",
-        f"20 + 5 * sin(value / 1000) + {outlier} as celsius",
-    ).selectExpr("sensor as key", "to_json(struct(sensor, at, celsius)) as message")
+    rate = spark.readStream.format("rate").option("rowsPerSecond", course.rows_per_second).load()
+    outlier = f"if(number % {_OUTLIER_EVERY} = 0, 2 * {_UNUSUAL_CELSIUS}, 0)"
+    micros = f"{course.origin * 1_000_000} + number * 1000000 div {course.rows_per_second}"
+    return (
+        rate.selectExpr(f"value + {course.first} as number")
+        .selectExpr(
+            f"concat('sensor-', number % {SENSORS}) as sensor",
+            f"timestamp_micros({micros}) as at",
+            f"20 + 5 * sin(number / 1000) + {outlier} as celsius",
+        )
+        .selectExpr("sensor as key", "to_json(struct(sensor, at, celsius)) as message")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Running the pipeline `sensors` until it is stopped: two streaming queries, and bolts between them.
 
 To stop, what comes in is stopped first, and then each part once it has had everything: nothing is cut off.
+After any other end the next run goes on from the last window that was complete (`course.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,9 +22,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from tuplewire.client import Client
 from tuplewire.control import ControlClient
+from tuplewire.errors import UnreachableError
 from tuplewire.message import TaskMessageBatch
 from tuplewire.pipelines.attachment import Attachment, WorkerEndpoint
-from tuplewire.pipelines.input import check_output
+from tuplewire.pipelines.course import WINDOW_SECONDS, Course, CourseKeeper
 from tuplewire.pipelines.jobs import (
     Job,
     PipelineError,
@@ -37,7 +40,6 @@ from tuplewire.pipelines.report import Progress, Traffic, is_clean, write_ledger
 from tuplewire.pipelines.sensors import (
     BOLT_SCHEMA,
     END,
-    WINDOW_SECONDS,
     SensorBolt,
     StreamTasks,
     readings,
@@ -79,6 +81,7 @@ def run_stream(
     stop_after: float | None = None,
     rows_per_second: int = 1000,
     output: Path | None = None,
+    checkpoint: Path | None = None,
     n_bolts: int = 2,
     topology: str = "stream",
     progress: Progress | None = None,
@@ -87,11 +90,13 @@ def run_stream(
 
     stop_after: seconds of running after which it stops by itself; None: it does not.
     out: gets a line for each window that is over. output: a new directory for the windows, as Parquet files:
-    of a window and sensor the row with the most readings is the last.
-    Raises InputError, ConfigError, PipelineError, or UnreachableError when a worker is gone.
+    of a window and sensor the row with the most readings is the last. checkpoint: a directory for what the
+    next run needs to go on where this one was ended, however that was; the output is then that of all runs.
+    Raises InputError, ConfigError, or PipelineError, also when a worker is gone.
     """
-    check_output(output)
     check_slots(spark, n_bolts)
+    keeper = CourseKeeper(checkpoint, output)
+    course = keeper.begin(rows_per_second)
     progress = progress or Progress()
     tasks = StreamTasks.of(n_bolts)
     attachment = Attachment.of(topology, f"stream-{uuid.uuid4().hex}", workers, tasks.placed(len(workers)))
@@ -104,7 +109,7 @@ def run_stream(
             [stack.enter_context(ControlClient(worker.address)) for worker in workers],
             progress,
         )
-        tally = WindowTally(output)
+        tally = WindowTally(None if output is None else output / f"run={course.run}")
         before = parts.traffic()
         bolts = bolt_frame(spark, tasks.bolts, SensorBolt(attachment, tasks), BOLT_SCHEMA)
         job = Job(spark, "bolt", bolts.collect, parts.finished)
@@ -115,7 +120,7 @@ def run_stream(
         started = time.monotonic()
         second = parts.start_windows(tally, checkpoints / "windows")
         stack.callback(second.stop)
-        first = parts.start_readings(rows_per_second, checkpoints / "readings")
+        first = parts.start_readings(course, checkpoints / "readings")
         stack.callback(first.stop)
         progress.stage("Running until it is stopped (Ctrl-C) ...")
         until = math.inf if stop_after is None else started + stop_after
@@ -123,9 +128,11 @@ def run_stream(
             parts.check()
             progress.show(parts.traffic() - before)
             tally.write_closed(out, progress)
+            course = tally.keep_complete(course, keeper)
         parts.drain()
         seconds = time.monotonic() - started
         tally.write_closed(out, progress, last=True)
+        tally.keep_complete(course, keeper)
         arrived = (parts.traffic() - before).sent - n_bolts  # each was sent its end
         return StreamResult(arrived, tally.total, seconds, settled_ledgers(parts.controls))
 
@@ -149,10 +156,10 @@ class _Parts:
         self._progress = progress
         self._queries: list[StreamingQuery] = []
 
-    def start_readings(self, rows_per_second: int, checkpoint: Path) -> StreamingQuery:
+    def start_readings(self, course: Course, checkpoint: Path) -> StreamingQuery:
         """Stream the readings to the bolts."""
         query = (
-            readings(self._spark, rows_per_second)
+            readings(self._spark, course)
             .writeStream.format("tuplewire")
             .options(**self._where, grouping="fields", tasks=_listed(self._tasks.bolts))
             .option("checkpointLocation", str(checkpoint))
@@ -186,7 +193,14 @@ class _Parts:
 
     def _counts(self, tasks: Collection[int]) -> tuple[int, int]:
         """Return how many messages have come to tasks, and how many of them are acknowledged."""
-        found = [each for status in ask_all(self.controls) for each in status.tasks if each.task in tasks]
+        try:
+            statuses = ask_all(self.controls)
+        except UnreachableError as error:
+            raise PipelineError(
+                f"a worker is gone, and with it what it held: {error}; start again, and give the run a "
+                "checkpoint to go on after the last complete window"
+            ) from error
+        found = [each for status in statuses for each in status.tasks if each.task in tasks]
         taken = sum(each.acknowledged_sequence for each in found)
         return taken + sum(each.queued_messages for each in found), taken
 
@@ -270,6 +284,19 @@ class WindowTally:
         rows = frame.collect()
         frame.unpersist()
         return rows
+
+    def keep_complete(self, course: Course, keeper: CourseKeeper) -> Course:
+        """Write down that windows are complete, where there are new ones; return the course from here."""
+        with self._lock:
+            counts: Counter[float] = Counter()
+            for row in self._rows.values():
+                counts[row["start"].timestamp()] += row["readings"]
+        before = course
+        while counts[course.next_window.timestamp()] == course.window_readings:
+            course = course.completed()
+        if course is not before:
+            keeper.keep(course)
+        return course
 
     def write_closed(self, out: TextIO, progress: Progress, *, last: bool = False) -> None:
         """Write a line for each window that has a later one; with `last`, for that one, too."""

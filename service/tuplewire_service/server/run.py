@@ -103,6 +103,13 @@ def add_run_parser(commands: Any) -> None:
     stream.add_argument(
         "--output", type=Path, metavar="DIR", help="a new directory for the windows, as Parquet files"
     )
+    stream.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="a directory for what the next run needs to go on where this one ends, also when it is killed; "
+        "give it the same --output and --rows-per-second",
+    )
     stream.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
 
 
@@ -155,10 +162,10 @@ def _run_flights(arguments: argparse.Namespace) -> int:
 
 def _run_stream(arguments: argparse.Namespace) -> int:
     from tuplewire.pipelines import sensors
-    from tuplewire.pipelines.input import check_output
+    from tuplewire.pipelines.course import CourseKeeper
     from tuplewire.pipelines.streaming import StreamResult, run_stream, write_stream
 
-    check_output(arguments.output)
+    CourseKeeper(arguments.checkpoint, arguments.output)  # refuses an output that is there, before all else
 
     def runner(spark: SparkSession, workers: Sequence[WorkerEndpoint], progress: Progress) -> StreamResult:
         with _stop_signal() as stop:
@@ -170,6 +177,7 @@ def _run_stream(arguments: argparse.Namespace) -> int:
                 stop_after=arguments.seconds,
                 rows_per_second=arguments.rows_per_second,
                 output=arguments.output,
+                checkpoint=arguments.checkpoint,
                 n_bolts=arguments.bolts,
                 progress=progress,
             )
