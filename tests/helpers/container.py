@@ -54,7 +54,9 @@ def require_namespaces() -> list[str]:
     wrapper += ["bash", "-c", _PRIVATE_CGROUPS, "_"]
     tried = subprocess.run([*wrapper, "true"], capture_output=True, text=True, timeout=30, check=False)
     if tried.returncode:
-        missing(f"no namespaces of one's own here, run it as root: {tried.stderr.strip()}")
+        missing(
+            f"a mount namespace, which only root gets, and not in every container: {tried.stderr.strip()}"
+        )
     return wrapper
 
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.tools import ROOT, missing, require_tool
+from helpers.container import require_namespaces
+from helpers.tools import ROOT, require_tool
 
 NAME_OF_AN_INDEX = "index-of-this-machine.invalid"
 """Stands in pip's configuration when the image is built, and must not be found in it."""
@@ -15,8 +16,7 @@ NAME_OF_AN_INDEX = "index-of-this-machine.invalid"
 
 def build_image(layout: Path) -> None:
     """Build the image into an OCI layout; what was downloaded once is used again."""
-    if os.geteuid() != 0:
-        missing("images are built and unpacked as root here")
+    require_namespaces()  # the build mounts, too
     for tool in ("buildah", "skopeo", "mmdebstrap"):
         require_tool(tool, f"Debian's {tool}")
     trusted = f"{os.environ.get('PIP_TRUSTED_HOST', '')} {NAME_OF_AN_INDEX}"
