@@ -1,0 +1,106 @@
+"""How a program makes sure that it talks to a worker, and to the one whose certificate it has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from helpers.certificates import Authority, Issued
+from helpers.secured import files_of
+
+from tuplewire.control import ControlClient
+from tuplewire.errors import UnreachableError
+from tuplewire.wire import control_pb2
+from tuplewire.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+
+WORKER = "spiffe://test/worker"
+
+
+class _Control(ControlServicer):
+    def GetStatus(self, _request: object, _context: object) -> control_pb2.GetStatusResponse:  # noqa: N802
+        return control_pb2.GetStatusResponse(worker_id="somebody")
+
+
+@contextmanager
+def _server(*handshakes: Issued) -> Iterator[str]:
+    """Run a server that shows these certificates, one at each handshake, and the last one from then on."""
+    configurations = [
+        grpc.ssl_server_certificate_configuration([(each.key, each.certificate)], each.ca)
+        for each in handshakes
+    ]
+    coming = iter([None, *configurations[1:]])
+    credentials = grpc.dynamic_ssl_server_credentials(
+        configurations[0],
+        lambda: next(coming, None),  # type: ignore[arg-type,return-value]  # the stub knows no None
+        require_client_authentication=True,
+    )
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        add_ControlServicer_to_server(_Control(), server)  # type: ignore[no-untyped-call]
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait(60)
+
+
+def test_a_uri_is_a_name(tmp_path: Path) -> None:
+    """A worker is known by a URI that gRPC for Python cannot compare itself."""
+    authority = Authority()
+    program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
+    with (
+        _server(authority.issue("localhost", WORKER)) as address,
+        ControlClient(address, credentials=program) as control,
+    ):
+        assert control.status().worker_id == "somebody"
+
+
+def test_channel_takes_the_certificate_that_was_checked(tmp_path: Path) -> None:
+    """Whoever comes in between after a look at the true worker is refused, whatever the CA has signed."""
+    authority = Authority()
+    program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
+    true, other = authority.issue("localhost", WORKER), authority.issue("localhost")
+    with (
+        _server(true, other) as address,
+        ControlClient(address, credentials=program) as control,
+        pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        control.status()
+
+
+def test_exchanged_certificate_is_found_again(tmp_path: Path) -> None:
+    """A worker with a new certificate costs one failed call at most; the next one looks anew."""
+    authority = Authority()
+    program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
+    old, new = authority.issue("localhost", WORKER), authority.issue("localhost", WORKER)
+    with _server(old, new) as address, ControlClient(address, credentials=program) as control:
+        with pytest.raises(UnreachableError):
+            control.status()
+        assert control.status().worker_id == "somebody"
+
+
+def test_only_uris_are_an_error_that_says_so(tmp_path: Path) -> None:
+    """Such a certificate would be right, but gRPC for Python cannot use it."""
+    authority = Authority()
+    program = files_of(authority.issue("etl.example"), tmp_path, WORKER)
+    with (
+        _server(authority.issue(WORKER)) as address,
+        ControlClient(address, credentials=program) as control,
+        pytest.raises(UnreachableError, match="have a DNS name signed in"),
+    ):
+        control.status()
+
+
+def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
+    """The look at a certificate fails like any connection."""
+    program = files_of(Authority().issue("etl.example"), tmp_path, WORKER)
+    with (
+        ControlClient("127.0.0.1:1", credentials=program) as control,
+        pytest.raises(UnreachableError, match="no TLS connection"),
+    ):
+        control.status()
