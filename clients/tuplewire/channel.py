@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -33,6 +34,8 @@ _CONNECT_MILLIS = 5000
 SERVICE = "tuplewire.v1.Messaging"
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
+_BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
+"""What gRPC says of a server that ends a connection during the handshake."""
 BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
 """What gRPC raises on a call that has ended."""
 
@@ -127,7 +130,7 @@ async def _open_stream(
     metadata = dialler.metadata(address)
     async with await dialler.channel(address, channel_options(settings)) as channel:
         call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
-        stream = _GrpcStream(call, address)
+        stream = _GrpcStream(call, address, dialler.hint(address))
         try:
             yield stream
         finally:
@@ -137,9 +140,10 @@ async def _open_stream(
 class _GrpcStream(ClientStream):
     """One call of a streaming method."""
 
-    def __init__(self, call: Any, address: str) -> None:
+    def __init__(self, call: Any, address: str, hint: str) -> None:
         self._call = call
         self._address = address
+        self._hint = hint
         self._cancelled = False
 
     async def write(self, data: bytes) -> None:
@@ -171,17 +175,25 @@ class _GrpcStream(ClientStream):
             return UnreachableError(f"{self._address}: the stream broke")
         call = self._call
         return error_of(
-            await call.code(), await call.details() or "", await call.trailing_metadata(), self._address
+            await call.code(),
+            await call.details() or "",
+            await call.trailing_metadata(),
+            self._address,
+            self._hint,
         )
 
 
 def error_of(
-    code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str
+    code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str, hint: str = ""
 ) -> TuplewireError:
-    """Return our error for a status: the named refusal, or that the peer cannot be reached."""
+    """Return our error for a status: the named refusal, or that the peer cannot be reached.
+
+    hint: what may be the reason where the peer breaks off before a word is said.
+    """
     for key, value in trailing or ():
         if key == ERROR_KEY:
             return refused(str(value), details)
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
-    return UnreachableError(f"{address}: {code.name}: {details}")
+    hint = hint if _BROKEN_OFF.search(details) else ""
+    return UnreachableError(f"{address}: {code.name}: {details}{hint}")

@@ -170,7 +170,8 @@ class ControlClient:
         connection = self._connected(self.timeout)
         metadata = self._dialler.metadata(self.address)
         try:
-            with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s"):
+            hint = self._dialler.hint(self.address)
+            with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s", hint):
                 return getattr(connection.control, method)(request, timeout=self.timeout, metadata=metadata)
         except UnreachableError:
             self._broken(connection)
@@ -192,12 +193,13 @@ def _opaque(group: TaskGroup) -> OpaqueGroup:
 
 
 @contextmanager
-def _mapped_errors(address: str, on_deadline: Callable[[], str]) -> Iterator[None]:
-    """Turn gRPC's errors into ours; on_deadline says what a passed deadline means here."""
+def _mapped_errors(address: str, on_deadline: Callable[[], str], hint: str = "") -> Iterator[None]:
+    """Turn gRPC's errors into ours; on_deadline: what a passed deadline means here. hint: see error_of."""
     try:
         yield
     except grpc.RpcError as error:
         code = error.code()
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise UnreachableError(f"the worker at {address}: {on_deadline()}") from error
-        raise error_of(code, error.details() or "", error.trailing_metadata(), address) from error
+        details = error.details() or ""
+        raise error_of(code, details, error.trailing_metadata(), address, hint) from error

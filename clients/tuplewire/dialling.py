@@ -76,6 +76,15 @@ class Dialler:
         self.credentials.check_token_may_go_to(address)
         return ((AUTHORIZATION, self._tokens.get()[0].shown),)
 
+    def hint(self, address: str) -> str:
+        """Return what to look at where a connection to an address is broken off at once."""
+        if self.credentials.secures(address):
+            shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
+            return (
+                f"; has the worker's CA signed the certificate that was shown ({shown}), and is it in force?"
+            )
+        return "" if address.startswith("unix:") else "; does the worker ask for TLS (TUPLEWIRE_TLS_CA)?"
+
     def identity(self) -> object:
         """Return what differs once the files have changed, so that a channel should be made anew."""
         return self._tls() if self.credentials.tls_ca is not None else None

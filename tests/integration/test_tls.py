@@ -123,13 +123,13 @@ def _refused(cluster: Cluster, credentials: Credentials, error: type[TuplewireEr
 
 def test_plaintext_is_refused(cluster: Cluster) -> None:
     """A program without TLS gets no answer at the secured port."""
-    _refused(cluster, Credentials(), UnreachableError)
+    assert "TUPLEWIRE_TLS_CA" in _refused(cluster, Credentials(), UnreachableError)
 
 
 def test_no_certificate_is_refused(cluster: Cluster) -> None:
     """A program that trusts the worker and shows nothing of itself gets no answer."""
     anonymous = Credentials(tls_ca=cluster.program.tls_ca, tls_worker_names=(WORKER,))
-    _refused(cluster, anonymous, UnreachableError)
+    assert "TUPLEWIRE_TLS_CERTIFICATE" in _refused(cluster, anonymous, UnreachableError)
 
 
 def test_wrong_ca_is_refused(cluster: Cluster, tmp_path: Path) -> None:
@@ -141,7 +141,8 @@ def test_wrong_ca_is_refused(cluster: Cluster, tmp_path: Path) -> None:
 def test_expired_certificate_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     """Neither is one that was good until yesterday."""
     expired = cluster.authority.issue("etl.example", expires_in=-dt.timedelta(days=1))
-    _refused(cluster, files_of(expired, tmp_path / "expired", WORKER), UnreachableError)
+    told = _refused(cluster, files_of(expired, tmp_path / "expired", WORKER), UnreachableError)
+    assert "is it in force?" in told
 
 
 def test_wrong_name_is_denied(cluster: Cluster, tmp_path: Path) -> None:

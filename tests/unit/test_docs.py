@@ -11,7 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STORM = ROOT / "STORM.md"
-PAGES = [STORM, ROOT / "clients" / "TOPOLOGY.md", ROOT / "service" / "TRANSPORT.md"]
+PAGES = [
+    STORM,
+    ROOT / "clients" / "TOPOLOGY.md",
+    ROOT / "service" / "TRANSPORT.md",
+    ROOT / "service" / "SECURITY.md",
+]
 
 
 def rows() -> list[list[str]]:

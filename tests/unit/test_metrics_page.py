@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from helpers.certificates import Authority
+from helpers.secured import files_of
 from prometheus_client.metrics_core import Metric
 
 from tuplewire.session.durations import Durations
@@ -12,6 +14,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount
 from tuplewire_service.server.config import SETTINGS, WorkerConfig
 from tuplewire_service.server.metrics import WorkerCollector
+from tuplewire_service.server.security import Security, SecurityCollector
 from tuplewire_service.worker.status import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot, WorkerState
 from tuplewire_service.worker.time_shares import TimeState
 
@@ -63,10 +66,12 @@ def rows() -> dict[str, tuple[str, set[str]]]:
     }
 
 
-def test_every_metric_has_its_row() -> None:
-    """Names, types and labels on the page are those of the worker."""
+def test_every_metric_has_its_row(tmp_path: Path) -> None:
+    """Names, types and labels on the page are those of the worker, one with a certificate."""
+    files = files_of(Authority().issue("worker.example"), tmp_path)
+    secured = WorkerConfig(tls_ca=files.tls_ca, tls_certificate=files.tls_certificate, tls_key=files.tls_key)
     told = {}
-    for family in families(2, 2, BOUNDED):
+    for family in [*families(2, 2, BOUNDED), *SecurityCollector(Security(secured)).collect()]:
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         told[family.name + suffix] = (family.type, labels)

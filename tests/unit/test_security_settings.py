@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tuplewire.errors import ConfigError
+from tuplewire_service.security.permissions import read_rules
 from tuplewire_service.server.config import WorkerConfig, load_config, to_toml
 
 TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
@@ -77,6 +79,19 @@ def test_file_has_nothing_else_for_a_truth(tmp_path: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="is expected, not"):
         load_config({}, {}, file)
+
+
+def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
+    """The settings and the rules of SECURITY.md are read as they stand there."""
+    page = (Path(__file__).parents[2] / "service" / "SECURITY.md").read_text(encoding="utf-8")
+    settings, rules = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    worker, permissions = tmp_path / "worker.toml", tmp_path / "permissions.toml"
+    worker.write_text(settings, encoding="utf-8")
+    permissions.write_text(rules, encoding="utf-8")
+    assert load_config({}, {}, worker).config.tls_client_names == ("*.jobs.example", "spiffe://prod/etl")
+    granted = read_rules(permissions).of(["etl.jobs.example"], None, "flights")
+    assert 99 in granted.send
+    assert 200 in granted.receive
 
 
 def test_sources_agree(tmp_path: Path) -> None:
