@@ -20,6 +20,7 @@ from tuplewire.errors import TuplewireError, UnauthenticatedError
 from tuplewire.spark.client_handle import ClientHandle
 from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.testing.proxy import FaultProxy
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
@@ -147,6 +148,27 @@ def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:
         client.flush(_SECONDS)
     with pytest.raises(UnauthenticatedError):
         _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
+    worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
+    _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
+
+
+def test_session_waits_for_its_file(worker: Guarded, tmp_path: Path) -> None:
+    """A client that was let in before keeps its messages until its file has the worker's new token, too."""
+    credentials = _credentials(tmp_path, OLD)
+    with (
+        FaultProxy(worker.endpoint.address) as proxy,
+        Client(proxy.address, topology=TOPOLOGY, credentials=credentials) as client,
+    ):
+        client.send(1, b"before")
+        client.flush(_SECONDS)
+        worker.tokens.write_text(f"etl {NEW}\n", encoding="utf-8")
+        before = denied(worker.endpoint, "wrong_token")
+        proxy.cut()
+        client.send(1, b"kept")
+        eventually(lambda: denied(worker.endpoint, "wrong_token") > before, _SECONDS)
+        Path(str(credentials.token_file)).write_text(NEW, encoding="utf-8")
+        client.flush(_SECONDS)
+        assert client.ledger().acknowledged == 2
     worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
     _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
 

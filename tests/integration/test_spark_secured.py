@@ -1,0 +1,85 @@
+"""Spark's source, sink and handle with certificates and tokens: those of the environment will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from helpers.certificates import Authority
+from helpers.secured import files_of, secret_file, tls_flags, variables_of
+from helpers.topology import TOPOLOGY, numbered
+from pyspark import TaskContext
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from tuplewire import Credentials
+from tuplewire.spark.client_handle import ClientHandle, close_clients
+from tuplewire.spark.options import sink_options, source_options
+from tuplewire.spark.reader import TuplewireStreamReader
+from tuplewire.spark.writer import TuplewireStreamWriter
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+
+WORKER = "worker.example"
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Endpoint]]:
+    """Run two workers, the tasks 1 and 2 of which only this environment's files open."""
+    authority = Authority()
+    files = authority.issue(WORKER).write(tmp_path / "worker")
+    token = secret_file(tmp_path / "token", "etl " + "0" * 20)
+    program = files_of(authority.issue("etl.example"), tmp_path / "program", WORKER, token_file=token)
+    for name, value in variables_of(program).items():
+        monkeypatch.setenv(name, value)
+    flags = [*tls_flags(files), f"--token-file={token}"]
+    with LocalWorkers(2, TOPOLOGY, flags=flags, credentials=program, drain_seconds=1) as started:
+        started.assign({0: [1], 1: [2]})
+        yield started.endpoints
+    TaskContext._setTaskContext(None)
+
+
+def test_environment_opens_every_surface(workers: list[Endpoint]) -> None:
+    """A handle sends, a query's source reads and commits, and a query's sink publishes, at both workers."""
+    near = workers[0]
+    with ClientHandle(near.address, topology=TOPOLOGY) as client:
+        client.send(numbered(2, range(10)))
+    close_clients()
+    options = {"address": near.address, "topology": TOPOLOGY, "timeout": "20"}
+    reader = TuplewireStreamReader(source_options({**options, "tasks": "2"}))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    read = [
+        payload
+        for partition in reader.partitions(start, end)
+        for batch in reader.read(partition)
+        for payload in batch.column("message").to_pylist()
+    ]
+    assert read == [b"%d" % number for number in range(10)]
+    reader.latestOffset(end, ReadAllAvailable())  # Spark asks once the batch is in its commit log
+    reader.stop()
+
+    context = TaskContext()
+    context._partitionId, context._taskAttemptId = 0, 1
+    context._localProperties = {"sql.streaming.queryId": "q"}
+    TaskContext._setTaskContext(context)
+    writer = TuplewireStreamWriter(sink_options(options))
+    rows = pa.RecordBatch.from_pydict({"task": pa.array([1], pa.int32()), "message": pa.array(["row"])})
+    writer.commit([writer.write(iter([rows]))], 0)
+    with (
+        ClientHandle(near.unix_address, topology=TOPOLOGY) as client,
+        client.recv([1], timeout=20) as batches,
+    ):
+        assert [message.message for message in next(batches)] == [b"row"]
+    close_clients()
+
+
+def test_without_them_nothing_opens(workers: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query without the files fails by name, and reads nothing."""
+    for name in variables_of(Credentials.from_environment()):
+        monkeypatch.delenv(name)
+    options = {"address": workers[0].unix_address, "topology": TOPOLOGY, "timeout": "1", "tasks": "1"}
+    reader = TuplewireStreamReader(source_options(options))
+    with pytest.raises(Exception, match="asks for a token: name its file"):
+        reader.initialOffset()
+    reader.stop()
