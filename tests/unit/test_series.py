@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable, Iterable
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector
 
 from tuplewire_service.server.exposition import encode_openmetrics, encode_text, encoder_for
 from tuplewire_service.server.series import Names, Totals
@@ -93,3 +98,33 @@ def test_the_format_is_what_was_asked_for() -> None:
     """Prometheus asks for OpenMetrics, people and old scrapers for text."""
     assert encoder_for("application/openmetrics-text;version=1.0.0,text/plain;q=0.5")[0] is encode_openmetrics
     assert encoder_for("*/*")[0] is encode_text
+
+
+class Fixed(Collector):
+    """Families that are made already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _fastest(encode: Callable[[CollectorRegistry], bytes], registry: CollectorRegistry) -> float:
+    """Return the least CPU time of several runs, which other work on the machine makes no longer."""
+    times = []
+    for _ in range(5):
+        began = time.thread_time()
+        encode(registry)
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+def test_a_large_scrape_costs_little_beside_the_librarys() -> None:
+    """Prometheus asks for OpenMetrics, and gets 10,000 series in about a third of the library's time."""
+    registry = CollectorRegistry()
+    family = GaugeMetricFamily("tuplewire_queue_messages", "Messages.", labels=["task"])
+    for task in range(10_000):
+        family.add_metric([str(task)], task)
+    registry.register(Fixed([family]))
+    assert _fastest(encode_openmetrics, registry) < 0.6 * _fastest(generate_openmetrics, registry)
