@@ -522,6 +522,7 @@ def test_command_shows_status_and_assigns(worker: Running) -> None:
     assert (status["assignment_version"], status["ledger"]["balanced"]) == (1, True)
     shown = _run("status", str(worker.bound["unix_address"])).stdout
     assert "accepted 0 = acknowledged 0 + dropped 0 + pending 0" in shown
+    assert re.search(r"^time        \d+% \w+, .*\d+% backpressured_queue", shown, re.MULTILINE)
     assert _run("drain", worker.address).returncode == 0
     assert worker.process.wait(20) == 0
     gone = _run("status", worker.address)

@@ -21,12 +21,14 @@ from helpers.topology import (
     one_worker,
     pair_of_workers,
     queued,
+    status,
 )
 from helpers.traffic import client_of
 
 from tuplewire.client import Client
 from tuplewire.errors import BufferFullError
 from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.server.report import status_as_text
 from tuplewire_service.testing import eventually
 
 STATES = ("busy", "idle", "backpressured_queue", "backpressured_credit", "backpressured_socket")
@@ -121,6 +123,9 @@ def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
         grows_by(lambda: metric(workers.far, at_far), 0.3, "the task blocks here")
         grows_by(lambda: metric(workers.near, at_near), 0.3, "the task blocks there")
         assert metric(workers.far, "tuplewire_fullest_queue_ratio") == 1.0
+        assert f"blocking    task {task} (local) has held others up for" in status_as_text(
+            status(workers.far)
+        )
         with client_of(workers.far.address) as consumer:
             collect(consumer.recv([task], timeout=20), sent)
             client.flush(20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from tuplewire.session.ledger import LedgerSnapshot
@@ -60,6 +61,10 @@ def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
             }
             for count in status.received
         ],
+        "state_seconds": dict(status.state_seconds),
+        "blocking": [
+            {"task": each.task, "where": each.where, "seconds": each.seconds} for each in status.blocking
+        ],
     }
 
 
@@ -90,6 +95,11 @@ def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:
     if status.peer_addresses:
         yield f"for peers   {' '.join(status.peer_addresses)}"
     yield f"ledger      {ledger_of(status.ledger)}"
+    age = sum(status.state_seconds.values()) or 1.0
+    shares = sorted(status.state_seconds.items(), key=itemgetter(1), reverse=True)
+    yield f"time        {', '.join(f'{seconds / age:.0%} {state}' for state, seconds in shares)}"
+    for each in status.blocking:
+        yield f"blocking    task {each.task} ({each.where}) has held others up for {each.seconds:.1f} s"
     for count in status.received:
         yield (
             f"received    from {count.source}: {count.messages} messages in {count.batches} batches, "

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
+from operator import itemgetter
+
 import tuplewire
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
 
+_MOST_BLOCKING = 10
 _STATES = {
     WorkerState.STARTING: control_pb2.WORKER_STATE_STARTING,
     WorkerState.READY: control_pb2.WORKER_STATE_READY,
@@ -96,4 +100,11 @@ def status_to_wire(snapshot: WorkerSnapshot) -> control_pb2.GetStatusResponse:
         addresses=snapshot.addresses,
         peer_addresses=snapshot.peer_addresses,
         moving_tasks=snapshot.moving_tasks,
+        state_seconds=snapshot.timings.state_seconds,
+        blocking=[
+            control_pb2.Blocking(task=task, where=where, seconds=seconds)
+            for (task, where), seconds in heapq.nlargest(
+                _MOST_BLOCKING, snapshot.timings.blocking_seconds.items(), key=itemgetter(1)
+            )
+        ],
     )
