@@ -48,11 +48,12 @@ class _Selector(selectors.DefaultSelector):
         self.on_wait: Callable[[float, float], None] | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self.on_wait is None or (timeout is not None and timeout <= 0):
+        on_wait = self.on_wait  # another thread may take it away while we wait
+        if on_wait is None or (timeout is not None and timeout <= 0):
             return super().select(timeout)
         began = time.monotonic()
         ready = super().select(timeout)
-        self.on_wait(began, time.monotonic())
+        on_wait(began, time.monotonic())
         return ready
 
 

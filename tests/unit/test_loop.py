@@ -1,0 +1,24 @@
+"""The event-loop thread tells how long it waits."""
+
+from __future__ import annotations
+
+from tuplewire.loop import messaging_loop
+from tuplewire_service.testing import eventually
+
+
+def test_waits_are_told_until_nobody_asks() -> None:
+    """Each wait comes with its two ends; whoever stops listening while the loop waits does it no harm."""
+    loop = messaging_loop()
+    waits: list[tuple[float, float]] = []
+
+    def heard(began: float, ended: float) -> None:
+        waits.append((began, ended))
+
+    loop.on_wait(heard)
+    try:
+        eventually(lambda: loop.call(lambda: len(waits)) >= 3, 20, "three waits")
+    finally:
+        loop.on_wait(None)  # from this thread, while that of the loop waits
+    assert loop.call(lambda: "it turns") == "it turns"
+    assert all(began <= ended for began, ended in waits)
+    assert [began for began, _ in waits] == sorted(began for began, _ in waits)
