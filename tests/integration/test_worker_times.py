@@ -74,6 +74,19 @@ def fill(client: Client, task: int) -> int:
         return sent
 
 
+def balance(workers: Pair) -> tuple[float, float, float, float]:
+    """Return what near has accepted for far, and what of that is acknowledged, dropped and pending."""
+    peer = f'{{peer="{workers.far.worker_id}"}}'
+    scraped = samples(workers.near)
+    accepted, acknowledged, dropped = (
+        scraped[f"tuplewire_peer_{what}_messages_total{peer}"]
+        for what in ("accepted", "acknowledged", "dropped")
+    )
+    pending = scraped[f"tuplewire_pending_messages{peer}"]
+    assert accepted == acknowledged + dropped + pending
+    return accepted, acknowledged, dropped, pending
+
+
 @contextmanager
 def stopped(endpoint: Endpoint) -> Iterator[None]:
     """Keep a worker's process stopped."""
@@ -145,6 +158,7 @@ def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
             client.flush(20)
             grows_by(lambda: states(workers.near)["backpressured_socket"], 0.5, "the connection holds back")
             client.send(numbered(task, range(10, 20)))
+            eventually(lambda: balance(workers)[3] == 20, BEFORE_GIVING_UP, "what was not sent counts, too")
             grows_by(lambda: metric(workers.near, blocking), 0.3, "the task is blocked by its worker")
         with client_of(workers.far.address) as consumer:
             collect(consumer.recv([task], timeout=40), 20)
@@ -153,27 +167,15 @@ def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
 def test_the_ledger_of_a_peer_adds_up(workers: Pair) -> None:
     """Accepted is acknowledged, dropped and pending, for each peer, with messages under way and at rest."""
     task = workers.far_task()
-    peer = f'{{peer="{workers.far.worker_id}"}}'
-
-    def balance() -> tuple[float, float, float, float]:
-        scraped = samples(workers.near)
-        accepted, acknowledged, dropped = (
-            scraped[f"tuplewire_peer_{what}_messages_total{peer}"]
-            for what in ("accepted", "acknowledged", "dropped")
-        )
-        pending = scraped[f"tuplewire_pending_messages{peer}"]
-        assert accepted == acknowledged + dropped + pending
-        return accepted, acknowledged, dropped, pending
-
-    before = balance()
+    before = balance(workers)
     with client_of(workers.near.address) as client, client_of(workers.far.address) as consumer:
         for number in range(20):
             client.send(numbered(task, range(number * 20, number * 20 + 20)))
-            balance()
+            balance(workers)
         collect(consumer.recv([task], timeout=20), 400)
         client.flush(20)
-        eventually(lambda: balance()[3] == 0, BEFORE_GIVING_UP, "settled")
-    after = balance()
+        eventually(lambda: balance(workers)[3] == 0, BEFORE_GIVING_UP, "settled")
+    after = balance(workers)
     assert (after[0] - before[0], after[1] - before[1], after[2] - before[2]) == (400, 400, 0)
 
 
