@@ -9,11 +9,13 @@ packages=(
     buildah:buildah
     crun:crun
     mmdebstrap:mmdebstrap
+    nodejs:node
+    npm:npm
     prometheus:prometheus
     skopeo:skopeo
     umoci:umoci
 )
-npm_modules=()
+npm_modules=(@kubernetes-models/prometheus-operator)
 
 # Debian keeps some programs where only root looks.
 PATH=$PATH:/usr/sbin:/sbin

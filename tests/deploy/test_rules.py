@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from helpers.prometheus import PROMETHEUS, discovered, with_files
-from helpers.tools import ROOT, require_tool
+from helpers.tools import ROOT, missing, require_tool
 
 MONITORING = ROOT / "deploy" / "kustomize" / "components" / "monitoring"
 RULES = yaml.safe_load((PROMETHEUS / "rules.yml").read_text(encoding="utf-8"))
@@ -22,6 +22,12 @@ ALERTS: list[dict[str, Any]] = [
     rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
 ]
 UNITS = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text(encoding="utf-8"))["tests"]
+
+_VALIDATE = """
+import { readFileSync } from "node:fs";
+import * as kinds from "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1";
+for (const each of JSON.parse(readFileSync(0))) new kinds[each.kind](each).validate();
+"""
 
 
 def promtool(*words: str | Path) -> str:
@@ -79,6 +85,22 @@ def test_current(script: str, made: str) -> None:
     assert run.stdout == (MONITORING / made).read_bytes()
 
 
+def test_places() -> None:
+    """No panel lies over another one, or beyond the 24 columns, and each has a number of its own."""
+    panels = json.loads((MONITORING / "tuplewire.json").read_text(encoding="utf-8"))["panels"]
+    taken: set[tuple[int, int]] = set()
+    for place in (panel["gridPos"] for panel in panels):
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        taken |= cells
+    assert max(x for x, _ in taken) == 23
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
 def test_the_operator_gets_the_same_rules() -> None:
     """PrometheusRule holds the groups of rules.yml."""
     rule = yaml.safe_load((MONITORING / "prometheusrule.yaml").read_text(encoding="utf-8"))
@@ -94,6 +116,26 @@ def test_component() -> None:
     assert found.keys() == {"ConfigMap", "PodMonitor", "PrometheusRule"}
     assert found["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(found["ConfigMap"]["data"]["tuplewire.json"])["uid"] == "tuplewire"
+
+
+def test_the_operators_schemas() -> None:
+    """PodMonitor and PrometheusRule are of the form that the operator's own definitions describe."""
+    node = require_tool("node", "Debian's package nodejs")
+    modules = ROOT / "build" / "npm"
+    if not (modules / "node_modules" / "@kubernetes-models" / "prometheus-operator").is_dir():
+        missing(f"@kubernetes-models/prometheus-operator is not in {modules}; make deploy-tools installs it")
+    files = (MONITORING / "podmonitor.yaml", MONITORING / "prometheusrule.yaml")
+    manifests = json.dumps([yaml.safe_load(file.read_text(encoding="utf-8")) for file in files])
+    run = subprocess.run(
+        [node, "--input-type=module", "--eval", _VALIDATE],
+        cwd=modules,
+        input=manifests,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 def test_configuration(tmp_path: Path) -> None:
