@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from helpers.certificates import Authority
+from helpers.manifests import KUSTOMIZE
 from helpers.program import Program, Threads
 from helpers.prometheus import PROMETHEUS, RATE_INTERVAL, Prometheus
 from helpers.secured import tls_flags
-from helpers.tools import ROOT, require_tool
+from helpers.tools import require_tool
 from helpers.topology import TOPOLOGY, assign, numbered, one_worker
 from helpers.traffic import Reader, client_of
 from helpers.unsteady import unsteady_proxy
@@ -42,7 +43,7 @@ STUCK = (5, 15)
 COUNTED = 25
 BATCH = 100
 DASHBOARD = json.loads(
-    (ROOT / "deploy/kustomize/components/monitoring/tuplewire.json").read_text(encoding="utf-8")
+    (KUSTOMIZE / "components" / "monitoring" / "tuplewire.json").read_text(encoding="utf-8")
 )
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = [
@@ -85,13 +86,16 @@ def load(scene: Scene) -> Iterator[Scene]:
     """Feed two tasks that are read, and two that nobody reads."""
     threads = Threads()
     with ExitStack() as stack:
+        readers = []
         for worker, task in READ.items():
             consumer = stack.enter_context(client_of(scene.workers[worker].address))
-            stack.enter_context(Reader(consumer.recv([task], timeout=1)))
+            readers.append(stack.enter_context(Reader(consumer.recv([task], timeout=1))))
         program = client_of(scene.workers[0].address, max_pending_task_messages=4 * BATCH)
         stack.callback(program.close, 0.1)  # what nobody reads is given up
         threads.start(_feed, threads, program)
         stack.callback(threads.end)
+        for reader in readers:
+            reader.has(1)  # from here on nothing connects any more, and no test is taken to have begun that
         yield scene
     assert threads.errors == []
 
