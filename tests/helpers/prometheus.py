@@ -103,7 +103,7 @@ class Prometheus:
 
     def _listens(self) -> bool:
         log = self._command.log.read_text(encoding="utf-8")
-        found = re.search(r'msg="Listening on" address=(\S+)', log)
+        found = re.search(r'msg="Listening on".* address=(\S+)', log)
         self._address = found[1] if found else ""
         assert self._child.poll() is None, self._child.last_words()
         return bool(found) and "Server is ready" in log
