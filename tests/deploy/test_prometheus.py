@@ -214,6 +214,14 @@ def test_alerts_fire(load: Scene, alert: str, workers: set[str]) -> None:
     )
 
 
+def test_workers_with_different_assignments_are_told_of(load: Scene) -> None:
+    """The topology is named in which one worker has no assignment yet, and the others have."""
+    load.prometheus.until(
+        'ALERTS{alertname="TuplewireAssignmentsDiffer", alertstate="firing"}',
+        lambda samples: [labels["topology"] for labels, _ in samples] == [TOPOLOGY],
+    )
+
+
 def test_tasks_that_hold_others_up_are_named(load: Scene) -> None:
     """Where the program sends, both tasks that nobody reads are told of, one here and one elsewhere."""
     load.prometheus.until(
