@@ -6,10 +6,11 @@ import copy
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from helpers import eventually
@@ -62,11 +63,17 @@ def require_namespaces() -> list[str]:
 
 @contextmanager
 def running(
-    bundle: Path, directory: Path, *arguments: str, user: tuple[int, int] = (185, 185)
+    bundle: Path,
+    directory: Path,
+    *arguments: str,
+    user: tuple[int, int] = (185, 185),
+    volumes: Mapping[str, Path] = MappingProxyType({}),
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Container]:
     """Run an unpacked image (an OCI bundle) with these arguments in place of its own, as Kubernetes' `args`.
 
     It shares this machine's network, and `directory/shared` at /run/tuplewire, which alone can be written to.
+    volumes: what else is mounted, by where it is there; read-only. environment: beside the image's own.
     It is killed if the test has not ended it.
     """
     wrapper = require_namespaces()
@@ -76,6 +83,11 @@ def running(
     os.chown(shared, *user)
     given = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
     configuration = _configured(given, bundle / "rootfs", shared, arguments, user)
+    configuration["process"]["env"] += [f"{name}={value}" for name, value in environment.items()]
+    configuration["mounts"] += [
+        {"destination": place, "type": "bind", "source": str(path), "options": ["rbind", "ro"]}
+        for place, path in volumes.items()
+    ]
     (directory / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
     name = f"tuplewire-test-{os.getpid()}-{user[0]}"
     state, pid_file, log_file = directory / "state", directory / "pid", directory / "log"
