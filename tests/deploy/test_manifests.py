@@ -72,9 +72,13 @@ def config_of(overlay: str, kind: str) -> Mapping[str, Any]:
 @every_overlay
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_schemas_are_kept(overlay: str, version: str) -> None:
-    """Every object is one of its kind, with no unknown field, in old and new versions of Kubernetes."""
+    """Every object is one of its kind, with no unknown field, in old and new versions of Kubernetes.
+
+    The operator's kinds are not Kubernetes' own: test_rules.py.
+    """
     for manifest in (*cluster(overlay), executor(overlay)):
-        validate(manifest, version)
+        if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
+            validate(manifest, version)
 
 
 @every_overlay
@@ -228,6 +232,16 @@ def test_the_network_is_closed_but_for_those_who_need_it(overlay: str) -> None:
     assert [comes_in(7079, labels) for labels in (executors, workers, driver)] == [True, False, True]
     (prometheus,) = allowed[9464]
     assert set(prometheus) == {"namespaceSelector", "podSelector"}
+
+
+def test_prometheus_finds_every_worker() -> None:
+    """The PodMonitor takes all pods with a worker, at a port that they have and the policy opens to it."""
+    monitor = the(cluster("prod"), "PodMonitor")["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    for pod in pods("prod").values():
+        assert selects(monitor["selector"], pod["metadata"]["labels"])
+        ports = {port["name"]: port["containerPort"] for port in container(pod)["ports"]}
+        assert ports[endpoint["port"]] == 9464
 
 
 @every_overlay
