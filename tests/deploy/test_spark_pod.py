@@ -37,18 +37,18 @@ def _ask_for_executor(api: KubernetesApi, template: Path) -> Manifest:
         "spark.scheduler.minRegisteredResourcesRatio": "0",
         "spark.decommission.enabled": "true",
     }
-    asked = len(api.pods())
+    asked = len(api.of_kind("Pod"))
     driver = subprocess.Popen(
         [sys.executable, DRIVER, json.dumps(settings)],
         stdin=subprocess.PIPE,
         env={**os.environ, "KUBECONFIG": os.devnull},
     )
     try:
-        eventually(lambda: len(api.pods()) > asked or driver.poll() is not None, POD_SECONDS, "a pod")
+        eventually(lambda: len(api.of_kind("Pod")) > asked or driver.poll() is not None, POD_SECONDS, "a pod")
         assert driver.poll() is None, "the driver has ended; its error is above"
     finally:
         driver.communicate(timeout=60)
-    return api.pods()[asked]
+    return api.of_kind("Pod")[asked]
 
 
 @pytest.fixture(scope="module", params=OVERLAYS)

@@ -1,4 +1,4 @@
-"""As much of the Kubernetes API as a Spark driver needs to ask for its executors: it notes the pods."""
+"""As much of the Kubernetes API as Spark needs to ask for pods: it notes what was asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import yaml
 
 from helpers.manifests import Manifest
 
@@ -27,9 +29,9 @@ class KubernetesApi(ThreadingHTTPServer):
         """What Spark calls it."""
         return f"k8s://http://127.0.0.1:{self.server_port}"
 
-    def pods(self) -> list[Manifest]:
-        """Return the pods that were asked for."""
-        return [each for each in self.created if each["kind"] == "Pod"]
+    def of_kind(self, kind: str) -> list[Manifest]:
+        """Return what was asked for, of one kind."""
+        return [each for each in self.created if each["kind"] == kind]
 
 
 @contextmanager
@@ -59,6 +61,12 @@ class _Handler(BaseHTTPRequestHandler):
         # It answers with a copy: what was asked for stays as it came.
         metadata = {**asked["metadata"], "uid": str(len(self.server.created)), "resourceVersion": "1"}
         self._answer(HTTPStatus.CREATED, {**asked, "metadata": metadata})
+
+    def do_PATCH(self) -> None:
+        # Server-side apply, which is how Spark makes all but pods.
+        asked = yaml.safe_load(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.created.append(asked)
+        self._answer(HTTPStatus.OK, asked)
 
     def do_DELETE(self) -> None:
         self._answer(HTTPStatus.OK, {"apiVersion": "v1", "kind": "Status", "status": "Success"})
