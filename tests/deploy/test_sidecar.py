@@ -129,6 +129,12 @@ def test_executors_reach_each_other(pods: Pods) -> None:
     assert received.stdout.strip() == "[b'from the other executor']", received.stderr
 
 
+def test_an_executor_reaches_the_worker_of_another(pods: Pods) -> None:
+    """As Spark's readers do: over TCP, at the pod's address, with the executor's own certificate."""
+    done = pods.near.run(STATUS.replace("()", f"({pods.far.address!r})", 1))
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_socket_is_its_groups(pods: Pods) -> None:
     """Owner and group may use it, which executor and worker are; nobody else."""
     (socket,) = pods.near.volumes["tuplewire-socket"].glob("*.sock")
