@@ -219,17 +219,17 @@ def test_the_network_is_closed_but_for_those_who_need_it(overlay: str) -> None:
     assert set(allowed) == {ports["grpc"], ports["metrics"], 7079}
     executors = {**executor(overlay)["metadata"]["labels"], "spark-role": "executor"}
     workers = pods(overlay)["worker"]["metadata"]["labels"]
-    driver, stranger = {"spark-role": "driver"}, {"app": "another"}
+    driver, program, stranger = {"spark-role": "driver"}, {"tuplewire/program": "true"}, {"app": "another"}
 
     def comes_in(port: int, labels: Manifest) -> bool:
         return any(
             "namespaceSelector" not in peer and selects(peer["podSelector"], labels) for peer in allowed[port]
         )
 
-    assert [comes_in(6700, labels) for labels in (executors, workers, driver, stranger)] == [True] * 3 + [
-        False
-    ]
-    assert [comes_in(7079, labels) for labels in (executors, workers, driver)] == [True, False, True]
+    assert all(comes_in(6700, labels) for labels in (executors, workers, driver, program))
+    assert all(comes_in(7079, labels) for labels in (executors, driver))
+    assert not any(comes_in(7079, labels) for labels in (workers, program))
+    assert not any(comes_in(port, stranger) for port in allowed)
     (prometheus,) = allowed[9464]
     assert set(prometheus) == {"namespaceSelector", "podSelector"}
 
