@@ -28,6 +28,7 @@ from helpers.manifests import (
 )
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.schemas import VERSIONS, validate
+from helpers.tools import ROOT
 
 from tuplewire.spark import kubernetes
 from tuplewire_service.server.setting import split_host_port
@@ -305,6 +306,14 @@ def test_certificates_are_all_that_sets_the_files_apart() -> None:
         secure = tomllib.loads(config_file(overlay))
         assert {name: secure.pop(name) for name in plain} == plain
         assert all(name.startswith(("tls_", "token_")) for name in secure), secure
+
+
+def test_the_page_names_what_is_there() -> None:
+    """Every folder and file of deploy/ in the commands of deploy/README.md exists."""
+    page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w./-])deploy/[\w./-]+", page))
+    assert "deploy/kustomize/overlays/prod/executor" in named
+    assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
 @every_overlay
