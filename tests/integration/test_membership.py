@@ -39,11 +39,11 @@ class Site:
     stack: ExitStack
     wanted: dict[str, str] = field(default_factory=dict)
 
-    def start(self, worker_id: str, port: int = 0) -> Endpoint:
+    def start(self, worker_id: str, port: int = 0, drain_seconds: float = 60) -> Endpoint:
         """Start a worker, and want it."""
         life = self.directory / f"life-{len(list(self.directory.iterdir()))}"
         life.mkdir()
-        worker = one_worker(worker_id, "--drain-seconds=60", directory=life, port=port)
+        worker = one_worker(worker_id, f"--drain-seconds={drain_seconds}", directory=life, port=port)
         endpoint = self.stack.enter_context(worker)
         self.wanted[endpoint.address] = worker_id
         return endpoint
@@ -143,6 +143,20 @@ def test_what_a_draining_worker_holds_is_handed_over(site: Site) -> None:
         with Followers(membership, TASKS) as followers:
             eventually(lambda: has_ended(second), SETTLES, "b has drained")
             assert site.balance_of("b") == {}
+            finished(producing, followers)
+
+
+def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
+    """What was handed over is not dropped, though no consumer has come by the drain's deadline."""
+    first = site.start("a")
+    with site.membership() as membership, load_on(first) as producing:
+        second = site.start("b", drain_seconds=3)
+        membership.wait(2, SETTLES)
+        eventually(lambda: all(each.queued_messages for each in status(second).tasks), 30, "b holds some")
+        os.kill(second.process_id, signal.SIGTERM)
+        eventually(lambda: has_ended(second), SETTLES, "b has drained")
+        assert site.balance_of("b") == {}
+        with Followers(membership, TASKS) as followers:
             finished(producing, followers)
 
 

@@ -83,6 +83,22 @@ def test_what_is_kept_is_handed_back() -> None:
     assert (state.ledger().accepted, state.ledger().acknowledged) == (1, 1)
 
 
+def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
+    """Given up, it is acknowledged and not processed; what the receiver may not have is dropped."""
+    state = mixed()
+    assert state.offer([TaskGroup.of(1, [b"d"])], "d", retain=True)
+    assert payloads(state.next_frame()) == [b"d"]
+    settled = state.abandon(DropReason.CLOSED)
+    assert [(each.token, each.dropped) for each in settled] == [
+        ("a", None),
+        ("c", None),
+        ("d", DropReason.CLOSED),
+    ]
+    assert tokens(state.released()) == ["b", "d"]
+    assert (state.ledger().acknowledged, state.ledger().dropped["closed"], state.messages) == (3, 1, 0)
+    assert state.ledger().balanced
+
+
 def test_an_update_that_follows_a_lost_one_is_noticed() -> None:
     """A refusal was in the lost update: taking the later one would acknowledge what was refused."""
     state = window()

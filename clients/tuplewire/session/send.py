@@ -389,6 +389,11 @@ class SendWindow:
         frame.entries = kept
 
     def _settle(self, entry: Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
+        settled.append(self._account(entry, dropped))
+        if entry.token is not None and (dropped is not None or entry.retain):
+            self._released.append(settled[-1])
+
+    def _account(self, entry: Entry, dropped: DropReason | None) -> Settled:
         group = entry.group
         count, size = len(group), len(group.data)
         self._let_go(entry, count, size)
@@ -396,9 +401,7 @@ class SendWindow:
             self._ledger.acknowledged += count
         else:
             self._ledger.dropped[dropped] += count
-        settled.append(Settled(entry.token, group.task, count, size, dropped))
-        if entry.token is not None and (dropped is not None or entry.retain):
-            self._released.append(settled[-1])
+        return Settled(entry.token, group.task, count, size, dropped)
 
     def _let_go(self, entry: Entry, messages: int, size_bytes: int) -> None:
         """Hold an entry of so many messages no longer."""
@@ -437,8 +440,17 @@ class SendWindow:
     # --- the end --------------------------------------------------------------------------------
 
     def abandon(self, reason: DropReason) -> list[Settled]:
-        """Give up everything that is held, and return it."""
+        """Give up everything that is held, and return it.
+
+        In the mode `queued`, what the receiver has accepted was kept only in case that it dies: it counts as
+        acknowledged, and as released by nobody.
+        """
         settled: list[Settled] = []
+        if not self._retain:
+            for lane in self._lanes.values():
+                accepted, released = lane.unsettled()
+                self._released += released
+                settled += [self._account(entry, None) for entry in accepted]
         for entry in self._remove_all():
             self._settle(entry, reason, settled)
         return settled
