@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.pipelines.streaming import run_stream
+from tuplewire.spark import membership
 from tuplewire.spark.session import local_session
 from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
@@ -75,6 +76,7 @@ def main(remote: str, *workers: str) -> None:
     endless = topology(Numbers(), Pass())
     found["slots"] = refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7}))
     found["pipeline"] = refused(lambda: run_stream(spark, [], io.StringIO(), stop=threading.Event()))
+    found["membership"] = refused(lambda: membership(spark, range(4)))
     found["session"] = refused(local_session("another").__enter__)
 
     outputs = {"pass": "number long"}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.membership import Membership, Workers
+from tuplewire.spark.connect import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,15 +28,12 @@ class Executors:
     """Asks the driver's JVM for its executors; ConfigError where there are none to be asked for."""
 
     def __init__(self, spark: SparkSession) -> None:
-        from pyspark.errors import PySparkAttributeError
-
-        try:
-            context = spark.sparkContext
-        except PySparkAttributeError as error:
+        if is_remote(spark):
             raise ConfigError(
                 "over Spark Connect the executors are not known to this program: name the workers by "
                 "workers=, or run it where the Connect server's driver is"
-            ) from error
+            )
+        context = spark.sparkContext
         java: Any = context._jsc.sc()
         if java.isLocal():
             raise ConfigError(
