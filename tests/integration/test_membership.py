@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from helpers.certificates import Authority
 from helpers.following import Followers
 from helpers.program import Program
 from helpers.restartable import drained_ledger
+from helpers.secured import files_of, tls_flags
 from helpers.streams import Load, Produced, producer
 from helpers.topology import TOPOLOGY, has_ended, ledger, one_worker, status
 
 from tuplewire.errors import ClosedError, ConfigError, UnreachableError
 from tuplewire.membership import Membership, Phase
-from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -233,6 +235,23 @@ def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
             assert sizes(newer) == [2, 2, 2]
             followers.goes_on()
             finished(producing, followers)
+
+
+def test_over_mutual_tls(tmp_path: Path) -> None:
+    """With a certificate, the workers take their tasks; a program without one is told why they do not."""
+    authority = Authority()
+    files = authority.issue("worker.example").write(tmp_path / "worker")
+    credentials = files_of(authority.issue("driver.example"), tmp_path / "driver", "worker.example")
+    flags = [*tls_flags(files), "--drain-seconds=1"]
+    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=tmp_path) as workers:
+        addresses = [each.address for each in workers.endpoints]
+        stranger = Membership(addresses, TASKS, topology=TOPOLOGY, timeout=2.0)
+        with pytest.raises(UnreachableError, match=f"{addresses[0]}  absent"), stranger:
+            pass
+        with Membership(
+            addresses, TASKS, topology=TOPOLOGY, at_least=2, credentials=credentials
+        ) as membership:
+            assert sizes(membership) == [3, 3]
 
 
 def test_workers_that_are_not_there(site: Site) -> None:
