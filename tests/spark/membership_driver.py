@@ -148,6 +148,7 @@ def main() -> None:
         spark.sparkContext.pythonExec = beside_its_worker(home)
         told("sent", sum(spark.sparkContext.parallelize(range(2), 2).mapPartitions(send).collect()))
         decommission(spark, "0")
+        told("go on", [each.id for each in Executors(spark)()])
         eventually(lambda: kubelet.exit_codes, SETTLES, "the executor and its worker have ended")
         workers.wait(2, SETTLES)  # Spark has started another
         told("later", placed(workers))

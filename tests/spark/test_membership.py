@@ -36,6 +36,7 @@ def test_executors_come_and_go(tmp_path: Path) -> None:
     found: dict[str, Any] = dict(json.loads(line) for line in driver.stdout.splitlines())
     assert found["start"] == {"executor-0": 4, "executor-1": 4}
     assert found["names"] == ["executor 0", "executor 1"]
+    assert found["go on"] == ["1"]
     assert found["later"] == {"executor-1": 4, "executor-2": 4}
     assert found["queued"] == found["sent"] == 2 * 8 * 500
     assert found["ended"] == [0]
