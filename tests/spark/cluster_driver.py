@@ -102,14 +102,6 @@ class Cases:
         self.write(session, "9,10", address=self.where["address"])
         return self.read(session, "9,10"), places(session)
 
-    def py_file(self) -> tuple[int, list[str]]:
-        """Write and read with an interpreter that gets Tuplewire by --py-files."""
-        self.use(self.settings["bare_too"])  # Spark's Python workers of the other one have the artifact
-        self.spark.sparkContext.addPyFile(self.settings["py_file"])
-        register(self.spark)
-        self.write(self.spark, "11,12", address=self.where["address"])
-        return self.read(self.spark, "11,12"), places(self.spark)
-
     def no_library(self) -> int:
         """Write with an executor that lacks grpcio."""
         return self.handed_to("no_grpcio")
@@ -168,7 +160,6 @@ def main() -> None:
     }
     with local_session("cluster", conf=conf) as spark:
         cases = Cases(spark, settings)
-        # Files that are added stay, so that the case with addPyFile is the last.
         each: list[Callable[[], object]] = [
             cases.sink,
             cases.stream,
@@ -177,7 +168,6 @@ def main() -> None:
             cases.no_library,
             cases.other_release,
             cases.artifact,
-            cases.py_file,
         ]
         for case in each:
             result: Any

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from helpers.interpreters import other_python
 from helpers.topology import collect
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -141,6 +142,22 @@ def test_sending_after_the_block_fails_the_task(spark: SparkSession, handle: Cli
 
     with pytest.raises(PySparkException, match="the `with` block of this client is over"):
         numbers_frame(spark, 10).mapInArrow(send, "id bigint").collect()
+
+
+def test_another_interpreter(spark: SparkSession, handle: ClientHandle) -> None:
+    """An executor with another Python is Spark's own error, which comes before ours."""
+
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with handle:
+            yield from batches
+
+    context, python = spark.sparkContext, spark.sparkContext.pythonExec
+    context.pythonExec = other_python()
+    try:
+        with pytest.raises(PySparkException, match="PYTHON_VERSION_MISMATCH"):
+            numbers_frame(spark, 10).mapInArrow(send, "id bigint").collect()
+    finally:
+        context.pythonExec = python
 
 
 # --- a flush that is forgotten ----------------------------------------------------------------

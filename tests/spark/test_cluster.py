@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 import venv_pack
 from helpers.interpreters import make_interpreter, make_movable_interpreter, site_packages
@@ -17,12 +19,15 @@ from helpers.packaging import ROOT, build_wheel, run
 from pyspark.sql import SparkSession
 
 from tuplewire.control import ControlClient
+from tuplewire.spark.java import find_java, wrapped_home
 from tuplewire.spark.package import write_package
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DRIVER = Path(__file__).with_name("cluster_driver.py")
-DRIVER_SECONDS = 500.0
+APPLICATION = Path(__file__).with_name("submitted.py")
+DRIVER_SECONDS = 300.0
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ROWS = 1000
 TASKS = {0: [1, 3, 5, 7, 9, 11], 1: [2, 4, 6, 8, 10, 12]}
 
@@ -67,6 +72,7 @@ def outcome(
     artifact, py_file = home / "by-artifact.zip", home / "by-py-file.zip"
     for path in (artifact, py_file):
         write_package(path)
+    bare = make_interpreter(home / "bare")
     installed = make_interpreter(home / "wheel")
     install(installed, wheel, home)
     no_grpcio = make_interpreter(home / "no-grpcio", without=["grpc"])
@@ -81,12 +87,10 @@ def outcome(
             "address": running.endpoints[0].address,
             "archive": str(archive),
             "artifact": str(artifact),
-            "bare": str(make_interpreter(home / "bare")),
-            "bare_too": str(make_interpreter(home / "bare-too")),
+            "bare": str(bare),
             "checkpoint": str(home / "checkpoint"),
             "no_grpcio": str(no_grpcio),
             "other": str(other),
-            "py_file": str(py_file),
             "wheel": str(beside_its_worker(installed, running.local.directory)),
             "work": str(home / "work"),
         }
@@ -101,9 +105,44 @@ def outcome(
             timeout=DRIVER_SECONDS,
         )
         found = dict(json.loads(line) for line in driver.stdout.splitlines())
+        found["py_file"] = submit(bare, py_file, running.endpoints[0].address, home)
         found["sent"] = [sent_by_programs(each.address) for each in running.endpoints]
         yield found
     shutil.rmtree(home, ignore_errors=True)
+
+
+def submit(python: Path, py_file: Path, address: str, cwd: Path) -> tuple[int, list[str]]:
+    """Submit an application to an executor in a JVM of its own; the rows it reads, and whence Tuplewire."""
+    home = Path(pyspark.__file__).parent
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.memory": "512m",
+    }
+    command = [str(home / "bin" / "spark-submit"), "--master=local-cluster[1,1,900]", f"--py-files={py_file}"]
+    flags = [flag for key, value in conf.items() for flag in ("--conf", f"{key}={value}")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "JAVA_HOME": str(wrapped_home(find_java())),
+        "PYSPARK_PYTHON": str(python),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_WORKER_DIR": str(cwd / "work"),
+    }
+    ran = subprocess.run(
+        [*command, *flags, str(APPLICATION), address],
+        capture_output=True,
+        check=False,
+        cwd=cwd,
+        env=environment,
+        start_new_session=True,
+        text=True,
+        timeout=DRIVER_SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    rows, *places = json.loads(ran.stdout.splitlines()[-1])
+    return rows, places
 
 
 def sent_by_programs(address: str) -> int:
@@ -129,7 +168,7 @@ def test_on_two_executors(outcome: dict[str, Any], case: str) -> None:
     [("archive", "environment/lib"), ("artifact", "by-artifact.zip"), ("py_file", "by-py-file.zip")],
 )
 def test_shipped(outcome: dict[str, Any], case: str, origin: str) -> None:
-    """A packed environment; a zip by addArtifact, and by --py-files: executors have it from there."""
+    """A packed environment; a zip by addArtifact, or by --py-files: executors have Tuplewire from there."""
     rows, places = outcome[case]
     assert rows == ROWS
     assert all(origin in place for place in places), places
