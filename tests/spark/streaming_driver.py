@@ -1,36 +1,43 @@
-"""A driver of its own, for tests that kill it: python streaming_driver.py ADDRESS DIRECTORY TRIGGER.
+"""A driver of its own, for tests that kill it: python streaming_driver.py ADDRESS DIRECTORY.
 
-Streams tasks 1 to 4 to tasks 5 to 8, by a hundred messages at a time. TRIGGER: `live` goes on until it is
-killed, `now` ends when it has read what is there.
+Streams tasks 1 to 4 to tasks 5 to 8, by a hundred messages at a time, until it is killed.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tuplewire.spark.session import local_session
 
 
-def main(address: str, directory: str, trigger: str) -> None:
-    """Run the query."""
+def start(spark: SparkSession, address: str, directory: str, **trigger: Any) -> StreamingQuery:
+    """Start the query, from its checkpoint where there is one."""
+    return (
+        spark.readStream.format("tuplewire")
+        .option("address", address)
+        .option("topology", "spark")
+        .option("tasks", "1-4")
+        .option("maxMessagesPerTrigger", "100")
+        .load()
+        .selectExpr("task + 4 as task", "concat_ws(' ', source, sequence, message) as message")
+        .writeStream.format("tuplewire")
+        .option("address", address)
+        .option("topology", "spark")
+        .option("checkpointLocation", str(Path(directory) / "checkpoint"))
+        .trigger(**trigger)
+        .start()
+    )
+
+
+def main(address: str, directory: str) -> None:
+    """Run it."""
     with local_session("driver", cores=2) as spark:
-        query = (
-            spark.readStream.format("tuplewire")
-            .option("address", address)
-            .option("topology", "spark")
-            .option("tasks", "1-4")
-            .option("maxMessagesPerTrigger", "100")
-            .load()
-            .selectExpr("task + 4 as task", "concat_ws(' ', source, sequence, message) as message")
-            .writeStream.format("tuplewire")
-            .option("address", address)
-            .option("topology", "spark")
-            .option("checkpointLocation", str(Path(directory) / "checkpoint"))
-            .trigger(**({"availableNow": True} if trigger == "now" else {"processingTime": "0 seconds"}))
-            .start()
-        )
-        query.awaitTermination()
+        start(spark, address, directory, processingTime="0 seconds").awaitTermination()
 
 
 if __name__ == "__main__":
