@@ -8,14 +8,16 @@ cd "$(dirname "$0")/.."
 packages=(
     buildah:buildah
     crun:crun
+    iproute2:ip
     mmdebstrap:mmdebstrap
+    nftables:nft
     nodejs:node
     npm:npm
     prometheus:prometheus
     skopeo:skopeo
     umoci:umoci
 )
-npm_modules=(@kubernetes-models/prometheus-operator)
+npm_modules=(@grpc/grpc-js@1 @grpc/proto-loader@0 @kubernetes-models/prometheus-operator@6)
 
 # Debian keeps some programs where only root looks.
 PATH=$PATH:/usr/sbin:/sbin
@@ -64,4 +66,10 @@ build_kustomize() {
 if ! renders kubectl kustomize && ! renders kustomize build && ! renders build/bin/kustomize build; then
     echo "Building kustomize ..."
     build_kustomize || echo "not installed: kustomize; see above what failed, or install kubectl, 1.32 or newer" >&2
+fi
+
+# grpclib, another gRPC library for Python, and the protoc that it brings its plugin to: kept apart from ours.
+if [[ ! -x build/grpclib-venv/bin/protoc-gen-grpclib_python ]]; then
+    "${PYTHON:-python3}" -m venv build/grpclib-venv
+    build/grpclib-venv/bin/python -m pip install --quiet --disable-pip-version-check grpclib==0.4.9 'grpcio-tools>=1.80'
 fi

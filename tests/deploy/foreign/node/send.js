@@ -1,0 +1,53 @@
+'use strict';
+// Sends the numbers 0, 1, 2, ... to each task, and ends when all are acknowledged.
+
+const { keepUp, messaging, options } = require('./connect');
+const { SendSession } = require('./session');
+
+const PROBE_MILLIS = 1000;
+
+function carry(call, session) {
+  let welcomed = false;
+  const pump = () => {
+    for (let frame = session.nextFrame(); frame; frame = session.nextFrame()) call.write({ frame });
+    if (session.pending === 0) {
+      call.write({ goodbye: {} });
+      call.end();
+      welcomed = false; // nothing more is written
+    }
+  };
+  const probe = setInterval(() => {
+    if (welcomed) call.write({ probe: { acknowledged: session.acknowledged } });
+  }, PROBE_MILLIS);
+  call.on('status', () => clearInterval(probe));
+  call.on('data', ({ kind, [kind]: message }) => {
+    if (kind === 'welcome') {
+      session.welcome(message);
+      welcomed = true;
+    } else if (kind === 'ack') {
+      if (Number(message.after) > session.acknowledged) return; // one before it was lost; the probe asks again
+      session.ack(message);
+    } else if (kind === 'drain') {
+      welcomed = false; // what is accepted is acknowledged before the stream ends
+      call.end();
+    }
+    if (welcomed) pump();
+  });
+  call.write({ hello: session.hello() });
+}
+
+async function main() {
+  const settings = options();
+  const session = new SendSession(settings);
+  for (let number = 0; number < settings.count; number += 1) {
+    for (const task of settings.tasks) session.accept(task, Buffer.from(String(number)));
+  }
+  const client = messaging(settings);
+  const connections = await keepUp(
+    () => client.Send(), (call) => carry(call, session), () => session.pending === 0,
+  );
+  client.close();
+  console.log(JSON.stringify({ ...session.counts, pending: session.pending, connections }));
+}
+
+main();

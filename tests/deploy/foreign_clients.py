@@ -1,0 +1,147 @@
+"""The programs in foreign/, each over a gRPC library that is not ours, as a test starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from helpers.tools import ROOT, missing, require_tool
+
+FOREIGN = ROOT / "tests" / "deploy" / "foreign"
+NODE_MODULES = ROOT / "build" / "npm" / "node_modules"
+GRPCLIB_VENV = ROOT / "build" / "grpclib-venv"
+_END_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How to start a client's programs. run: before the name of a script; script: of `send` or `recv`."""
+
+    run: list[str]
+    script: str
+    environment: dict[str, str]
+
+
+def client(name: str) -> Client:
+    """Return the client over `buf` (curl), `node` (@grpc/grpc-js) or `grpclib`; see helpers.tools.missing."""
+    if name == "buf":
+        buf = Path(require_tool("buf", "make install"))
+        path = os.pathsep.join((str(buf.parent), os.environ["PATH"]))
+        return Client([sys.executable, "-m"], "deploy.foreign.buf.{}", _python(path=path))
+    if name == "node":
+        node = require_tool("node", "the Debian package nodejs")
+        if not (NODE_MODULES / "@grpc" / "grpc-js").is_dir():
+            missing(f"{NODE_MODULES} has no @grpc/grpc-js; make deploy-tools installs it")
+        return Client([node], f"{FOREIGN}/node/{{}}.js", {**os.environ, "NODE_PATH": str(NODE_MODULES)})
+    python = str(GRPCLIB_VENV / "bin" / "python")
+    return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(generated_for_grpclib()))
+
+
+def _python(*directories: str, path: str | None = None) -> dict[str, str]:
+    roots = os.pathsep.join((str(ROOT / "tests"), *directories))
+    return {**os.environ, "PYTHONPATH": roots, **({} if path is None else {"PATH": path})}
+
+
+@cache
+def generated_for_grpclib() -> str:
+    """Let grpclib's own plugin make its code of proto/; return the directory to import it from."""
+    if not (GRPCLIB_VENV / "bin" / "protoc-gen-grpclib_python").exists():
+        missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
+    directory = ROOT / "build" / "grpclib-wire"
+    directory.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [
+            GRPCLIB_VENV / "bin" / "python",
+            *("-m", "grpc_tools.protoc", "-Iproto"),
+            *(f"--python_out={directory}", f"--grpclib_python_out={directory}"),
+            "proto/tuplewire/v1/messaging.proto",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{GRPCLIB_VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+        check=True,
+        timeout=_END_SECONDS,
+    )
+    return str(directory)
+
+
+class Running:
+    """A program of a client while it runs; killed at the end of the block, if it still does.
+
+    flags: for a TLS connection. messages: so many to, or from, each task.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        role: str,
+        *,
+        address: str,
+        topology: str,
+        tasks: Iterable[int],
+        messages: int,
+        flags: Iterable[str] = (),
+    ) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the program
+        words = {
+            "address": address,
+            "topology": topology,
+            "id": f"{role}-{'-'.join(map(str, tasks))}",
+            "tasks": ",".join(map(str, tasks)),
+            "count": str(messages),
+        }
+        self._process = subprocess.Popen(
+            [
+                *client.run,
+                client.script.format(role),
+                *(word for key, value in words.items() for word in (f"--{key}", value)),
+                *flags,
+            ],
+            env=client.environment,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+        if error is not None and (words := self.errors()):
+            print(f"{self._process.args!r} has said:\n{words}")
+        self._errors.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self._process.poll() is not None
+
+    def errors(self) -> str:
+        """Return its standard error so far."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def report(self) -> dict[str, Any]:
+        """Wait for its end, which must be a good one, and return what it has printed."""
+        output, _ = self._process.communicate(timeout=_END_SECONDS)
+        assert self._process.returncode == 0, self.errors()
+        report: dict[str, Any] = json.loads(output)
+        return report
+
+    def failure(self) -> str:
+        """Wait for its end, which must not be a good one, and return its standard error."""
+        self._process.wait(_END_SECONDS)
+        assert self._process.returncode != 0
+        return self.errors()

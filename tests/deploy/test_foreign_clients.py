@@ -1,0 +1,249 @@
+"""Clients that are not ours send and receive by the proto alone; all counts agree."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.foreign_clients import Running, client
+from helpers import eventually
+from helpers.restartable import RestartableWorker
+from helpers.topology import (
+    TOPOLOGY,
+    Pair,
+    acknowledged,
+    assignment_file,
+    ledger,
+    pair_of_workers,
+    queued,
+    status,
+)
+
+from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.testing.proxy import FaultProxy
+
+CLIENTS = ("buf", "node", "grpclib")
+RESUMING = ("node", "grpclib")
+QUEUE = 200
+MESSAGES = 1000
+"""To each task: several times the queue, so that nobody comes through without waiting for credit."""
+_WAIT_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Run two workers with small queues."""
+    with pair_of_workers(f"--receive-queue-messages={QUEUE}") as workers:
+        yield workers
+
+
+def seen_by_status(endpoint: Endpoint) -> dict[str, int]:
+    """Return what a worker has counted, as GetStatus tells it."""
+    answer = status(endpoint)
+    return {
+        "client": sum(each.messages for each in answer.received if each.source == "client"),
+        "accepted": answer.ledger.accepted,
+        "acknowledged": answer.ledger.acknowledged,
+        "dropped": sum(answer.ledger.dropped.values()),
+        "pending": answer.ledger.pending,
+    }
+
+
+def seen_by_metrics(endpoint: Endpoint) -> dict[str, int]:
+    """Return the same, as /metrics tells it, and what was refused."""
+    with urllib.request.urlopen(endpoint.metrics_url, timeout=10) as response:  # noqa: S310 - our own address
+        lines = [line.rpartition(" ") for line in response.read().decode().splitlines()]
+
+    def total(prefix: str) -> int:
+        return int(sum(float(value) for name, _, value in lines if name.startswith(f"tuplewire_{prefix}")))
+
+    return {
+        "client": total('received_messages_total{source="client"}'),
+        "accepted": total("accepted_messages_total"),
+        "acknowledged": total("acknowledged_messages_total"),
+        "dropped": total("dropped_messages_total"),
+        "pending": total("worker_pending_messages"),
+        "refused": total("refused_total"),
+    }
+
+
+def address_of(endpoint: Endpoint, way: str) -> str:
+    """Return where a worker is reached over a way."""
+    return endpoint.unix_address if way == "unix" else endpoint.address
+
+
+def sent(messages: int, report: dict[str, Any]) -> None:
+    """Check what a sender has printed."""
+    assert {key: report[key] for key in ("accepted", "acknowledged", "refused", "pending")} == {
+        "accepted": messages,
+        "acknowledged": messages,
+        "refused": 0,
+        "pending": 0,
+    }
+
+
+def received(task: int, messages: int, report: dict[str, Any]) -> None:
+    """Check what a receiver has printed: everything, once and in order."""
+    assert report["problems"] == []
+    assert (report["received"], report["repeated"]) == ({str(task): messages}, 0)
+
+
+def _full(endpoint: Endpoint, task: int) -> bool:
+    return queued(endpoint, task) == QUEUE
+
+
+def _consumed(endpoint: Endpoint, task: int, messages: int) -> bool:
+    return acknowledged(endpoint, task) >= messages
+
+
+def _counted(endpoint: Endpoint, expected: dict[str, int]) -> bool:
+    return seen_by_metrics(endpoint) == expected
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_what_is_sent_is_received_and_every_count_agrees(pair: Pair, name: str, way: str) -> None:
+    """A client fills queues here and at the next worker, waits for credit, and ends with a balance."""
+    library = client(name)
+    near, far = pair.near_task(), pair.far_task()
+    before = {end: seen_by_metrics(end) for end in (pair.near, pair.far)}
+    with ExitStack() as programs:
+        sender = programs.enter_context(
+            Running(
+                library,
+                "send",
+                address=address_of(pair.near, way),
+                topology=TOPOLOGY,
+                tasks=[near, far],
+                messages=MESSAGES,
+            )
+        )
+        for endpoint, task in ((pair.near, near), (pair.far, far)):
+            eventually(partial(_full, endpoint, task), _WAIT_SECONDS, "a full queue")
+        receivers = [
+            (
+                task,
+                programs.enter_context(
+                    Running(
+                        library,
+                        "recv",
+                        address=address_of(endpoint, way),
+                        topology=TOPOLOGY,
+                        tasks=[task],
+                        messages=MESSAGES,
+                    )
+                ),
+            )
+            for endpoint, task in ((pair.near, near), (pair.far, far))
+        ]
+        sent(2 * MESSAGES, sender.report())
+        for task, receiver in receivers:
+            received(task, MESSAGES, receiver.report())
+    for endpoint, from_client, accepted in (
+        (pair.near, 2 * MESSAGES, 2 * MESSAGES),
+        (pair.far, 0, MESSAGES),
+    ):
+        expected = dict(before[endpoint])
+        expected["client"] += from_client
+        expected["accepted"] += accepted
+        expected["acknowledged"] += accepted
+        eventually(partial(_counted, endpoint, expected), _WAIT_SECONDS, f"{expected}")
+        assert seen_by_status(endpoint).items() <= expected.items()
+        assert ledger(endpoint).balanced
+
+
+@pytest.mark.parametrize("name", RESUMING)
+def test_a_session_goes_on_after_its_connection_is_cut(pair: Pair, name: str) -> None:
+    """Connections are reset while frames are on their way: both sides resume, and nothing comes twice."""
+    library = client(name)
+    task = pair.near_task()
+    before = ledger(pair.near)
+    with FaultProxy(pair.near.address) as sending, FaultProxy(pair.near.address) as receiving:
+        for proxy in (sending, receiving):
+            proxy.delay(0.01)  # something is always on its way
+        with (
+            Running(
+                library, "send", address=sending.address, topology=TOPOLOGY, tasks=[task], messages=MESSAGES
+            ) as sender,
+            Running(
+                library, "recv", address=receiving.address, topology=TOPOLOGY, tasks=[task], messages=MESSAGES
+            ) as receiver,
+        ):
+            for number in range(1, 4):
+                goal = number * MESSAGES // 4
+                eventually(
+                    partial(_consumed, pair.near, task, goal), _WAIT_SECONDS, f"{goal} messages consumed"
+                )
+                assert sending.cut()
+                assert receiving.cut()
+            balance, account = sender.report(), receiver.report()
+    sent(MESSAGES, balance)
+    received(task, MESSAGES, account)
+    assert balance["connections"] > 1
+    assert account["connections"] > 1
+    after = ledger(pair.near)
+    assert after.balanced
+    assert after.accepted - before.accepted == MESSAGES
+
+
+@pytest.mark.parametrize("name", RESUMING)
+def test_a_session_starts_over_with_a_worker_that_was_restarted(tmp_path: Path, name: str) -> None:
+    """A worker drains and comes back without any memory: its clients begin anew, and nothing is missing."""
+    library = client(name)
+    assignment = tmp_path / "assignment.json"
+    flags = [f"--receive-queue-messages={QUEUE}", "--drain-seconds=20"]
+    with RestartableWorker("worker", tmp_path, assignment, flags) as worker:
+        assignment_file(tmp_path, 1, {worker.endpoint: [1]})
+        worker.wait_ready()
+        address = worker.endpoint.address
+        with (
+            FaultProxy(address) as slow,
+            Running(
+                library, "send", address=address, topology=TOPOLOGY, tasks=[1], messages=5 * MESSAGES
+            ) as sender,
+        ):
+            slow.delay(0.01)
+            with Running(
+                library, "recv", address=slow.address, topology=TOPOLOGY, tasks=[1], messages=5 * MESSAGES
+            ) as receiver:
+                eventually(partial(_consumed, worker.endpoint, 1, MESSAGES), _WAIT_SECONDS, "a good start")
+                restart = worker.restart()
+                balance, account = sender.report(), receiver.report()
+        code, rest = worker.end()
+    sent(5 * MESSAGES, balance)
+    received(1, 5 * MESSAGES, account)
+    assert balance["connections"] > 1
+    assert account["connections"] > 1
+    assert (restart.exit_code, code) == (0, 0)
+    for each in (restart.ledger, rest):
+        assert each.balanced
+        assert each.accepted == each.acknowledged
+    assert restart.ledger.accepted + rest.accepted == 5 * MESSAGES
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_messages_to_an_unknown_task_come_back_refused(pair: Pair, name: str) -> None:
+    """What the worker will not take is counted by the client and by the worker alike."""
+    before = seen_by_metrics(pair.near)
+    with Running(
+        client(name), "send", address=pair.near.address, topology=TOPOLOGY, tasks=[9999], messages=10
+    ) as sender:
+        report = sender.report()
+    assert (report["accepted"], report["acknowledged"], report["refused"]) == (10, 0, 10)
+    after = seen_by_metrics(pair.near)
+    assert after["refused"] - before["refused"] == 10
+    assert after["accepted"] == before["accepted"]
+
+
+@pytest.mark.parametrize("name", RESUMING)
+def test_a_refused_session_is_named(pair: Pair, name: str) -> None:
+    """A client ends with the name of an error that trying again would not mend."""
+    with Running(
+        client(name), "send", address=pair.near.address, topology="another", tasks=[1], messages=1
+    ) as sender:
+        assert "WRONG_TOPOLOGY" in sender.failure()
