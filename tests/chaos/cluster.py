@@ -10,7 +10,9 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.journal import Journal
@@ -34,11 +36,26 @@ _DRAINED = re.compile(r'worker\.drained ledger="([^"]*)"')
 _NOTHING_LEFT = re.compile(r"\+ dropped 0 \+ pending 0$")
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a process runs: the IP address there, what it is started in, and more flags for a worker."""
+
+    address: str = "127.0.0.1"
+    entered: Callable[[], AbstractContextManager[None]] = nullcontext
+    flags: tuple[str, ...] = ()
+
+
+THIS_HOST = Host()
+
+
 class WorkerSlot:
     """One worker of the topology, through all its lives at one address."""
 
-    def __init__(self, name: str, directory: Path, journal: Journal, transport: str) -> None:
+    def __init__(
+        self, name: str, directory: Path, journal: Journal, transport: str, host: Host = THIS_HOST
+    ) -> None:
         self.name = name
+        self._host = host
         self._transport = transport
         self.lock = threading.RLock()
         """Held by whoever stops, kills or restarts it."""
@@ -47,7 +64,7 @@ class WorkerSlot:
         self._directory = directory
         self._journal = journal
         self._process: LocalWorkers | None = None
-        self._address = self._peer_address = "127.0.0.1:0"
+        self._address = self._peer_address = f"{host.address}:0"
         self.endpoint = self.start()
 
     def start(self) -> Endpoint:
@@ -66,10 +83,12 @@ class WorkerSlot:
                 *([] if self._transport == "grpc" else [f"--listen-peers={self._peer_address}"]),
                 f"--listen-unix={self._directory / self.name}.sock",
                 f"--assignment-file={self.assignment_file}",
+                *self._host.flags,
             ],
             drain_seconds=_DRAIN_SECONDS,
         )
-        workers.start()
+        with self._host.entered():
+            workers.start()
         self._process = workers
         (self.endpoint,) = workers.endpoints
         self._address = self.endpoint.address
@@ -103,9 +122,11 @@ class WorkerSlot:
 
 
 class Cluster:
-    """All workers, and the assignment that they are told."""
+    """All workers, and the assignment that they are told. hosts: of the workers that are not on this one."""
 
-    def __init__(self, directory: Path, journal: Journal, transport: str) -> None:
+    def __init__(
+        self, directory: Path, journal: Journal, transport: str, hosts: Mapping[str, Host] | None = None
+    ) -> None:
         self.slots: dict[str, WorkerSlot] = {}
         self._journal = journal
         self._version = 0
@@ -115,7 +136,8 @@ class Cluster:
             journal.write("owns", task=task, worker=worker)
         try:
             for name in WORKERS:
-                self.slots[name] = WorkerSlot(name, directory, journal, transport)
+                host = (hosts or {}).get(name, THIS_HOST)
+                self.slots[name] = WorkerSlot(name, directory, journal, transport, host)
         except BaseException:
             self.stop()
             raise
@@ -147,7 +169,7 @@ class Cluster:
             temporary.write_text(json.dumps(assignment.to_json()))
             temporary.replace(file)
             try:
-                with ControlClient(slot.endpoint.address, _STATUS_SECONDS) as control:
+                with ControlClient(slot.endpoint.unix_address, _STATUS_SECONDS) as control:
                     control.update_assignment(assignment_to_wire(assignment))
             except UnreachableError as error:
                 logger.info("not pushed: %s", error)
@@ -203,7 +225,7 @@ class Cluster:
     @staticmethod
     def _status(slot: WorkerSlot) -> control_pb2.GetStatusResponse | None:
         try:
-            with ControlClient(slot.endpoint.address, _STATUS_SECONDS) as control:
+            with ControlClient(slot.endpoint.unix_address, _STATUS_SECONDS) as control:
                 return control.status()
         except UnreachableError:
             return None

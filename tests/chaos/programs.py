@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,19 @@ _TESTS = Path(__file__).parents[1]
 class Program:
     """A process that runs one of this folder's programs, through all its lives.
 
-    config: what it is told; each life is told its own journal, too.
+    config: what it is told; each life is told its own journal, too. entered: what it is started in.
     """
 
-    def __init__(self, module: str, name: str, config: dict[str, Any], directory: Path) -> None:
+    def __init__(
+        self,
+        module: str,
+        name: str,
+        config: dict[str, Any],
+        directory: Path,
+        entered: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.name = name
+        self._entered = entered
         self.lock = threading.RLock()
         """Held by whoever stops or kills it."""
         self._lives = 0
@@ -35,7 +45,7 @@ class Program:
         life = f"{self.name}.{self._lives}"
         config = {**self._config, "name": life, "journal": str(self._directory / f"{life}.jsonl")}
         path = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
-        with (self._directory / f"{life}.log").open("wb") as log:
+        with (self._directory / f"{life}.log").open("wb") as log, self._entered():
             return subprocess.Popen(
                 [sys.executable, "-m", self._module, json.dumps(config)],
                 stdin=subprocess.PIPE,
