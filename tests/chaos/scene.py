@@ -24,9 +24,9 @@ _EXIT_SECONDS = 10.0
 class Scene:
     """Everybody who takes part in a run.
 
-    run: the file of the run's own journal; those of the programs, and their logs, are beside it. address: where
-    one process reaches a worker. rate: of each producer, in messages per second. hosts: of the programs that
-    are not on this one.
+    run: the file of the run's own journal; those of the programs, and their logs, are beside it. address:
+    where one process reaches a worker. rate: of each producer, in messages per second. hosts: of the programs
+    that are not on this one.
     """
 
     def __init__(

@@ -1,0 +1,67 @@
+"""A network link that takes its time, where the kernel has no netem: two TAP devices and a thread between."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import struct
+import threading
+import time
+from collections import deque
+
+_TUNSETIFF = 0x400454CA
+_TAP_WITHOUT_HEADER = 0x0002 | 0x1000
+_FRAME_BYTES = 65536
+_MOST_FRAMES = 10_000
+
+
+class DelayedLink:
+    """Carries each Ethernet frame from one end to the other, so many seconds later, in order."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends = [-1, -1]
+        self._stop_read, self._stop_write = os.pipe()
+        self._thread = threading.Thread(target=self._carry, name="delayed-link")
+
+    def attach(self, end: int, interface: str) -> None:
+        """Make an end (0 or 1) an interface of the network namespace that this thread is in."""
+        # The device belongs to the namespace that its file is opened in.
+        self._ends[end] = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        request = struct.pack("16sH22x", interface.encode(), _TAP_WITHOUT_HEADER)
+        fcntl.ioctl(self._ends[end], _TUNSETIFF, request)
+
+    def start(self) -> None:
+        """Begin to carry."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; the interfaces are gone with it."""
+        os.close(self._stop_write)
+        if self._thread.ident is not None:
+            self._thread.join()
+        for descriptor in (*self._ends, self._stop_read):
+            os.close(descriptor)
+
+    def _carry(self) -> None:
+        under_way: deque[tuple[float, int, bytes]] = deque()
+        with selectors.DefaultSelector() as selector:
+            for end in self._ends:
+                selector.register(end, selectors.EVENT_READ)
+            selector.register(self._stop_read, selectors.EVENT_READ)
+            while True:
+                wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
+                for key, _ in selector.select(wait):
+                    if key.fd == self._stop_read:
+                        return
+                    due = time.monotonic() + self._seconds
+                    to = self._ends[1] if key.fd == self._ends[0] else self._ends[0]
+                    with contextlib.suppress(BlockingIOError):
+                        while len(under_way) < _MOST_FRAMES:
+                            under_way.append((due, to, os.read(key.fd, _FRAME_BYTES)))
+                while under_way and under_way[0][0] <= time.monotonic():
+                    _, to, frame = under_way.popleft()
+                    with contextlib.suppress(OSError):  # a link that is down, or full: the frame is lost
+                        os.write(to, frame)

@@ -1,0 +1,180 @@
+"""Hosts apart: network namespaces joined by a bridge, whose links can be broken as real ones are."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from chaos.cluster import Host
+from deploy.delayed_link import DelayedLink
+from helpers.tools import missing, require_tool
+
+_CLONE_NEWNET = 0x40000000
+_SECONDS = 30.0
+_TABLE = "faults"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def entered(namespace: str) -> Iterator[None]:
+    """Be in a network namespace, with this thread: the sockets and processes that it makes are there."""
+    with Path("/proc/thread-self/ns/net").open() as here, Path(f"/run/netns/{namespace}").open() as there:
+        _set_namespace(there.fileno())
+        try:
+            yield
+        finally:
+            _set_namespace(here.fileno())
+
+
+def _set_namespace(descriptor: int) -> None:
+    if _libc.setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _run(*words: str, standard_input: str | None = None) -> None:
+    done = subprocess.run(
+        words, input=standard_input, capture_output=True, text=True, check=False, timeout=_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+class Hosts:
+    """So many hosts, up for as long as the block; all that belongs to them goes with it.
+
+    delayed: how many seconds a packet takes to or from a host, where not 0. The test is skipped loudly, or
+    fails, where network namespaces are not allowed.
+    """
+
+    def __init__(self, names: Sequence[str], delayed: Mapping[str, float] | None = None) -> None:
+        self._hub = f"tuplewire-{os.getpid()}"
+        self._numbers = {name: number for number, name in enumerate(names, 1)}
+        self._delayed = delayed or {}
+        self._up = ExitStack()
+
+    def __enter__(self) -> Self:
+        for tool, package in (
+            ("ip", "iproute2"),
+            ("tc", "iproute2"),
+            ("ss", "iproute2"),
+            ("nft", "nftables"),
+        ):
+            require_tool(tool, f"the Debian package {package}")
+        with ExitStack() as up:
+            try:
+                self._namespace(up, self._hub)
+                self._in(self._hub, "link add bridge type bridge", "link set bridge up")
+            except RuntimeError as error:
+                missing(f"network namespaces are not allowed here ({error}); run as root of a machine")
+            for name in self._numbers:
+                self._namespace(up, self._inside(name))
+                self._connect(up, name)
+            self._up = up.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._up.close()
+
+    # --- what is there ---------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Host:
+        """Return a host, for whom processes are started there."""
+        return Host(self.address(name), partial(entered, self._inside(name)), ("--allow-plaintext=true",))
+
+    def address(self, name: str) -> str:
+        """Return a host's IP address."""
+        return f"10.77.0.{self._numbers[name]}"
+
+    def _inside(self, name: str) -> str:
+        return f"{self._hub}-{name}"
+
+    def _port(self, name: str) -> str:
+        """Return the bridge's end of a host's link."""
+        return f"port{self._numbers[name]}"
+
+    @staticmethod
+    def _in(namespace: str, *commands: str) -> None:
+        _run("ip", "-n", namespace, "-batch", "-", standard_input="\n".join(commands))
+
+    @classmethod
+    def _namespace(cls, up: ExitStack, namespace: str) -> None:
+        _run("ip", "netns", "add", namespace)
+        up.callback(_run, "ip", "netns", "delete", namespace)
+        cls._in(namespace, "link set lo up")
+
+    def _connect(self, up: ExitStack, name: str) -> None:
+        hub, inside, port = self._hub, self._inside(name), self._port(name)
+        if delay := self._delayed.get(name):
+            link = DelayedLink(delay)
+            up.callback(link.close)
+            for end, namespace, interface in ((0, hub, port), (1, inside, "uplink")):
+                with entered(namespace):
+                    link.attach(end, interface)
+            link.start()
+        else:
+            self._in(hub, f"link add {port} type veth peer name uplink netns {inside}")
+        self._in(hub, f"link set {port} master bridge", f"link set {port} up")
+        self._in(inside, f"address add {self.address(name)}/24 dev uplink", "link set uplink up")
+
+    # --- what can be wrong -----------------------------------------------------------------------
+
+    @contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """Pull a host's plug, for as long as the block."""
+        self._in(self._hub, f"link set {self._port(name)} down")
+        try:
+            yield
+        finally:
+            self._in(self._hub, f"link set {self._port(name)} up")
+
+    @contextmanager
+    def black_hole(self, near: str, far: str) -> Iterator[None]:
+        """Drop every packet between two hosts."""
+        peer = self.address(far)
+        with self._filtered(near, f"ip saddr {peer} drop", f"ip daddr {peer} drop"):
+            yield
+
+    @contextmanager
+    def resetting(self, near: str, far: str) -> Iterator[None]:
+        """Answer every TCP packet between two hosts with a reset, and end the connections that there are."""
+        peer, reset = self.address(far), "tcp flags & rst == 0 reject with tcp reset"
+        with self._filtered(near, f"ip saddr {peer} {reset}", f"ip daddr {peer} {reset}"):
+            self.kill_connections(near, far)
+            yield
+
+    def kill_connections(self, near: str, far: str) -> None:
+        """End a host's TCP connections with another one, by resets to both ends."""
+        _run("ip", "netns", "exec", self._inside(near), "ss", "--kill", "dst", self.address(far))
+
+    @contextmanager
+    def _filtered(self, near: str, incoming: str, outgoing: str) -> Iterator[None]:
+        inside = ("ip", "netns", "exec", self._inside(near), "nft")
+        rules = f"""table ip {_TABLE} {{
+            chain incoming {{ type filter hook input priority 0; {incoming}; }}
+            chain outgoing {{ type filter hook output priority 0; {outgoing}; }}
+        }}"""
+        _run(*inside, "-f", "-", standard_input=rules)
+        try:
+            yield
+        finally:
+            _run(*inside, "delete", "table", "ip", _TABLE)
+
+    @contextmanager
+    def limited(self, name: str, kilobits: int) -> Iterator[None]:
+        """Let a host's link carry no more than so many kbit/s, in each direction."""
+        ends = ((self._hub, self._port(name)), (self._inside(name), "uplink"))
+        limit = f"root tbf rate {kilobits}kbit burst 16kb latency 400ms"
+        with ExitStack() as limits:
+            for namespace, interface in ends:
+                _run("tc", "-n", namespace, "qdisc", "add", "dev", interface, *limit.split())
+                limits.callback(_run, "tc", "-n", namespace, "qdisc", "delete", "dev", interface, "root")
+            yield

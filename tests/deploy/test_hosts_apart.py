@@ -1,0 +1,220 @@
+"""Workers, producers and consumers on hosts of their own: whatever becomes of the links, nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from chaos.cluster import Cluster
+from chaos.journal import Journal
+from chaos.layout import CONSUMERS, PRODUCERS, WORKERS
+from chaos.scene import Scene
+from deploy.namespaces import Hosts
+from helpers import eventually
+
+from tuplewire.control import ControlClient
+from tuplewire.wire import control_pb2
+from tuplewire_service.server.launch import Endpoint
+
+pytestmark = pytest.mark.timeout(300)
+
+NEAR, FAR, OTHER = WORKERS
+WAYS = tuple(permutations(WORKERS, 2))
+RATE = 500.0
+"""Of each producer, in messages per second."""
+DETECTION_SECONDS = 4.0
+"""The default keepalive and its timeout, within which a peer that is out of reach is noticed."""
+SLACK_SECONDS = 20.0
+"""What a loaded machine may add to that."""
+_WAIT_SECONDS = 60.0
+_PROGRAMS = {each.name: "producers" for each in PRODUCERS} | {each.name: "consumers" for each in CONSUMERS}
+_BESIDE_THEIR_WORKER = {each.name for each in (*PRODUCERS, *CONSUMERS) if not each.proxied}
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A topology whose workers are on a host each, its producers on a fourth and its consumers on a fifth."""
+
+    hosts: Hosts
+    cluster: Cluster
+    scene: Scene
+    controls: dict[Endpoint, ControlClient] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Close the clients."""
+        for each in self.controls.values():
+            each.close()
+
+    def control(self, worker: str) -> ControlClient:
+        """Return a client of a worker's present process, over its Unix socket, which reaches across hosts."""
+        endpoint = self.cluster.endpoints[worker]
+        if endpoint not in self.controls:
+            self.controls[endpoint] = ControlClient(endpoint.unix_address, _WAIT_SECONDS)
+        return self.controls[endpoint]
+
+    def peer(self, near: str, far: str) -> control_pb2.PeerStatus:
+        """Return how one worker sees its connection to another."""
+        peers = {each.address: each for each in self.control(near).status().peers}
+        return peers[self.cluster.endpoints[far].address]
+
+    def flow(self, *ways: tuple[str, str], messages: int = 100) -> None:
+        """Wait until so many more messages were acknowledged on each way from a worker to another."""
+        before = {way: self.peer(*way).ledger.acknowledged for way in ways}
+        for way, acknowledged in before.items():
+            goal = acknowledged + messages
+            eventually(
+                lambda: self.peer(*way).ledger.acknowledged >= goal,  # noqa: B023 - called at once
+                _WAIT_SECONDS,
+                f"{messages} more messages from {' to '.join(way)}",
+            )
+
+    def notices(self, near: str, far: str) -> float:
+        """Wait until a worker has given up its connection to another; return how many seconds that took."""
+        start = time.monotonic()
+        eventually(
+            lambda: not self.peer(near, far).connected,
+            DETECTION_SECONDS + SLACK_SECONDS,
+            f"{near} misses {far}",
+        )
+        return time.monotonic() - start
+
+    def reconnects(self) -> Mapping[tuple[str, str], int]:
+        """Return how often each worker had to connect to each other one again."""
+        return {way: self.peer(*way).reconnects for way in WAYS}
+
+
+@contextmanager
+def hosts_apart(directory: Path, delayed: Mapping[str, float] | None = None) -> Iterator[Apart]:
+    """Run such a topology as long as the block; then all must be delivered once, in order, and balance."""
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts([*WORKERS, "producers", "consumers"], delayed))
+        run = directory / "run.jsonl"
+        journal = Journal(run)
+        stack.callback(journal.close)
+        cluster = Cluster(directory, journal, "grpc", {name: hosts[name] for name in WORKERS})
+        stack.callback(cluster.stop)
+
+        def address(near: str, worker: str) -> str:
+            endpoint = cluster.endpoints[worker]
+            return endpoint.unix_address if near in _BESIDE_THEIR_WORKER else endpoint.address
+
+        places = {name: hosts[place] for name, place in _PROGRAMS.items()}
+        scene = Scene(cluster, journal, run, address=address, seed=1, rate=RATE, hosts=places)
+        stack.callback(scene.abort)
+        scene.begin()
+        apart = Apart(hosts, cluster, scene)
+        stack.callback(apart.close)
+        apart.flow(*WAYS)
+        yield apart
+        apart.flow(*WAYS)
+        scene.check_programs()
+        ledgers = scene.finish()
+        drains = cluster.stop()
+    verdict = scene.verdict()
+    assert (str(verdict), scene.problems) == ("0 lost, 0 duplicated, 0 out of order", []), verdict.violations
+    assert verdict.received == verdict.accepted > 0
+    for ledger in (*ledgers.values(), *scene.producer_ledgers().values()):
+        assert ledger is not None
+        assert ledger.balanced
+        assert (ledger.pending, sum(ledger.dropped.values())) == (0, 0)
+    assert [wrong for _, wrong in drains if wrong] == []
+
+
+def test_a_host_that_is_cut_off_comes_back_without_loss(tmp_path: Path) -> None:
+    """A link is down for longer than the keepalive: the others notice, go on among each other, and resume."""
+    with hosts_apart(tmp_path) as apart:
+        before = apart.reconnects()
+        with apart.hosts.cut(FAR):
+            told = apart.notices(NEAR, FAR)
+            apart.flow((NEAR, OTHER), (OTHER, NEAR))
+        apart.flow(*WAYS)
+        after = apart.reconnects()
+    print(f"noticed after {told:.1f} s")
+    assert after[NEAR, OTHER] == before[NEAR, OTHER]
+    assert after[OTHER, NEAR] == before[OTHER, NEAR]
+    assert after[NEAR, FAR] > before[NEAR, FAR]
+
+
+def test_a_black_hole_between_two_hosts_concerns_no_third(tmp_path: Path) -> None:
+    """Every packet between two workers is dropped: each goes on with the third, and both resume."""
+    with hosts_apart(tmp_path) as apart:
+        before = apart.reconnects()
+        with apart.hosts.black_hole(NEAR, FAR):
+            told = apart.notices(NEAR, FAR), apart.notices(FAR, NEAR)
+            apart.flow((NEAR, OTHER), (OTHER, NEAR), (FAR, OTHER), (OTHER, FAR))
+        apart.flow(*WAYS)
+        after = apart.reconnects()
+    print(f"noticed after {told[0]:.1f} s, and by the other side {told[1]:.1f} s later")
+    assert {way for way in after if after[way] > before[way]} == {(NEAR, FAR), (FAR, NEAR)}
+
+
+def test_connections_that_are_reset_are_made_again(tmp_path: Path) -> None:
+    """Resets, once and then for a while: sessions resume over new connections, and no third is concerned."""
+    with hosts_apart(tmp_path) as apart:
+        before = apart.reconnects()
+        for _ in range(3):
+            apart.hosts.kill_connections(NEAR, FAR)
+            apart.flow((NEAR, FAR))
+        killed = apart.reconnects()
+        with apart.hosts.resetting(NEAR, FAR):
+            told = apart.notices(NEAR, FAR)
+            apart.flow((NEAR, OTHER))
+        apart.flow(*WAYS)
+        after = apart.reconnects()
+    print(f"noticed after {told:.1f} s")
+    assert killed[NEAR, FAR] >= before[NEAR, FAR] + 3
+    assert after[NEAR, FAR] > killed[NEAR, FAR]
+    assert {way for way in after if after[way] > before[way]} == {(NEAR, FAR), (FAR, NEAR)}
+
+
+def test_a_slow_link_holds_up_only_what_goes_over_it(tmp_path: Path) -> None:
+    """A link carries less than is sent to its host: that piles up, the others go on, all arrives at last."""
+    with hosts_apart(tmp_path) as apart:
+        with apart.hosts.limited(FAR, 128):
+            eventually(lambda: apart.peer(NEAR, FAR).ledger.pending > 1000, _WAIT_SECONDS, "a backlog")
+            start = time.monotonic()
+            apart.flow((NEAR, OTHER), (OTHER, NEAR), messages=500)
+            took = time.monotonic() - start
+            behind = apart.peer(NEAR, FAR).ledger.pending
+            beside = apart.peer(NEAR, OTHER).ledger.pending
+        print(f"500 messages each way beside it in {took:.1f} s; {behind} pending on it, {beside} beside it")
+        assert beside < behind
+
+
+def test_a_host_far_away_is_served_all_the_same(tmp_path: Path) -> None:
+    """25 ms of latency each way: sessions keep it full enough, and nothing is taken for a fault."""
+    with hosts_apart(tmp_path, {FAR: 0.025}) as apart:
+        assert round_trip(apart.hosts, NEAR, FAR) >= 0.05
+        assert round_trip(apart.hosts, NEAR, OTHER) < 0.05
+        before = apart.reconnects()
+        for _ in range(3):
+            apart.flow(*WAYS)
+        assert apart.reconnects() == before
+
+
+def round_trip(hosts: Hosts, near: str, far: str) -> float:
+    """Return how long a TCP connection between two hosts takes, in seconds."""
+    with hosts[far].entered():
+        listening = socket.create_server((hosts.address(far), 0))
+    with listening, hosts[near].entered():
+        socket.create_connection(listening.getsockname(), _WAIT_SECONDS).close()  # finds the addresses
+        start = time.monotonic()
+        socket.create_connection(listening.getsockname(), _WAIT_SECONDS).close()
+        return time.monotonic() - start
+
+
+def test_a_rolling_restart_of_all_hosts_loses_nothing(tmp_path: Path) -> None:
+    """Each worker in turn drains under load, ends with nothing left, and comes back to its sessions."""
+    with hosts_apart(tmp_path) as apart:
+        for name in WORKERS:
+            slot = apart.cluster.slots[name]
+            assert slot.end() == ""
+            slot.start()
+            apart.control(name).wait_ready(_WAIT_SECONDS)
+            apart.flow(*WAYS)
