@@ -13,6 +13,7 @@ from typing import Any
 
 from grpclib.client import Channel, Stream, StreamStreamMethod
 from grpclib.config import Configuration
+from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 FATAL = {
@@ -23,6 +24,7 @@ FATAL = {
     "UNKNOWN_TASK",
     "NOT_LOCAL",
 }
+REFUSED = {Status.FAILED_PRECONDITION, Status.INVALID_ARGUMENT}
 FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 2.0
 
@@ -83,7 +85,9 @@ async def keep_up(
         except GRPCError as error:
             code = (stream.trailing_metadata or {}).get("tuplewire-error")
             print(f"stream ended: {code or error.status.name}: {error.message}", file=sys.stderr)
-            if code in FATAL:
+            # grpclib loses the metadata of a stream that is reset right behind it. A refusal in place of the
+            # first answer is final, too.
+            if code in FATAL or (stream.initial_metadata is None and error.status in REFUSED):
                 sys.exit(1)
         except (StreamTerminatedError, OSError) as error:
             print(f"stream ended: {error}", file=sys.stderr)

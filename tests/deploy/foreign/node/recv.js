@@ -64,14 +64,14 @@ class Consumer {
 
 function carry(call, consumer) {
   call.on('data', ({ kind, [kind]: message }) => {
+    if (call.writableEnded) return;
     if (kind === 'subscribed') consumer.subscribed(message);
     if (kind === 'frame') consumer.frame(message);
     if (kind === 'subscribed' || kind === 'frame' || kind === 'probe') {
       call.write({ progress: { tasks: consumer.cursors() } });
     }
     if (consumer.done) {
-      call.write({ goodbye: {} });
-      call.end();
+      call.end({ goodbye: {} });
     }
   });
   call.write({ subscribe: consumer.subscribe() });

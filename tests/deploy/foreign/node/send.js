@@ -11,13 +11,11 @@ function carry(call, session) {
   const pump = () => {
     for (let frame = session.nextFrame(); frame; frame = session.nextFrame()) call.write({ frame });
     if (session.pending === 0) {
-      call.write({ goodbye: {} });
-      call.end();
-      welcomed = false; // nothing more is written
+      call.end({ goodbye: {} });
     }
   };
   const probe = setInterval(() => {
-    if (welcomed) call.write({ probe: { acknowledged: session.acknowledged } });
+    if (welcomed && !call.writableEnded) call.write({ probe: { acknowledged: session.acknowledged } });
   }, PROBE_MILLIS);
   call.on('status', () => clearInterval(probe));
   call.on('data', ({ kind, [kind]: message }) => {
@@ -27,11 +25,10 @@ function carry(call, session) {
     } else if (kind === 'ack') {
       if (Number(message.after) > session.acknowledged) return; // one before it was lost; the probe asks again
       session.ack(message);
-    } else if (kind === 'drain') {
-      welcomed = false; // what is accepted is acknowledged before the stream ends
-      call.end();
+    } else if (kind === 'drain' && !call.writableEnded) {
+      call.end(); // what is accepted is acknowledged before the stream ends
     }
-    if (welcomed) pump();
+    if (welcomed && !call.writableEnded) pump();
   });
   call.write({ hello: session.hello() });
 }

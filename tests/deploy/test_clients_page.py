@@ -1,0 +1,62 @@
+"""proto/CLIENTS.md: its conversations work as they stand, and its table names every error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from deploy.foreign_clients import client
+from helpers import eventually
+from helpers.tools import ROOT
+from helpers.topology import ledger
+
+from tuplewire.wire import messaging_pb2
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
+
+PAGE = (ROOT / "proto" / "CLIENTS.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL))
+TASK = 42
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Endpoint]:
+    """Run a worker as the page has it, at another port."""
+    with LocalWorkers(1, "default", flags=["--drain-seconds=0.5"]) as workers:
+        workers.assign({0: [TASK]})
+        yield workers.endpoints[0]
+
+
+@pytest.mark.parametrize(("language", "name"), [("bash", "buf"), ("js", "node"), ("python", "grpclib")])
+def test_the_conversations_of_the_page_work(worker: Endpoint, language: str, name: str) -> None:
+    """Each sends two messages, receives and acknowledges them."""
+    library = client(name)
+    port = worker.address.rpartition(":")[2]
+    program = BLOCKS[language].replace("6700", port)
+    interpreter = {"bash": ["bash", "-c"], "js": [library.run[0], "-e"], "python": [library.run[0], "-c"]}
+    before = ledger(worker)
+    run = subprocess.run(
+        [*interpreter[language], program],
+        cwd=ROOT,
+        env=library.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "helloworld" in run.stdout or "aGVsbG93b3JsZA==" in run.stdout
+    eventually(lambda: not ledger(worker).pending, 10, "everything acknowledged")
+    after = ledger(worker)
+    assert (after.accepted - before.accepted, after.acknowledged - before.acknowledged) == (2, 2)
+
+
+def test_every_error_is_in_the_table() -> None:
+    """Whoever meets an error finds what to do."""
+    rows = " ".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("|"))
+    frames = {"STALE_ASSIGNMENT"}  # refuses messages, and never a stream
+    codes = {name.removeprefix("ERROR_CODE_") for name in dict(messaging_pb2.ErrorCode.items())} - {
+        "UNSPECIFIED"
+    }
+    assert codes - set(re.findall(r"[A-Z_]{4,}", rows)) == frames
