@@ -5,18 +5,22 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from deploy.foreign_clients import Running, client
 from helpers import eventually
+from helpers.certificates import Authority
 from helpers.restartable import RestartableWorker
+from helpers.secured import tls_flags
 from helpers.topology import (
     TOPOLOGY,
     Pair,
     acknowledged,
+    assign,
     assignment_file,
     ledger,
     pair_of_workers,
@@ -24,7 +28,8 @@ from helpers.topology import (
     status,
 )
 
-from tuplewire_service.server.launch import Endpoint
+from tuplewire.control import ControlClient
+from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.testing.proxy import FaultProxy
 
 CLIENTS = ("buf", "node", "grpclib")
@@ -42,9 +47,40 @@ def pair() -> Iterator[Pair]:
         yield workers
 
 
+class Secured(NamedTuple):
+    """Two workers over mutual TLS. flags: of a program, with a certificate of its own."""
+
+    pair: Pair
+    flags: list[str]
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """Run them; they are asked about themselves at their Unix sockets, which need no certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority = Authority()
+    worker = authority.issue("worker.example", "127.0.0.1").write(folder / "worker")
+    program = authority.issue("program.example").write(folder / "program")
+    flags = [*tls_flags(worker), f"--receive-queue-messages={QUEUE}", "--drain-seconds=0.5"]
+    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=folder) as workers:
+        near, far = workers.endpoints
+        tasks = {near: range(1000), far: range(1000, 2000)}
+        for each in (near, far):
+            assign(replace(each, address=each.unix_address), 1, tasks)
+        for each in (near, far):
+            with ControlClient(each.unix_address) as control:
+                control.wait_ready(_WAIT_SECONDS)
+        files = {"ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
+        yield Secured(
+            Pair(near, far),
+            [word for flag, file in files.items() for word in (f"--{flag}", str(program / file))],
+        )
+        assert workers.stop() == [0, 0]
+
+
 def seen_by_status(endpoint: Endpoint) -> dict[str, int]:
     """Return what a worker has counted, as GetStatus tells it."""
-    answer = status(endpoint)
+    answer = status(replace(endpoint, address=endpoint.unix_address))
     return {
         "client": sum(each.messages for each in answer.received if each.source == "client"),
         "accepted": answer.ledger.accepted,
@@ -94,7 +130,7 @@ def received(task: int, messages: int, report: dict[str, Any]) -> None:
 
 
 def _full(endpoint: Endpoint, task: int) -> bool:
-    return queued(endpoint, task) == QUEUE
+    return queued(replace(endpoint, address=endpoint.unix_address), task) == QUEUE
 
 
 def _consumed(endpoint: Endpoint, task: int, messages: int) -> bool:
@@ -105,11 +141,16 @@ def _counted(endpoint: Endpoint, expected: dict[str, int]) -> bool:
     return seen_by_metrics(endpoint) == expected
 
 
-@pytest.mark.parametrize("way", ["tcp", "unix"])
+@pytest.mark.parametrize("way", ["tcp", "unix", "mtls"])
 @pytest.mark.parametrize("name", CLIENTS)
-def test_what_is_sent_is_received_and_every_count_agrees(pair: Pair, name: str, way: str) -> None:
+def test_what_is_sent_is_received_and_every_count_agrees(
+    pair: Pair, secured: Secured, name: str, way: str
+) -> None:
     """A client fills queues here and at the next worker, waits for credit, and ends with a balance."""
     library = client(name)
+    flags: list[str] = []
+    if way == "mtls":
+        pair, flags = secured
     near, far = pair.near_task(), pair.far_task()
     before = {end: seen_by_metrics(end) for end in (pair.near, pair.far)}
     with ExitStack() as programs:
@@ -121,6 +162,7 @@ def test_what_is_sent_is_received_and_every_count_agrees(pair: Pair, name: str, 
                 topology=TOPOLOGY,
                 tasks=[near, far],
                 messages=MESSAGES,
+                flags=flags,
             )
         )
         for endpoint, task in ((pair.near, near), (pair.far, far)):
@@ -136,6 +178,7 @@ def test_what_is_sent_is_received_and_every_count_agrees(pair: Pair, name: str, 
                         topology=TOPOLOGY,
                         tasks=[task],
                         messages=MESSAGES,
+                        flags=flags,
                     )
                 ),
             )
@@ -154,7 +197,7 @@ def test_what_is_sent_is_received_and_every_count_agrees(pair: Pair, name: str, 
         expected["acknowledged"] += accepted
         eventually(partial(_counted, endpoint, expected), _WAIT_SECONDS, f"{expected}")
         assert seen_by_status(endpoint).items() <= expected.items()
-        assert ledger(endpoint).balanced
+        assert ledger(replace(endpoint, address=endpoint.unix_address)).balanced
 
 
 @pytest.mark.parametrize("name", RESUMING)
@@ -238,6 +281,25 @@ def test_messages_to_an_unknown_task_come_back_refused(pair: Pair, name: str) ->
     after = seen_by_metrics(pair.near)
     assert after["refused"] - before["refused"] == 10
     assert after["accepted"] == before["accepted"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: str, tmp_path: Path) -> None:
+    """One that another authority has signed is as good as none; nothing is counted."""
+    stranger = Authority().issue("program.example").write(tmp_path)
+    flags = [*secured.flags[:2], "--cert", f"{stranger}/tls.crt", "--key", f"{stranger}/tls.key"]
+    before = seen_by_status(secured.pair.near)
+    with Running(
+        client(name),
+        "send",
+        address=secured.pair.near.address,
+        topology=TOPOLOGY,
+        tasks=[1],
+        messages=1,
+        flags=flags,
+    ) as sender:
+        eventually(lambda: sender.ended or "stream ended" in sender.errors(), _WAIT_SECONDS, "a refusal")
+    assert seen_by_status(secured.pair.near) == before
 
 
 @pytest.mark.parametrize("name", RESUMING)

@@ -62,14 +62,16 @@ def channel(settings: argparse.Namespace) -> Channel:
 
 
 async def keep_up(
-    method: StreamStreamMethod[Any, Any],
+    settings: argparse.Namespace,
+    method: Callable[[Channel], StreamStreamMethod[Any, Any]],
     carry: Callable[[Stream[Any, Any]], Awaitable[None]],
     done: Callable[[], bool],
 ) -> int:
     """Open one stream after the other until none is wanted; return how many it took.
 
-    carry: has a conversation over a stream; returns or raises when it has ended. Ends the process where the
-    same request would be refused again.
+    carry: has a conversation over a stream; returns or raises when it has ended. Each stream has a channel of
+    its own: grpclib may break on one whose connection has just gone. Ends the process where the same request
+    would be refused again.
     """
     wait, connections = FIRST_WAIT_SECONDS, 0
     while not done():
@@ -77,7 +79,8 @@ async def keep_up(
             await asyncio.sleep(random.random() * wait)
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
         connections += 1
-        stream = method.open()
+        connection = channel(settings)
+        stream = method(connection).open()
         try:
             async with stream:
                 await carry(stream)
@@ -91,4 +94,6 @@ async def keep_up(
                 sys.exit(1)
         except (StreamTerminatedError, OSError) as error:
             print(f"stream ended: {error}", file=sys.stderr)
+        finally:
+            connection.close()
     return connections

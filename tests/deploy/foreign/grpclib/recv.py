@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 
-from deploy.foreign.grpclib.connect import channel, keep_up, options
+from deploy.foreign.grpclib.connect import keep_up, options
 from grpclib.client import Stream
 
 from tuplewire.v1.messaging_grpc import MessagingStub
@@ -115,12 +115,12 @@ async def main() -> None:
     """Receive over as many streams as it takes, and print what has come."""
     settings = options()
     consumer = Consumer(settings)
-    async with channel(settings) as connection:
-        connections = await keep_up(
-            MessagingStub(connection).Recv,
-            lambda stream: carry(consumer, stream),
-            lambda: consumer.done,
-        )
+    connections = await keep_up(
+        settings,
+        lambda channel: MessagingStub(channel).Recv,
+        lambda stream: carry(consumer, stream),
+        lambda: consumer.done,
+    )
     print(
         json.dumps(
             {

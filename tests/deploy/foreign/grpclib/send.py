@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from deploy.foreign.grpclib.connect import channel, keep_up, options
+from deploy.foreign.grpclib.connect import keep_up, options
 from deploy.foreign.grpclib.session import SendSession
 from grpclib.client import Stream
 
@@ -58,12 +58,12 @@ async def main() -> None:
     for number in range(settings.count):
         for task in settings.tasks:
             session.accept(task, b"%d" % number)
-    async with channel(settings) as connection:
-        connections = await keep_up(
-            MessagingStub(connection).Send,
-            lambda stream: carry(session, stream),
-            lambda: not session.pending,
-        )
+    connections = await keep_up(
+        settings,
+        lambda channel: MessagingStub(channel).Send,
+        lambda stream: carry(session, stream),
+        lambda: not session.pending,
+    )
     counts = {name: getattr(session, name) for name in ("accepted", "acknowledged", "refused", "pending")}
     print(json.dumps({**counts, "connections": connections}))
 
