@@ -18,7 +18,7 @@ _KINDS = {"pods": "Pod", "configmaps": "ConfigMap"}
 
 
 class KubernetesApi(ThreadingHTTPServer):
-    """Takes whatever is created and never runs any of it."""
+    """Takes whatever is created, says that it runs, and leaves that to others."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -53,7 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         kind = _KINDS.get(self._resource, "Status")
         version = {"apiVersion": "v1", "kind": f"{kind}List", "metadata": {"resourceVersion": "1"}}
-        self._answer(HTTPStatus.OK, {**version, "items": []})
+        items = [{**each, "status": {"phase": "Running"}} for each in self.server.of_kind(kind)]
+        self._answer(HTTPStatus.OK, {**version, "items": items})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -48,7 +48,7 @@ class PodHere:
                 [*command, f"--address-file={self._addresses}"], env=environment, stderr=log
             )
         eventually(lambda: self._addresses.exists() or self.process_ended, _SECONDS, "the worker listens")
-        assert not self.process_ended, self._log.read_text(encoding="utf-8")
+        assert not self.process_ended, self.log
 
     @property
     def process_ended(self) -> bool:
@@ -80,6 +80,24 @@ class PodHere:
             command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
 
+    @contextmanager
+    def running(self, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command in the executor's place while the block runs."""
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                command, env=self._environment(container(self.pod, SPARK)), stdout=log, stderr=log
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(_SECONDS)
+
+    @property
+    def log(self) -> str:
+        """What worker and executor have written."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
     def end(self) -> int:
         """Send SIGTERM to the worker, as the kubelet does after the executor's end; return its exit code."""
         assert self.process
@@ -97,8 +115,13 @@ class PodHere:
     def _environment(self, one: Manifest) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("TUPLEWIRE_")}
         given = {name: self.local(one, value) for name, value in variables(one).items()}
-        filled_in = {"POD_NAME": self.name, "POD_IP": "127.0.0.1"}
-        return {**own, **given, **{name: value for name, value in filled_in.items() if name in given}}
+        by_field = {"metadata.name": self.name, "status.podIP": "127.0.0.1"}
+        filled_in = {
+            each["name"]: by_field[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            for each in one.get("env", [])
+            if "valueFrom" in each
+        }
+        return {**own, **given, **filled_in}
 
     def _written(self, key: str) -> Any:
         return json.loads(self._addresses.read_text(encoding="utf-8"))[key]

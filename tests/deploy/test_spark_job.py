@@ -1,0 +1,101 @@
+"""A Spark program on Kubernetes, but for the cluster: Spark's own pod, whose containers are processes here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+import yaml
+from helpers import eventually
+from helpers.kubernetes_api import kubernetes_api
+from helpers.manifests import Manifest, cluster, container, executor, the, variables
+from helpers.pod_here import SPARK, PodHere, pod_here
+from helpers.topology import collect
+
+from tuplewire import Client
+from tuplewire.control import ControlClient
+from tuplewire.spark import kubernetes
+from tuplewire.spark.java import find_java
+from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+
+DRIVER = Path(__file__).with_name("spark_job_driver.py")
+MESSAGES = 100
+_SECONDS = 120.0
+
+
+def _executor_command(pod: Manifest) -> list[str | Path]:
+    """Return what the entry point of Spark's image runs. Source: Spark's `entrypoint.sh`, `executor`."""
+    given = variables(container(pod, SPARK))
+    options = [value for name, value in sorted(given.items()) if name.startswith("SPARK_JAVA_OPT_")]
+    return [
+        find_java().home / "bin" / "java",
+        *options,
+        "-Xmx512m",
+        "-cp",
+        f"{Path(pyspark.__file__).parent}/jars/*",
+        "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend",
+        *("--driver-url", given["SPARK_DRIVER_URL"]),
+        *("--executor-id", given["SPARK_EXECUTOR_ID"]),
+        *("--cores", given["SPARK_EXECUTOR_CORES"]),
+        *("--app-id", given["SPARK_APPLICATION_ID"]),
+        *("--hostname", "127.0.0.1"),
+        *("--resourceProfileId", given["SPARK_RESOURCE_PROFILE_ID"]),
+        *("--podName", pod["metadata"]["name"]),
+    ]
+
+
+def _assign(pod: PodHere) -> None:
+    """Give the pod's worker task 1."""
+    assignment = Assignment(1, "default", (AssignedWorker(pod.name, pod.address, (1,)),))
+    with ControlClient(pod.address) as control:
+        control.update_assignment(assignment_to_wire(assignment))
+
+
+def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
+    """Spark's executor finds its worker by the template alone, and all that its programs send is there."""
+    template = tmp_path / "executor-template.yaml"
+    template.write_text(yaml.safe_dump(executor("dev")), encoding="utf-8")
+    config = the(cluster("dev"), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
+    with kubernetes_api() as api:
+        settings = {
+            **kubernetes.settings(template),
+            "spark.master": api.master,
+            "spark.kubernetes.container.image": "apache/spark:4.3.0",
+            "spark.kubernetes.executor.enableApiWatcher": "false",
+            "spark.executor.instances": "1",
+            "spark.executor.memory": "512m",
+        }
+        driver = subprocess.Popen(
+            [sys.executable, DRIVER, json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "KUBECONFIG": os.devnull},
+        )
+        try:
+            eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, _SECONDS, "a pod")
+            (pod,) = api.of_kind("Pod")
+            with pod_here(pod, pod["metadata"]["name"], tmp_path / "pod", config, {}) as here:
+                _assign(here)
+                with here.running(*_executor_command(pod)):
+                    said, _ = driver.communicate(timeout=_SECONDS)
+                assert driver.returncode == 0, here.log
+                socket = here.local(
+                    container(pod, SPARK), variables(container(pod, SPARK))["TUPLEWIRE_ADDRESS"]
+                )
+                seen = json.loads(said)
+                assert {address for address, _ in seen} == {socket}
+                assert sum(acknowledged for _, acknowledged in seen) == MESSAGES
+                with Client(socket) as client:
+                    received = collect(client.recv([1], timeout=30), MESSAGES)
+                assert sorted(int(payload) for _, payload in received) == list(range(MESSAGES))
+                assert here.end() == 0, here.log
+        finally:
+            driver.kill()
+            driver.wait(60)
