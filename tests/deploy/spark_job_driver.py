@@ -1,6 +1,7 @@
-"""A Spark program with an executor in a pod: its tasks send through the worker beside it, and say what they see.
+"""A Spark program with an executor in a pod: its tasks send through the worker beside it.
 
-Arguments: Spark's settings, as JSON. Prints what the executor's programs had, as JSON.
+Arguments: Spark's settings, as JSON, and where else than at 6700 executors' workers are: a file that will
+have the port. Prints what the executor's programs had, as JSON.
 """
 
 from __future__ import annotations
@@ -8,15 +9,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
+from pathlib import Path
 
+from helpers import eventually
+
+from tuplewire.spark import membership
 from tuplewire.spark.session import local_session
 
 MESSAGES = 100
+_SECONDS = 120.0
 
 
-def send(numbers: Iterator[int]) -> Iterator[tuple[str, int]]:
-    """Send each number to task 1; yield the address of the worker, and what has become of the messages."""
+def send(numbers: Iterable[int]) -> Iterable[tuple[str, int]]:
+    """Send each number to task 1; yield the address of the worker, and how many were acknowledged."""
     from tuplewire import Client, TaskMessageBatch
 
     with Client(source=7) as client:
@@ -25,6 +31,16 @@ def send(numbers: Iterator[int]) -> Iterator[tuple[str, int]]:
         yield os.environ["TUPLEWIRE_ADDRESS"], client.ledger().acknowledged
 
 
+def main(settings: dict[str, str], port_file: Path) -> None:
+    """Run the program: Spark asks for an executor, whose worker gets the task."""
+    with local_session("tuplewire-job", conf=settings) as spark:
+        eventually(port_file.exists, _SECONDS, "the worker's port")
+        port = int(port_file.read_text(encoding="utf-8"))
+        with membership(spark, [1], port=port, at_least=1) as workers:
+            workers.wait(1, _SECONDS)
+            seen = spark.sparkContext.parallelize(range(MESSAGES), 2).mapPartitions(send).collect()
+            print(json.dumps(seen))
+
+
 if __name__ == "__main__":
-    with local_session("tuplewire-job", conf=json.loads(sys.argv[1])) as spark:
-        print(json.dumps(spark.sparkContext.parallelize(range(MESSAGES), 2).mapPartitions(send).collect()))
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""A Spark program on Kubernetes, but for the cluster: Spark's own pod, whose containers are processes here."""
+"""A Spark program on Kubernetes, without the cluster: Spark's own pod, its containers as processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ from helpers.pod_here import SPARK, PodHere, pod_here
 from helpers.topology import collect
 
 from tuplewire import Client
-from tuplewire.control import ControlClient
 from tuplewire.spark import kubernetes
 from tuplewire.spark.java import find_java
-from tuplewire_service.server.wire import assignment_to_wire
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -52,18 +49,12 @@ def _executor_command(pod: Manifest) -> list[str | Path]:
     ]
 
 
-def _assign(pod: PodHere) -> None:
-    """Give the pod's worker task 1."""
-    assignment = Assignment(1, "default", (AssignedWorker(pod.name, pod.address, (1,)),))
-    with ControlClient(pod.address) as control:
-        control.update_assignment(assignment_to_wire(assignment))
-
-
 def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
-    """Spark's executor finds its worker by the template alone, and all that its programs send is there."""
+    """The driver finds the worker at the executor's address, and the executor by the template alone."""
     template = tmp_path / "executor-template.yaml"
     template.write_text(yaml.safe_dump(executor("dev")), encoding="utf-8")
     config = the(cluster("dev"), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
+    port_file = tmp_path / "port"
     with kubernetes_api() as api:
         settings = {
             **kubernetes.settings(template),
@@ -74,28 +65,38 @@ def test_executors_send_through_the_worker_beside_them(tmp_path: Path) -> None:
             "spark.executor.memory": "512m",
         }
         driver = subprocess.Popen(
-            [sys.executable, DRIVER, json.dumps(settings)],
+            [sys.executable, DRIVER, json.dumps(settings), port_file],
             stdout=subprocess.PIPE,
-            env={**os.environ, "KUBECONFIG": os.devnull},
+            env={**os.environ, "KUBECONFIG": os.devnull, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         try:
             eventually(lambda: api.of_kind("Pod") or driver.poll() is not None, _SECONDS, "a pod")
             (pod,) = api.of_kind("Pod")
             with pod_here(pod, pod["metadata"]["name"], tmp_path / "pod", config, {}) as here:
-                _assign(here)
+                _write_whole(port_file, here.address.rpartition(":")[2])
                 with here.running(*_executor_command(pod)):
                     said, _ = driver.communicate(timeout=_SECONDS)
                 assert driver.returncode == 0, here.log
-                socket = here.local(
-                    container(pod, SPARK), variables(container(pod, SPARK))["TUPLEWIRE_ADDRESS"]
-                )
-                seen = json.loads(said)
-                assert {address for address, _ in seen} == {socket}
-                assert sum(acknowledged for _, acknowledged in seen) == MESSAGES
-                with Client(socket) as client:
-                    received = collect(client.recv([1], timeout=30), MESSAGES)
-                assert sorted(int(payload) for _, payload in received) == list(range(MESSAGES))
+                _check(here, json.loads(said))
                 assert here.end() == 0, here.log
         finally:
             driver.kill()
             driver.wait(60)
+
+
+def _check(here: PodHere, seen: list[tuple[str, int]]) -> None:
+    """Fail unless all was sent through the pod's socket, was acknowledged, and is there."""
+    one = container(here.pod, SPARK)
+    socket = here.local(one, variables(one)["TUPLEWIRE_ADDRESS"])
+    assert {address for address, _ in seen} == {socket}
+    assert sum(acknowledged for _, acknowledged in seen) == MESSAGES
+    with Client(socket) as client:
+        received = collect(client.recv([1], timeout=30), MESSAGES)
+    assert sorted(int(payload) for _, payload in received) == list(range(MESSAGES))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is there only once all of it is."""
+    aside = path.with_suffix(".new")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
