@@ -148,6 +148,14 @@ def test_the_socket_alone_is_not_enough(overlay: str, pods: Pods) -> None:
     assert (done.returncode == 0) == (overlay != SECURE)
 
 
+def test_an_operator_asks_within_the_pod(overlay: str, pods: Pods) -> None:
+    """The commands of deploy/README.md, run by `kubectl exec`, reach the worker by its socket and token."""
+    token = ["--token-file", "/etc/tuplewire/token/token"] if overlay == SECURE else []
+    done = pods.near.ask("status", "unix:///run/tuplewire/worker.sock", *token)
+    assert done.returncode == 0, done.stderr
+    assert "ready" in done.stdout
+
+
 def test_sigterm_ends_it_in_time(pods: Pods) -> None:
     """With nothing left to pass on, the worker drains and ends with 0, well within the grace period."""
     assert [pods.near.end(), pods.far.end()] == [0, 0]

@@ -80,6 +80,19 @@ class PodHere:
             command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
 
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the command `tuplewire` in the worker's container, as `kubectl exec` does."""
+        worker = container(self.pod)
+        local = [self.local(worker, text) for text in arguments]
+        return subprocess.run(
+            [sys.executable, "-m", "tuplewire_service", *local],
+            env=self._environment(worker),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+
     @contextmanager
     def running(self, *command: str | Path) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command in the executor's place while the block runs."""
