@@ -1,4 +1,7 @@
-"""Decides who may come in, and what each may do. Knows nothing of gRPC."""
+"""Decides who may come in, and what each may do. Knows nothing of gRPC.
+
+Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the other side.
+"""
 
 from __future__ import annotations
 

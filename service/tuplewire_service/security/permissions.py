@@ -1,4 +1,7 @@
-"""Rules from a file: which client may do what, by topology and tasks."""
+"""Rules from a file: which client may do what, by topology and tasks.
+
+Source: Storm's `SimpleACLAuthorizer`, which knows topologies and no tasks.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,83 @@
+"""What is wrong with certificates and keys is said by the file's name, and nothing of what is in it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from helpers.certificates import Authority, Issued
+from helpers.secured import files_of
+
+from tuplewire.dialling import read_tls
+from tuplewire.errors import ConfigError
+from tuplewire_service.security.certificates import read_identity
+
+AUTHORITY = Authority()
+GOOD = AUTHORITY.issue("worker.example", "10.0.0.1", "spiffe://test/worker")
+JUNK = b"-----BEGIN PRIVATE KEY-----\ngeheimnis\n-----END PRIVATE KEY-----\n"
+
+
+def _locked(issued: Issued) -> bytes:
+    key = serialization.load_pem_private_key(issued.key, None)
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"geheimnis"),
+    )
+
+
+def test_good_files_tell_names_and_expiry(tmp_path: Path) -> None:
+    """A worker knows the names of its certificate, and when it ends."""
+    identity = read_identity(files_of(GOOD, tmp_path))
+    assert identity.names == ("worker.example", "10.0.0.1", "spiffe://test/worker")
+    tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    assert identity.expires == pytest.approx(tomorrow.timestamp(), abs=3600)
+    assert "PRIVATE" not in repr(identity)
+
+
+@pytest.mark.parametrize(
+    ("issued", "named"),
+    [
+        (replace(GOOD, ca=b"geheimnis"), "ca.crt has no certificates in PEM"),
+        (replace(GOOD, certificate=JUNK), "tls.crt and .*tls.key are no certificate and its key"),
+        (replace(GOOD, key=JUNK), "tls.crt and .*tls.key are no certificate and its key"),
+        (replace(GOOD, key=AUTHORITY.issue("worker.example").key), "tls.crt and .*tls.key are no"),
+        (replace(GOOD, key=_locked(GOOD)), "without a password"),
+    ],
+    ids=["ca", "certificate", "key", "key of another", "password"],
+)
+def test_files_that_are_of_no_use(tmp_path: Path, issued: Issued, named: str) -> None:
+    """Programs and workers alike are told which file, and never what is in it."""
+    credentials = files_of(issued, tmp_path)
+    for read in (read_tls, read_identity):
+        with pytest.raises(ConfigError, match=named) as told:
+            read(credentials)
+        assert "geheimnis" not in f"{told.value!r} {told.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: AUTHORITY.issue("w", expires_in=-dt.timedelta(days=1)), "expired; it has to be in force"),
+        (lambda: replace(Authority().issue("w"), ca=AUTHORITY.pem), "signed by one of .*ca.crt"),
+    ],
+    ids=["expired", "another CA"],
+)
+def test_workers_do_not_take_what_others_would_refuse(
+    tmp_path: Path, make: Callable[[], Issued], named: str
+) -> None:
+    """A certificate meets itself before it is used."""
+    with pytest.raises(ConfigError, match=named):
+        read_identity(files_of(make(), tmp_path))
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """So is one that is not there."""
+    credentials = files_of(GOOD, tmp_path)
+    (tmp_path / "ca.crt").unlink()
+    with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt: No such file"):
+        read_tls(credentials)
