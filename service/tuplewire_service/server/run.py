@@ -9,10 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError
+from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -122,7 +126,7 @@ def _add(
         description=help_text[0].upper() + help_text[1:] + ".",
         epilog=f"example: {example}",
     )
-    parser.set_defaults(handler=handler)
+    parser.set_defaults(handler=partial(_on_own_workers, handler))
     parser.add_argument("--workers", type=_positive, default=2, metavar="N", help="workers (default 2)")
     parser.add_argument(
         "--cores",
@@ -134,6 +138,13 @@ def _add(
         "--transport", default="grpc", metavar="NAME", help="between the workers: grpc or zmq (default grpc)"
     )
     return parser
+
+
+def _on_own_workers(handler: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run a pipeline without this environment's credentials: its workers are its own, and ask for none."""
+    for each in fields(Credentials):
+        os.environ.pop(ENVIRONMENT_PREFIX + each.name.upper(), None)
+    return handler(arguments)
 
 
 def _positive(text: str) -> int:
