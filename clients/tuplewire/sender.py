@@ -25,15 +25,14 @@ from tuplewire.errors import (
     RefusedMessagesError,
     TuplewireError,
 )
-from tuplewire.group import TaskGroup, task_and_via
+from tuplewire.group import TaskGroup
 from tuplewire.resumable import Resumable
-from tuplewire.session.durations import FrameTimes
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
 from tuplewire.session.loads import ReportedLoads
-from tuplewire.session.pressure import OutboundPressure
 from tuplewire.session.probe import ProbeTimer
 from tuplewire.session.receive import Refusal
 from tuplewire.session.send import SendWindow
+from tuplewire.session.sending_pressure import SendingPressure
 from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
@@ -95,14 +94,11 @@ class Sender(Resumable):
         self.congested: frozenset[int] = frozenset()
         self.assignment_version: Callable[[], int] = lambda: 0
         self.draining: Callable[[], bool] = lambda: False
-        self.pressure = OutboundPressure()
-        """Where it says what holds it up; a worker has one for all its connections."""
-        self._told_starved = 0
-        self._frame_times = FrameTimes()
         self._on_settled = on_settled
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._window = SendWindow(settings)
+        self.pressure = SendingPressure(self._window, loop.time)
         self._wake = asyncio.Event()
         self._waking = False
         self._followed: set[int] = set()
@@ -171,7 +167,7 @@ class Sender(Resumable):
         if (given_up := self._window.overflowed()) and self._on_settled is not None:
             self._loop.call_soon_threadsafe(self._settle, given_up)
         if not self.connected:
-            self._tell_pressure()
+            self.pressure.look(connected=False)
         if not self._waking:
             self._waking = True
             self._loop.call_soon_threadsafe(self._wake.set)
@@ -266,22 +262,7 @@ class Sender(Resumable):
     def blocked_tasks(self) -> Collection[int]:
         """Return the tasks that have something which is not taken at the moment; on the loop."""
         with self._lock:
-            if self.pressure.holds(self, self._loop.time()):
-                return self._window.waiting_tasks()
-            return {task_and_via(lane)[0] for lane in self._window.starved}
-
-    def _tell_pressure(self) -> None:
-        """Say how many tasks wait for credit; and a connection that is down takes nothing."""
-        pressure = self.pressure
-        starved = len(self._window.starved)
-        if starved != self._told_starved:
-            pressure.starved += starved - self._told_starved
-            self._told_starved = starved
-        if not self.connected:
-            if self._window.messages:
-                pressure.hold(self, self._loop.time())
-            else:
-                pressure.free(self)
+            return self.pressure.blocked_tasks()
 
     # --- life, on the loop -----------------------------------------------------------------------
 
@@ -344,7 +325,7 @@ class Sender(Resumable):
             logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
         self._last_problem = str(error)
         self.connected = False
-        self._tell_pressure()
+        self.pressure.look(connected=False)
         self._notify()
 
     def _failed(self, error: TuplewireError) -> None:
@@ -400,11 +381,7 @@ class Sender(Resumable):
         self._take_load(welcome.load)
         self.counts.connections += 1
         self.connected = True
-        self.pressure.free(self)
-        if window.acknowledged:
-            self._note_acknowledged()
-        else:
-            self._frame_times.start_over()  # all of them are written again, maybe under new numbers
+        self.pressure.opened()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
         self._settle(settled)
         self._wake.set()
@@ -440,7 +417,7 @@ class Sender(Resumable):
                 follow = () if self._follow_told else tuple(self._followed)
                 self._follow_told = True
                 frame = self._window.next_frame()
-            self._tell_pressure()
+            pressure.look(connected=True)
             if follow:
                 await stream.write(pb.SendRequest(follow=pb.Follow(tasks=follow)).SerializeToString())
             if frame is None:
@@ -452,10 +429,9 @@ class Sender(Resumable):
                     await stream.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
                     await stream.done_writing()
                     return
-                if self._window.full:
-                    pressure.hold(self, self._loop.time())
+                pressure.idles()
                 await self._wake.wait()
-                pressure.free(self)
+                pressure.goes_on()
                 continue
             data = encode_frame(
                 frame.sequence,
@@ -463,11 +439,9 @@ class Sender(Resumable):
                 accepted_micros=frame.accepted_micros,
                 assignment_version=self.assignment_version(),
             )
-            now = self._loop.time()
-            self._frame_times.written(frame.sequence, frame.messages, now)
-            pressure.hold(self, now)
+            pressure.writes(frame)
             await stream.write(data)
-            pressure.free(self)
+            pressure.goes_on()
             counts.messages += frame.messages
             counts.frames += 1
             counts.bytes += frame.size_bytes
@@ -488,7 +462,7 @@ class Sender(Resumable):
                     settled = self._window.update(update)
                     self._remember(update.refusals)
                     self._moved.notify_all()
-                self._note_acknowledged()
+                self.pressure.acknowledged()
                 self._settle(settled)
                 self._wake.set()
                 self._changed.set()
@@ -501,11 +475,6 @@ class Sender(Resumable):
                 logger.info("peer.draining", extra={"peer": self.address})
                 self._dismissed = True
                 self._wake.set()
-
-    def _note_acknowledged(self) -> None:
-        self._frame_times.acknowledged(
-            self._window.acknowledged, self._loop.time(), self.pressure.send_to_ack
-        )
 
     def _take_load(self, report: pb.LoadReport) -> None:
         self._loads.take({entry.task: entry.load for entry in report.tasks}, time.monotonic())
@@ -530,7 +499,7 @@ class Sender(Resumable):
                 )
 
     def _settle(self, settled: list[Settled]) -> None:
-        self._tell_pressure()
+        self.pressure.look(connected=self.connected)
         if self._on_settled is None:
             return
         with self._lock:

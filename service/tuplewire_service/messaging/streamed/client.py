@@ -78,7 +78,7 @@ class StreamedClient(IRelayConnection):
 
     def watch(self, pressure: OutboundPressure) -> None:
         """See IRelayConnection."""
-        self._sender.pressure = pressure
+        self._sender.pressure.told = pressure
 
     def blocked_tasks(self) -> Collection[int]:
         """See IRelayConnection."""
