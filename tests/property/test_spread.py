@@ -68,3 +68,17 @@ def test_fill_moves_nothing(tasks: set[int], workers: list[str], held: dict[int,
     counts = Counter(placed.values())
     for worker in {placed[task] for task in given_away}:
         assert counts[worker] <= 1 + min(counts[each] for each in workers)
+
+
+@given(tasks_of, workers_of.filter(bool), held_of, tasks_of)
+def test_what_is_pinned_stays(
+    tasks: set[int], workers: list[str], held: dict[int, str], pinned: set[int]
+) -> None:
+    """With those who have it; a worker that has two more than another has nothing that could go there."""
+    placed = spread(tasks, workers, held, pinned)
+    assert placed.keys() == tasks
+    bound = {task for task in pinned & tasks if held.get(task) in workers}
+    assert all(placed[task] == held[task] for task in bound)
+    counts = Counter(dict.fromkeys(workers, 0) | Counter(placed.values()))
+    for task in tasks - bound:
+        assert counts[placed[task]] <= min(counts.values()) + 1

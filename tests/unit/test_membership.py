@@ -77,19 +77,33 @@ def test_a_newcomer_takes_its_share_and_no_more_moves() -> None:
     assert all(set(after[worker]) < set(before[worker]) for worker in before)
 
 
-def test_a_move_for_balance_waits_until_nothing_moves() -> None:
-    """Overlapping moves of one task are only made where a worker goes."""
+def test_a_task_moves_for_balance_once_its_last_move_is_over() -> None:
+    """What has moved stays while anything moves; so one that is stuck keeps no newcomer from the others."""
     world, kept = world_of(2), registry()
     world.settle(kept)
-    mover = world.workers["10.0.0.1:6700"]
-    mover.moving = 1
     world.add(3)
+    world.settle(kept)
+    moved = tasks_of(kept)["w3"]
+    world.workers["10.0.0.1:6700"].moving = 1
+    world.add(4)
+    world.round(kept)
+    world.round(kept)
+    assert counts(kept) == {"w1": 3, "w2": 3, "w3": 3, "w4": 3}, "nothing had moved since all was settled"
+    again = tasks_of(kept)["w4"]
+    assert set(again) & set(moved)
+    world.add(5)
     for _ in range(5):
         world.round(kept)
-    assert counts(kept) == {"w1": 6, "w2": 6, "w3": 0}
-    mover.moving = 0
+    assert tasks_of(kept)["w4"] == again
+    assert counts(kept) == {"w1": 3, "w2": 2, "w3": 2, "w4": 3, "w5": 2}
+    world.add(6)
+    for _ in range(5):
+        world.round(kept)
+    assert tasks_of(kept)["w4"] == again
+    assert counts(kept) == {"w1": 2, "w2": 2, "w3": 2, "w4": 3, "w5": 2, "w6": 1}
+    world.workers["10.0.0.1:6700"].moving = 0
     world.settle(kept)
-    assert counts(kept)["w3"] == 4
+    assert set(counts(kept).values()) == {2}
 
 
 def test_a_worker_that_drains_loses_its_tasks_at_once() -> None:

@@ -73,7 +73,7 @@ class Registry:
     many workers are there. expire_seconds: a worker that has been silent for so long loses its tasks.
 
     A worker keeps its tasks as long as it answers, does not drain, and is wanted. Tasks whose worker is
-    leaving or lost go to others at once; those that move only for balance wait until no task moves anywhere.
+    leaving or lost go to others at once; for balance a task only moves when its last move is over.
     """
 
     topology: str
@@ -90,6 +90,8 @@ class Registry:
     """Addresses where a worker should be: whose, and why it is not registered."""
     _held: dict[int, str] = field(default_factory=dict)
     """Tasks to the addresses of the workers that hold them."""
+    _moved: set[int] = field(default_factory=set)
+    """Tasks that have changed hands since nothing moved."""
     _issued: control_pb2.Assignment | None = None
     _beyond: int = 0
     """The highest version that somebody else has issued."""
@@ -255,8 +257,14 @@ class Registry:
             staying = {each.address for each in members if not each.leaving}
             held = {task: address for task, address in self._held.items() if address in staying}
             held = fill(self.tasks, able, held)
-            if held == self._held and self._at_rest():
-                held = spread(self.tasks, able, held)
+            if self._all_know():
+                if not self._moves():
+                    self._moved.clear()
+                if held == self._held:
+                    held = spread(self.tasks, able, held, self._moved)
+            self._moved |= {
+                task for task, address in held.items() if self._held.get(task, address) != address
+            }
             self._held = held
         workers = self._assigned()
         if self._issued is not None and self.version > self._beyond and list(self._issued.workers) == workers:
@@ -289,14 +297,16 @@ class Registry:
             tasks[address].append(task)
         return tasks
 
-    def _at_rest(self) -> bool:
-        """Whether every worker knows the assignment in force, and nothing moves."""
+    def _all_know(self) -> bool:
+        """Whether every worker answers, and has the assignment in force."""
         return bool(self.version) and all(
-            not each.problem
-            and each.acknowledged == self.version == each.status.assignment_version
-            and not each.status.moving_tasks
+            not each.problem and each.acknowledged == self.version == each.status.assignment_version
             for each in self._members.values()
         )
+
+    def _moves(self) -> bool:
+        """Whether any task is changing hands, as far as workers have said."""
+        return any(each.status.moving_tasks for each in self._members.values())
 
     @property
     def in_force(self) -> control_pb2.Assignment | None:
@@ -356,6 +366,9 @@ class Registry:
             version=self.version,
             workers=(*workers, *absent),
             unassigned=tuple(task for task in self.tasks if task not in self._held),
-            settled=self._at_rest() and bool(joined) and max(counts) - min(counts) <= 1,
+            settled=self._all_know()
+            and not self._moves()
+            and bool(joined)
+            and max(counts) - min(counts) <= 1,
             ended=self.superseded,
         )
