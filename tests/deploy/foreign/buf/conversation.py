@@ -67,7 +67,7 @@ class Conversation:
         try:
             return next(self._heard)
         except StopIteration:
-            raise EOFError(f"buf curl has ended with {self._curl.wait()}") from None
+            raise EOFError("the stream has ended early; buf curl has said why") from None
 
     def __enter__(self) -> Self:
         return self
@@ -78,4 +78,6 @@ class Conversation:
         """Say goodbye, and wait until the other side has ended the stream."""
         if error is None:
             self.say(goodbye={})
+        else:
+            self._curl.kill()
         self._curl.communicate()

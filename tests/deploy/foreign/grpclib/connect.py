@@ -69,9 +69,8 @@ async def keep_up(
 ) -> int:
     """Open one stream after the other until none is wanted; return how many it took.
 
-    carry: has a conversation over a stream; returns or raises when it has ended. Each stream has a channel of
-    its own: grpclib may break on one whose connection has just gone. Ends the process where the same request
-    would be refused again.
+    carry: has a conversation over a stream; returns or raises when it has ended. Ends the process where the
+    same request would be refused again.
     """
     wait, connections = FIRST_WAIT_SECONDS, 0
     while not done():
@@ -92,7 +91,8 @@ async def keep_up(
             # first answer is final, too.
             if code in FATAL or (stream.initial_metadata is None and error.status in REFUSED):
                 sys.exit(1)
-        except (StreamTerminatedError, OSError) as error:
+        except (StreamTerminatedError, OSError, AttributeError) as error:
+            # grpclib 0.4 raises AttributeError on a connection that is lost before its first stream.
             print(f"stream ended: {error}", file=sys.stderr)
         finally:
             connection.close()
