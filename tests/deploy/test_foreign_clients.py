@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +18,7 @@ from helpers import eventually
 from helpers.certificates import Authority
 from helpers.restartable import RestartableWorker
 from helpers.secured import tls_flags
+from helpers.tools import ROOT, require_tool
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -48,10 +51,15 @@ def pair() -> Iterator[Pair]:
 
 
 class Secured(NamedTuple):
-    """Two workers over mutual TLS. flags: of a program, with a certificate of its own."""
+    """Two workers over mutual TLS. program: the folder of a program's certificate."""
 
     pair: Pair
-    flags: list[str]
+    program: Path
+
+    def flags(self, certificate: Path | None = None, ca: str = "ca") -> list[str]:
+        """Return the flags of a program that shows its own certificate, or another."""
+        own = certificate or self.program
+        return [f"--{ca}", f"{self.program}/ca.crt", "--cert", f"{own}/tls.crt", "--key", f"{own}/tls.key"]
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +78,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         for each in (near, far):
             with ControlClient(each.unix_address) as control:
                 control.wait_ready(_WAIT_SECONDS)
-        files = {"ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"}
-        yield Secured(
-            Pair(near, far),
-            [word for flag, file in files.items() for word in (f"--{flag}", str(program / file))],
-        )
+        yield Secured(Pair(near, far), program)
         assert workers.stop() == [0, 0]
 
 
@@ -150,7 +154,7 @@ def test_what_is_sent_is_received_and_every_count_agrees(
     library = client(name)
     flags: list[str] = []
     if way == "mtls":
-        pair, flags = secured
+        pair, flags = secured.pair, secured.flags()
     near, far = pair.near_task(), pair.far_task()
     before = {end: seen_by_metrics(end) for end in (pair.near, pair.far)}
     with ExitStack() as programs:
@@ -283,11 +287,28 @@ def test_messages_to_an_unknown_task_come_back_refused(pair: Pair, name: str) ->
     assert after["accepted"] == before["accepted"]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+def test_a_worker_tells_its_status_to_whoever_has_a_certificate(secured: Secured, tmp_path: Path) -> None:
+    """`buf curl` reads the ledger with a good certificate, and nothing with one of another authority."""
+    buf = require_tool("buf", "make install")
+    endpoint = secured.pair.near
+    url = f"https://{endpoint.address}/tuplewire.v1.Control/GetStatus"
+    call = [buf, "curl", "--protocol", "grpc", "--schema", "proto", url]
+    answer = subprocess.run(
+        [*call, *secured.flags(ca="cacert")], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(answer.stdout)["workerId"] == endpoint.worker_id
+    stranger = Authority().issue("program.example").write(tmp_path)
+    refused = subprocess.run(
+        [*call, *secured.flags(stranger, "cacert")], cwd=ROOT, capture_output=True, check=False, timeout=60
+    )
+    assert refused.returncode != 0
+    assert refused.stdout == b""
+
+
+@pytest.mark.parametrize("name", RESUMING)
 def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: str, tmp_path: Path) -> None:
     """One that another authority has signed is as good as none; nothing is counted."""
     stranger = Authority().issue("program.example").write(tmp_path)
-    flags = [*secured.flags[:2], "--cert", f"{stranger}/tls.crt", "--key", f"{stranger}/tls.key"]
     before = seen_by_status(secured.pair.near)
     with Running(
         client(name),
@@ -296,7 +317,7 @@ def test_a_client_without_a_certificate_does_not_get_in(secured: Secured, name: 
         topology=TOPOLOGY,
         tasks=[1],
         messages=1,
-        flags=flags,
+        flags=secured.flags(stranger),
     ) as sender:
         eventually(lambda: sender.ended or sender.errors(), _WAIT_SECONDS, "a refusal")
     assert seen_by_status(secured.pair.near) == before
