@@ -42,7 +42,12 @@ def _launched(topology: str, placed: Mapping[int, Sequence[int]]) -> Iterator[Ru
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Start the session that all tests share, with slots for four bolts and two spouts."""
-    conf = {"spark.connect.grpc.binding.port": "0"}  # any: for those that serve Spark Connect
+    conf = {
+        "spark.connect.grpc.binding.port": "0",  # any: for those that serve Spark Connect
+        # Most plans here run once: to compile them takes longer than they do.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
     with local_session("tuplewire-tests", cores=CORES, conf=conf) as session:
         yield session
 
