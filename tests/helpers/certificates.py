@@ -49,17 +49,21 @@ def swap_data(folder: Path, version: Path) -> None:
 
 
 class Authority:
-    """Signs certificates."""
+    """Signs certificates. pem: the certificate of the root, which others trust."""
 
-    def __init__(self) -> None:
+    def __init__(self, signed_by: Authority | None = None) -> None:
+        """Make one. signed_by: another one that is above; without, it is a root."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test {uuid.uuid4()}")])
+        above = signed_by or self
         certificate = (
-            self._builder(self._name, self._key)
+            above._builder(self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256())
+            .sign(above._key, hashes.SHA256())
         )
-        self.pem = certificate.public_bytes(serialization.Encoding.PEM)
+        own = certificate.public_bytes(serialization.Encoding.PEM)
+        self.pem: bytes = own if signed_by is None else signed_by.pem
+        self._chain: bytes = b"" if signed_by is None else own + signed_by._chain
 
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, expires_in: dt.timedelta = _DAY
@@ -84,7 +88,7 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         return Issued(
-            certificate.public_bytes(serialization.Encoding.PEM),
+            certificate.public_bytes(serialization.Encoding.PEM) + self._chain,
             key.private_bytes(
                 serialization.Encoding.PEM,
                 serialization.PrivateFormat.PKCS8,

@@ -16,6 +16,7 @@ from tuplewire.control import ControlClient
 from tuplewire.errors import UnreachableError
 from tuplewire.wire import control_pb2
 from tuplewire.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from tuplewire_service.security.certificates import read_identity
 
 WORKER = "spiffe://test/worker"
 
@@ -57,6 +58,17 @@ def test_a_uri_is_a_name(tmp_path: Path) -> None:
         _server(authority.issue("localhost", WORKER)) as address,
         ControlClient(address, credentials=program) as control,
     ):
+        assert control.status().worker_id == "somebody"
+
+
+def test_certificates_may_have_an_authority_between(tmp_path: Path) -> None:
+    """Both sides trust the root, and show the chain up to it, as cert-manager writes it into tls.crt."""
+    root = Authority()
+    between = Authority(root)
+    program = files_of(between.issue("etl.example"), tmp_path / "program", WORKER)
+    worker = between.issue("localhost", WORKER)
+    assert read_identity(files_of(worker, tmp_path / "worker")).names == ("localhost", WORKER)
+    with _server(worker) as address, ControlClient(address, credentials=program) as control:
         assert control.status().worker_id == "somebody"
 
 
