@@ -1,12 +1,14 @@
-"""Two workers for the tests of a file, and an address without any."""
+"""Workers for tests: two for those of a file, one for a test; and an address without any."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers.topology import Pair, pair_of_workers
+from helpers.worker_process import Running, running
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +31,10 @@ def nobody() -> Iterator[str]:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{reserved.getsockname()[1]}"
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Running]:
+    """Run a worker without an assignment."""
+    with running(tmp_path) as started:
+        yield started

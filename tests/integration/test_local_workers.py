@@ -1,0 +1,65 @@
+"""Workers that this process starts for itself, and ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+
+from tuplewire.control import ControlClient
+from tuplewire.wire import control_pb2
+from tuplewire_service.launching.child import LaunchError
+from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_service.server.wire import assignment_to_wire
+
+
+def test_local_workers_start_get_ready_and_end() -> None:
+    """LocalWorkers brings a topology up on free ports and takes it down with exit codes 0."""
+    with LocalWorkers(2, "pair") as workers:
+        assert [each.worker_id for each in workers.endpoints] == ["worker-0", "worker-1"]
+        assignment = workers.assign({0: [0, 2], 1: [1, 3]})
+        for index, endpoint in enumerate(workers.endpoints):
+            with ControlClient(endpoint.unix_address) as client:
+                assert client.status().state == control_pb2.WORKER_STATE_READY
+                assert client.assignment() == assignment_to_wire(assignment)
+            assert assignment.tasks_of(endpoint.worker_id) == (index, index + 2)
+        directory = workers.log_of(0).parent
+        assert workers.stop() == [0, 0]
+    assert not directory.exists()
+
+
+def test_local_worker_that_cannot_start_shows_what_it_said(tmp_path: Path) -> None:
+    """The error has the worker's own words."""
+    workers = LocalWorkers(1, "pair", directory=tmp_path, flags=["--max-message-bytes=nonsense"])
+    with pytest.raises(LaunchError, match="ended with code 64") as caught:
+        workers.start()
+    assert "flag --max-message-bytes: 'nonsense' is not a size" in str(caught.value)
+
+
+def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """When the launching process is killed, its workers drain and end by themselves."""
+    code = (
+        "import sys, time\n"
+        "from tuplewire_service.server.launch import LocalWorkers\n"
+        f"from pathlib import Path\n"
+        f"workers = LocalWorkers(1, 'pair', directory=Path({str(tmp_path)!r}))\n"
+        "workers.start()\n"
+        "print(workers.endpoints[0].process_id, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    eventually(lambda: not Path(f"/proc/{worker}").exists() or _is_zombie(worker), 20, "worker ended")
+    assert "reason=parent-gone" in (tmp_path / "worker-0.log").read_text()
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,132 @@
+"""A worker's admin port: probes and metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from helpers import eventually
+from helpers.tools import require_tool
+from helpers.worker_process import Running, assignment_for
+
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.control import ControlClient
+from tuplewire_service.server.launch import LocalWorkers
+
+
+def test_probes_and_page(worker: Running) -> None:
+    """/livez is fine, /readyz says what is missing until there is an assignment, and / lists them."""
+    assert worker.get("/livez") == (200, "live\n")
+    code, reason = worker.get("/readyz")
+    assert code == 503
+    assert "assignment" in reason
+    with ControlClient(worker.address) as client:
+        client.update_assignment(assignment_for(worker))
+        client.wait_ready(10)
+    assert worker.get("/readyz") == (200, "ready\n")
+    assert "/metrics" in worker.get("/")[1]
+    assert worker.get("/nowhere")[0] == 404
+
+
+def test_many_idle_admin_connections_do_not_hold_the_end_up(worker: Running) -> None:
+    """Connections that say nothing are bounded in number, and cut off at the end."""
+    host, port = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics").split(":")
+    with contextlib.ExitStack() as connections:
+        for _ in range(50):
+            connections.enter_context(socket.create_connection((host, int(port)), timeout=5))
+        started = time.monotonic()
+        assert worker.end() == 0
+        assert time.monotonic() - started < 4
+
+
+def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
+    """What dashboards and alerts build on is there from the first scrape, at 0."""
+    with ControlClient(worker.address) as client:
+        client.update_assignment(assignment_for(worker, version=3))
+        client.wait_ready(10)
+    code, text = worker.get("/metrics")
+    assert code == 200
+    for reason in ("unknown_task", "refused", "closed", "shutdown"):
+        assert f'tuplewire_dropped_messages_total{{reason="{reason}"}} 0.0' in text
+    assert 'tuplewire_refused_total{code="UNKNOWN_TASK"} 0.0' in text
+    for family in (
+        "received_messages_total counter",
+        "received_batches_total counter",
+        "received_bytes_total counter",
+        "sent_messages_total counter",
+        "sent_batches_total counter",
+        "sent_bytes_total counter",
+        "reconnects_total counter",
+        "pending_messages gauge",
+        "connection_up gauge",
+    ):
+        assert f"# TYPE tuplewire_{family}\n" in text
+    for sample in (
+        "tuplewire_accepted_messages_total 0.0",
+        "tuplewire_acknowledged_messages_total 0.0",
+        "tuplewire_worker_pending_messages 0.0",
+        "tuplewire_ready 1.0",
+        "tuplewire_assignment_version 3.0",
+        "tuplewire_assignment_file_errors_total 0.0",
+        'tuplewire_queue_messages{task="0"} 0.0',
+        'tuplewire_queue_capacity_messages{task="1"} 131072.0',
+    ):
+        assert f"\n{sample}\n" in text
+    assert 'topology="default",version="' in text
+
+
+def test_metrics_negotiate_openmetrics(worker: Running) -> None:
+    """A scraper that asks for OpenMetrics gets it."""
+    assert worker.get("/metrics", "application/openmetrics-text; version=1.0.0")[1].endswith("# EOF\n")
+
+
+def test_promtool_finds_nothing(worker: Running) -> None:
+    """Prometheus' own checker has no complaint about names, units and help."""
+    promtool = require_tool("promtool", "Debian's package prometheus")
+    with ControlClient(worker.address) as client:
+        client.update_assignment(assignment_for(worker))
+    checked = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=worker.get("/metrics")[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
+    """Both workers' metrics agree with what was sent; what a drain cannot pass on is counted and printed."""
+    flags = ["--drain-seconds=0.5"]
+    with LocalWorkers(2, "pair", directory=tmp_path, flags=flags) as workers:
+        workers.assign({0: [0], 1: [1]})
+        near, far = workers.endpoints
+        with Client(near.unix_address, topology="pair") as client:
+            for _ in range(3):
+                client.send(TaskMessageBatch.from_columns([0, 1, 1], [b"abc", b"d", b"e"]))
+            client.flush(10)
+        eventually(lambda: 'queue_messages{task="1"} 6.0' in _scrape(far.metrics_url), 10, "arrived")
+        # The acknowledgement of the last frame between the workers may still be on its way.
+        eventually(lambda: "acknowledged_messages_total 6.0" in _scrape(near.metrics_url), 10, "acknowledged")
+        sent = _scrape(near.metrics_url)
+        assert 'tuplewire_received_messages_total{source="client"} 9.0' in sent
+        assert 'tuplewire_received_bytes_total{source="client"} 15.0' in sent
+        assert 'tuplewire_sent_messages_total{peer="worker-1"} 6.0' in sent
+        assert 'tuplewire_sent_bytes_total{peer="worker-1"} 6.0' in sent
+        assert 'tuplewire_connection_up{peer="worker-1"} 1.0' in sent
+        assert 'tuplewire_pending_messages{peer="worker-1"} 0.0' in sent
+        assert "tuplewire_worker_pending_messages 3.0" in sent
+        assert 'tuplewire_received_messages_total{source="worker-0"} 6.0' in _scrape(far.metrics_url)
+        assert workers.stop() == [0, 0]
+    balance = "accepted 9 = acknowledged 6 + dropped shutdown 3 + pending 0"
+    assert f'ledger="{balance}"' in (tmp_path / "worker-0.log").read_text()
+
+
+def _scrape(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - our own http address
+        return str(response.read().decode())

@@ -1,0 +1,164 @@
+"""A worker's control, health and assignment, as programs and the command see them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from helpers import eventually
+from helpers.worker_process import Running, assignment_for, run_command, running
+
+from tuplewire.control import ControlClient
+from tuplewire.errors import (
+    ProtocolError,
+    StaleAssignmentError,
+    UnreachableError,
+    WrongTopologyError,
+)
+from tuplewire.wire import control_pb2, health_pb2
+from tuplewire.wire.health_pb2_grpc import HealthStub
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_control_over_both_addresses(worker: Running) -> None:
+    """Status, assignment and load are served over TCP and over the Unix socket alike."""
+    for address in (worker.address, str(worker.bound["unix_address"])):
+        with ControlClient(address) as client:
+            status = client.status()
+            assert (status.worker_id, status.topology) == ("a", "default")
+            assert list(status.addresses) == worker.bound["addresses"]
+            assert client.assignment() is None
+    with ControlClient(worker.address) as client:
+        assert client.update_assignment(assignment_for(worker, 2))
+        assert not client.update_assignment(assignment_for(worker, 2))
+        assert client.assignment() == assignment_for(worker, 2)
+        assert client.load([0, 1]) == {0: 0.0, 1: 0.0}
+        client.wait_ready(10)
+        assert client.status().state == control_pb2.WORKER_STATE_READY
+
+
+def test_control_refusals_are_named(worker: Running) -> None:
+    """An older, a foreign and a broken assignment are refused by name, and the old one stays."""
+    with ControlClient(worker.address) as client:
+        client.update_assignment(assignment_for(worker, 2))
+        with pytest.raises(StaleAssignmentError):
+            client.update_assignment(assignment_for(worker, 1))
+        with pytest.raises(WrongTopologyError, match="other"):
+            client.update_assignment(assignment_for(worker, 3, "other"))
+        with pytest.raises(ProtocolError, match="version"):
+            client.update_assignment(control_pb2.Assignment(topology="default"))
+        assert client.assignment() == assignment_for(worker, 2)
+
+
+def test_nobody_there_is_unreachable() -> None:
+    """A client of an address where nobody listens says so, and names it."""
+    with ControlClient("127.0.0.1:1", timeout=5) as client, pytest.raises(UnreachableError, match=r"127.*:1"):
+        client.status()
+
+
+def test_wait_ready_says_what_it_waited_for(worker: Running) -> None:
+    """A worker without an assignment is not ready, and the error says what to look at."""
+    with ControlClient(worker.address) as client, pytest.raises(UnreachableError, match="readyz"):
+        client.wait_ready(0.3)
+
+
+def test_drain_call_ends_the_worker(worker: Running) -> None:
+    """Drain answers at once, and the worker exits with 0."""
+    with ControlClient(worker.address) as client:
+        assert client.drain(5)
+    assert worker.process.wait(20) == 0
+    assert "reason=drain-call deadline_seconds=5.0" in worker.log
+
+
+def test_health_check(worker: Running) -> None:
+    """Check knows readiness and liveness, and nothing else."""
+    with grpc.insecure_channel(worker.address) as channel:
+        health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+
+        def check(service: str) -> int:
+            status: int = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5).status
+            return status
+
+        assert check("liveness") == SERVING
+        assert check("") == NOT_SERVING
+        with ControlClient(worker.address) as client:
+            client.update_assignment(assignment_for(worker))
+            client.wait_ready(10)
+        assert check("") == SERVING
+        with pytest.raises(grpc.RpcError) as refused:
+            check("nonsense")
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_health_watch_follows_changes_and_ends_with_the_drain(worker: Running) -> None:
+    """Watch says NOT_SERVING, SERVING once there is an assignment, NOT_SERVING on drain, and ends."""
+    with grpc.insecure_channel(worker.address) as channel:
+        health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=30)
+        seen: list[int] = []
+        # gRPC's blocking client loses a message that nobody waits for when the stream ends, so one thread
+        # does nothing but wait.
+        reader = threading.Thread(target=lambda: seen.extend(response.status for response in watch))
+        reader.start()
+        eventually(lambda: seen == [NOT_SERVING], 10, "first state")
+        with ControlClient(worker.address) as client:
+            client.update_assignment(assignment_for(worker))
+        eventually(lambda: seen == [NOT_SERVING, SERVING], 10, "ready")
+        worker.process.send_signal(signal.SIGTERM)
+        reader.join(20)
+        assert seen == [NOT_SERVING, SERVING, NOT_SERVING]
+        assert watch.code() is grpc.StatusCode.OK
+    assert worker.process.wait(20) == 0
+
+
+def test_health_watch_of_an_unknown_service(worker: Running) -> None:
+    """Watch answers SERVICE_UNKNOWN and stays open, as the protocol says."""
+    with grpc.insecure_channel(worker.address) as channel:
+        health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="x"), timeout=30)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        watch.cancel()
+
+
+def test_assignment_file_is_followed(tmp_path: Path) -> None:
+    """The worker takes the file's assignment, keeps it while the file is bad, and counts that."""
+    file = tmp_path / "assignment.json"
+    with running(tmp_path, f"--assignment-file={file}") as worker, ControlClient(worker.address) as client:
+        assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0,)),))
+        file.write_text(json.dumps(assignment.to_json()))
+        client.wait_ready(10)
+        file.write_text("{")
+        eventually(lambda: "assignment_file.refused" in worker.log.partition("applied")[2], 10, "refused")
+        assert client.status().assignment_version == 1
+        assert "tuplewire_assignment_file_errors_total 2.0" in worker.get("/metrics")[1]
+
+
+def test_command_shows_status_and_assigns(worker: Running) -> None:
+    """The commands assign, status and drain do what the control service does."""
+    assignment = Assignment(1, "default", (AssignedWorker("a", worker.address, (0, 1)),))
+    file = worker.directory / "assignment.json"
+    file.write_text(json.dumps(assignment.to_json()))
+    assigned = run_command("assign", worker.address, str(file))
+    assert (assigned.returncode, assigned.stderr) == (0, "")
+    assert "assignment 1 of default is in force" in assigned.stdout
+    status = json.loads(run_command("status", "--json", worker.address).stdout)
+    assert (status["assignment_version"], status["ledger"]["balanced"]) == (1, True)
+    shown = run_command("status", str(worker.bound["unix_address"])).stdout
+    assert "accepted 0 = acknowledged 0 + dropped 0 + pending 0" in shown
+    assert re.search(r"^time        \d+% \w+, .*\d+% backpressured_queue", shown, re.MULTILINE)
+    assert run_command("drain", worker.address).returncode == 0
+    assert worker.process.wait(20) == 0
+    gone = run_command("status", worker.address)
+    assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
+    assert worker.address in gone.stderr

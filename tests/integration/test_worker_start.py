@@ -1,0 +1,201 @@
+"""The worker as a real process: configuration, addresses, sockets, logs, signals, end."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.worker_process import Running, run_command, running
+
+from tuplewire.control import ControlClient
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--listen=nowhere"], "flag --listen: 'nowhere' is not host:port"),
+        (["--config=/no/such.toml"], "cannot read the configuration /no/such.toml"),
+        (["--receive-queue-bytes=1k"], "receive_queue_bytes"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_configuration_is_one_line_and_64(flags: list[str], complaint: str) -> None:
+    """Bad configuration ends the process with 64 and one line that names it."""
+    ended = run_command("worker", *flags)
+    assert ended.returncode == 64
+    assert ended.stderr.count("\n") == 1
+    assert complaint in ended.stderr
+
+
+def test_port_in_use_is_an_error(worker: Running) -> None:
+    """A second worker on the port says so in one line; the first goes on."""
+    ended = run_command("worker", f"--listen={worker.address}", "--admin=127.0.0.1:0")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert f"cannot listen on {worker.address}" in ended.stderr
+    with ControlClient(worker.address) as client:
+        assert client.status().worker_id == "a"
+
+
+def test_admin_port_in_use_is_an_error(worker: Running) -> None:
+    """The same for the admin port."""
+    admin = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics")
+    ended = run_command("worker", "--listen=127.0.0.1:0", f"--admin={admin}")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert f"cannot listen on {admin} for the admin port" in ended.stderr
+
+
+def test_socket_of_a_worker_is_not_taken_over(worker: Running) -> None:
+    """A second worker on the Unix socket is refused, and the first still answers there."""
+    path = worker.directory / "w.sock"
+    ended = run_command("worker", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", f"--listen-unix={path}")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert "another worker uses it" in ended.stderr
+    with ControlClient(f"unix://{path}") as client:
+        assert client.status().worker_id == "a"
+
+
+def test_socket_of_another_program_is_not_taken_over(tmp_path: Path) -> None:
+    """A live socket that no lock protects is found by connecting to it."""
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        ended = run_command("worker", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", f"--listen-unix={path}")
+    assert ended.returncode == 1
+    assert "another process listens on it" in ended.stderr
+
+
+def test_file_in_the_sockets_place_is_kept(tmp_path: Path) -> None:
+    """A file that is not a socket is never removed."""
+    path = tmp_path / "data"
+    path.write_text("precious")
+    ended = run_command("worker", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", f"--listen-unix={path}")
+    assert ended.returncode == 1
+    assert "not a socket" in ended.stderr
+    assert path.read_text() == "precious"
+
+
+def test_left_over_socket_is_replaced(tmp_path: Path) -> None:
+    """After a SIGKILL the socket file is still there, and the next worker starts all the same."""
+    with running(tmp_path) as killed:
+        killed.end(signal.SIGKILL)
+        (tmp_path / "addresses.json").unlink()
+        assert (tmp_path / "w.sock").exists()
+    with running(tmp_path) as worker, ControlClient(f"unix://{tmp_path}/w.sock") as client:
+        assert client.status().incarnation > 0
+        assert worker.end() == 0
+
+
+def test_every_file_that_the_system_allows(tmp_path: Path) -> None:
+    """A worker that is started with a low soft limit of open files raises it: connections are files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with running(tmp_path) as worker:
+            assert resource.prlimit(worker.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
+    """The mode is that of --socket-mode, whatever the umask."""
+    with running(tmp_path, "--socket-mode=0600") as worker:
+        assert stat.S_IMODE((tmp_path / "w.sock").stat().st_mode) == 0o600
+        assert worker.end() == 0
+    assert not (tmp_path / "w.sock").exists()
+
+
+def test_every_bound_address_is_logged_and_written(worker: Running) -> None:
+    """The log and the address file name TCP, the Unix socket and the admin port."""
+    log = worker.log
+    admin = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics")
+    for address in (worker.address, f"unix://{worker.directory}/w.sock", admin):
+        assert f"address={address}" in log
+    assert not worker.address.endswith(":0")
+    assert worker.bound["addresses"] == [worker.address, f"unix://{worker.directory}/w.sock"]
+
+
+def test_json_log_is_one_object_per_line(tmp_path: Path) -> None:
+    """With --log-format json every line is an event."""
+    with running(tmp_path, "--log-format=json") as worker:
+        worker.end()
+        events = [json.loads(line) for line in worker.log.splitlines()]
+    assert {"listening", "worker.started", "worker.drained"} <= {event["event"] for event in events}
+    (drained,) = [event for event in events if event["event"] == "worker.drained"]
+    assert drained["ledger"] == "accepted 0 = acknowledged 0 + dropped 0 + pending 0"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_0(worker: Running, number: signal.Signals) -> None:
+    """SIGTERM and SIGINT end the worker in good order: the ledger is printed, the files are removed."""
+    assert worker.end(number) == 0
+    assert f"worker.draining reason={number.name}" in worker.log
+    assert "worker.drained ledger=" in worker.log
+    assert not (worker.directory / "addresses.json").exists()
+    assert not (worker.directory / "w.sock").exists()
+
+
+# Code that makes the loop misbehave once the worker listens, then runs the command.
+_SABOTAGE = """
+import sys, threading, time, pathlib
+from tuplewire.loop import messaging_loop
+from tuplewire_service.server.cli import main
+def fail(): raise RuntimeError("sabotage")
+def sabotage():
+    while not pathlib.Path({file!r}).exists(): time.sleep(0.01)
+    messaging_loop().loop.call_soon_threadsafe({action})
+threading.Thread(target=sabotage, daemon=True).start()
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _sabotaged(directory: Path, action: str) -> list[str]:
+    return [sys.executable, "-c", _SABOTAGE.format(file=str(directory / "go"), action=action)]
+
+
+def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
+    """While it drains, a second signal ends the worker with 128 + the signal's number."""
+    command = _sabotaged(tmp_path, "time.sleep, 60")
+    with running(tmp_path, "--drain-seconds=60", command=command) as worker:
+        (tmp_path / "go").touch()
+        eventually(lambda: worker.get("/livez")[0] == 503, 20, "stuck")
+        worker.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "worker.draining" in worker.log, 10, "draining")
+        assert worker.end(signal.SIGINT) == 130
+        assert "second signal" in worker.log
+
+
+def test_stuck_loop_fails_the_probes_and_cannot_hold_the_end_up(tmp_path: Path) -> None:
+    """When the event loop does not turn, /livez and /readyz say so, and the end is forced with 70."""
+    with running(tmp_path, "--drain-seconds=0.5", command=_sabotaged(tmp_path, "time.sleep, 60")) as worker:
+        (tmp_path / "go").touch()
+        eventually(lambda: worker.get("/livez")[0] == 503, 20, "stuck")
+        assert "did not answer within 2 s" in worker.get("/livez")[1]
+        assert worker.get("/readyz")[0] == 503
+        assert worker.get("/metrics")[0] == 500
+        assert worker.end() == 70
+        assert "the event loop is stuck" in worker.log
+
+
+def test_a_defect_ends_the_process_with_70(tmp_path: Path) -> None:
+    """An exception that nobody handled on the event loop is logged and ends the worker."""
+    with running(tmp_path, command=_sabotaged(tmp_path, "fail")) as worker:
+        (tmp_path / "go").touch()
+        assert worker.process.wait(20) == 70
+        assert "RuntimeError: sabotage" in worker.log
+
+
+def test_settings_come_from_theenvironment_without_ours(tmp_path: Path) -> None:
+    """A TUPLEWIRE_ variable reaches the process."""
+    with (
+        running(tmp_path, environment={"TUPLEWIRE_TOPOLOGY": "words"}) as worker,
+        ControlClient(worker.address) as client,
+    ):
+        assert client.status().topology == "words"
