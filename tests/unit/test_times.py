@@ -59,6 +59,17 @@ def test_messages_of_a_queue_wait_from_arrival_to_first_delivery() -> None:
     assert buckets(into) == {0.5: 4, 5.0: 6, 1.0: 1}
 
 
+def test_a_queue_keeps_few_times() -> None:
+    """What comes within a millisecond has one time, and none is wrong by more than that."""
+    times, into = QueueTimes(), Durations()
+    for number in range(10_000):
+        times.came(number + 1, number / 10_000)
+    assert len(times._came) <= 1000
+    times.left(10_000, 2.0, into)
+    assert sum(into.counts) == 10_000
+    assert into.seconds == pytest.approx(10_000 * 1.5, abs=10_000 * 0.001)
+
+
 def test_messages_that_move_away_are_not_counted() -> None:
     """What has left for another worker has not been delivered here."""
     times, into = QueueTimes(), Durations()

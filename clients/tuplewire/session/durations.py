@@ -7,6 +7,8 @@ from collections import deque
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """The upper bound of each bucket in seconds; what takes longer is in one more."""
+_ONE_TIME_SECONDS = 0.001
+"""What comes within so much time has one time: a queue of single messages needs no number for each."""
 
 
 class Durations:
@@ -44,7 +46,11 @@ class QueueTimes:
 
     def came(self, last: int, now: float) -> None:
         """Note that the messages up to a number have come."""
-        self._came.append((last, now))
+        came = self._came
+        if came and now - came[-1][1] < _ONE_TIME_SECONDS:
+            came[-1] = (last, came[-1][1])
+        else:
+            came.append((last, now))
 
     def left(self, last: int, now: float, into: Durations) -> None:
         """Note that the messages up to a number have left; those that leave again are not counted again."""
