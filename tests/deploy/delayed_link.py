@@ -22,16 +22,16 @@ class DelayedLink:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._ends = [-1, -1]
+        self._ends: list[int] = []
         self._stop_read, self._stop_write = os.pipe()
         self._thread = threading.Thread(target=self._carry, name="delayed-link")
 
-    def attach(self, end: int, interface: str) -> None:
-        """Make an end (0 or 1) an interface of the network namespace that this thread is in."""
+    def attach(self, interface: str) -> None:
+        """Make the next of both ends an interface of the network namespace that this thread is in."""
         # The device belongs to the namespace that its file is opened in.
-        self._ends[end] = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        self._ends.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK))
         request = struct.pack("16sH22x", interface.encode(), _TAP_WITHOUT_HEADER)
-        fcntl.ioctl(self._ends[end], _TUNSETIFF, request)
+        fcntl.ioctl(self._ends[-1], _TUNSETIFF, request)
 
     def start(self) -> None:
         """Begin to carry."""

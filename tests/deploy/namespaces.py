@@ -19,6 +19,7 @@ from helpers.tools import missing, require_tool
 _CLONE_NEWNET = 0x40000000
 _SECONDS = 30.0
 _TABLE = "faults"
+_PREFIX = "tuplewire"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -46,6 +47,13 @@ def _run(*words: str, standard_input: str | None = None) -> None:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
+def _sweep() -> None:
+    """Delete what a process that was killed has left."""
+    for namespace in Path("/run/netns").glob(f"{_PREFIX}-*"):
+        if not Path("/proc", namespace.name.split("-")[1]).exists():
+            _run("ip", "netns", "delete", namespace.name)
+
+
 class Hosts:
     """So many hosts, up for as long as the block; all that belongs to them goes with it.
 
@@ -54,7 +62,7 @@ class Hosts:
     """
 
     def __init__(self, names: Sequence[str], delayed: Mapping[str, float] | None = None) -> None:
-        self._hub = f"tuplewire-{os.getpid()}"
+        self._hub = f"{_PREFIX}-{os.getpid()}"
         self._numbers = {name: number for number, name in enumerate(names, 1)}
         self._delayed = delayed or {}
         self._up = ExitStack()
@@ -69,6 +77,7 @@ class Hosts:
             require_tool(tool, f"the Debian package {package}")
         with ExitStack() as up:
             try:
+                _sweep()
                 self._namespace(up, self._hub)
                 self._in(self._hub, "link add bridge type bridge", "link set bridge up")
             except RuntimeError as error:
@@ -116,9 +125,12 @@ class Hosts:
         if delay := self._delayed.get(name):
             link = DelayedLink(delay)
             up.callback(link.close)
-            for end, namespace, interface in ((0, hub, port), (1, inside, "uplink")):
-                with entered(namespace):
-                    link.attach(end, interface)
+            try:
+                for namespace, interface in ((hub, port), (inside, "uplink")):
+                    with entered(namespace):
+                        link.attach(interface)
+            except OSError as error:
+                missing(f"TAP devices are not allowed here ({error}); run as root of a machine")
             link.start()
         else:
             self._in(hub, f"link add {port} type veth peer name uplink netns {inside}")
