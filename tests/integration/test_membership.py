@@ -202,17 +202,23 @@ def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
 
 
 def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
-    """Stopped for longer than it may be silent, its tasks are elsewhere; it gets a share when it goes on."""
-    site.start("a")
-    hung = site.start("b")
-    with site.membership(at_least=2, expire_seconds=2) as membership:
+    """Stopped for too long, its tasks go elsewhere; when it goes on it gets a share. Nothing is lost."""
+    first, hung = site.start("a"), site.start("b")
+    with (
+        site.membership(at_least=2, expire_seconds=2) as membership,
+        load_on(first) as producing,
+        Followers(membership, TASKS, once=False) as followers,
+    ):
+        followers.goes_on()
         os.kill(hung.process_id, signal.SIGSTOP)
         try:
-            eventually(lambda: sizes(membership) == [6], SETTLES, "expired")
+            eventually(lambda: len(tasks_of(membership).get("a", ())) == 6, SETTLES, "expired")
         finally:
             os.kill(hung.process_id, signal.SIGCONT)
         assert membership.wait(2, SETTLES).joined == 2
         assert sizes(membership) == [3, 3]
+        followers.goes_on()
+        finished(producing, followers)
 
 
 def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
