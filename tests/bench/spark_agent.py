@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from agent import BenchError, serve
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 from workload import MESSAGE_BYTES, TOPOLOGY, WAIT_SECONDS, numbered
 
 from tuplewire.client import Client
@@ -27,11 +30,35 @@ WARM_BATCHES = 3
 BATCH_SECONDS = 60.0
 
 
+class DropWriter(DataSourceArrowWriter):
+    """Takes what Spark hands to Python, and does nothing with it."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Drop one partition."""
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+
+class DropSource(DataSource):
+    """A sink in Python that drops everything: what every such sink costs."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what .format() calls it."""
+        return "drop"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DropWriter:  # noqa: ARG002, FBT001 - Spark's
+        """Return the writer."""
+        return DropWriter()
+
+
 class Frames:
     """What is measured with DataFrames; each answer has the seconds that Spark's job took."""
 
     def __init__(self, spark: SparkSession, *addresses: str) -> None:
         self._spark = spark
+        spark.dataSource.register(DropSource)
         self._frames: dict[int, DataFrame] = {}
         self._addresses = addresses
         self._where = {"address": addresses[0], "topology": TOPOLOGY}
@@ -50,6 +77,10 @@ class Frames:
     def noop(self, rows: int) -> dict[str, Any]:
         """Write a DataFrame nowhere."""
         return _timed(lambda: self._frame(rows).write.format("noop").mode("overwrite").save())
+
+    def drop(self, rows: int) -> dict[str, Any]:
+        """Write it to a sink in Python that drops it."""
+        return _timed(lambda: self._frame(rows).write.format("drop").mode("append").save())
 
     def write(self, rows: int) -> dict[str, Any]:
         """Write it into tasks."""
@@ -174,6 +205,7 @@ def main(*addresses: str) -> None:
             {
                 "check": frames.check,
                 "noop": frames.noop,
+                "drop": frames.drop,
                 "write": frames.write,
                 "there_and_back": frames.there_and_back,
                 "each_row": frames.each_row,

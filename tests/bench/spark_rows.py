@@ -51,7 +51,12 @@ def measure_spark(names: Sequence[str], progress: Callable[[str], None]) -> list
 
 def _frame_lines(spark: Agent, names: Sequence[str], progress: Callable[[str], None]) -> list[Line]:
     verbs = {WRITE: "write", BACK: "there_and_back"}
-    cells = {"noop": FRAME_ROWS, **{verbs[name]: FRAME_ROWS for name in names}, "each_row": SLOW_ROWS}
+    cells = {
+        "noop": FRAME_ROWS,
+        "drop": FRAME_ROWS,
+        **{verbs[name]: FRAME_ROWS for name in names},
+        "each_row": SLOW_ROWS,
+    }
     rounds: list[dict[str, float]] = []
     for number in range(ROUNDS + 1):
         rates = {}
@@ -63,7 +68,11 @@ def _frame_lines(spark: Agent, names: Sequence[str], progress: Callable[[str], N
             rates[verb] = rows / answer["seconds"]
         rounds.append(rates)
     timed = rounds[1:]  # the first warms the JVM
-    titles = {"noop": "Spark's noop sink, same DataFrame", "each_row": "foreachPartition, row by row"}
+    titles = {
+        "noop": "Spark's noop sink, same DataFrame",
+        "drop": "a sink in Python that drops it",
+        "each_row": "foreachPartition, row by row",
+    }
     return [
         _line(
             name, "messages/s", [each[verbs[name]] for each in timed], title, [each[other] for each in timed]
