@@ -159,3 +159,18 @@ def test_a_way_that_is_given_up_holds_nobody() -> None:
     assert free(moves) == []
     moves.give_up(cast("IRelayConnection", way))
     assert free(moves) == [2]
+
+
+def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
+    """The connection is empty as soon as it has handed that back, which is before anybody has routed it."""
+    way = Way()
+    moves = moving(way)
+    way.send(messages(1))
+    moves.hold(messages(2), WORKER)
+    moves.lose({PEER})
+    way.window.take_back()
+    assert moves.holds(messages(3), WORKER)
+    assert moves.done() == []
+    moves.give_up(cast("IRelayConnection", way))
+    assert [group.position for group, _ in moves.done()] == [2]
+    assert TASK not in moves

@@ -7,7 +7,7 @@ who waits for what, why nothing is lost, doubled or overtaken, and why nobody wa
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuplewire.group import TaskGroup, first_worker
@@ -18,12 +18,16 @@ from tuplewire_service.worker.connections import Peer
 Parcel = tuple[TaskGroup, Origin]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Way:
-    """A worker to which a task's messages were sent."""
+    """A worker to which a task's messages were sent.
+
+    lost: what it has not acknowledged is on its way back; the connection looks empty before that is here.
+    """
 
     peer: Peer
     connection: IRelayConnection
+    lost: bool = False
 
 
 class _Move:
@@ -44,7 +48,9 @@ class _Move:
     def follows(self, group: TaskGroup, worker: int) -> bool:
         """Whether messages that come before these are still on an old way."""
         numbers = (0, worker) if worker == self.own else (worker,)
-        return any(way.connection.follows(self.task, numbers, group.position) for way in self.ways)
+        return any(
+            way.lost or way.connection.follows(self.task, numbers, group.position) for way in self.ways
+        )
 
     def holds(self, group: TaskGroup, worker: int) -> bool:
         if worker in self.waiting and self.waiting[worker][0][0].position < group.position:
@@ -67,7 +73,7 @@ class _Move:
                 del self.waiting[worker]
 
     def ends(self) -> bool:
-        self.ways = [way for way in self.ways if not way.connection.quiet(self.task)]
+        self.ways = [way for way in self.ways if way.lost or not way.connection.quiet(self.task)]
         return not self.ways and not self.waiting and self.has_left()
 
     def has_left(self) -> bool:
@@ -109,7 +115,7 @@ class Moves:
         for task, move in self._moves.items():
             owner = owner_of.get(task)
             if owner is not None and move.has_left():
-                move.ways = [way for way in move.ways if way.peer != owner.peer]
+                move.ways = [way for way in move.ways if way.lost or way.peer != owner.peer]
 
     def holds(self, group: TaskGroup, origin: Origin) -> bool:
         """Whether messages of a moving task must wait: some that come before them are still on an old way."""
@@ -119,6 +125,12 @@ class Moves:
     def hold(self, group: TaskGroup, origin: Origin) -> None:
         """Keep messages of a moving task."""
         self._moves[group.task].hold(group, origin)
+
+    def lose(self, peers: Container[Peer]) -> None:
+        """Take ways to these workers as not empty until give_up: what is on them is to be handed back."""
+        for move in self._moves.values():
+            for way in move.ways:
+                way.lost |= way.peer in peers
 
     def give_up(self, connection: IRelayConnection) -> None:
         """Take a way as empty: the connection is closed, and what was on the way has been handed back."""

@@ -256,6 +256,7 @@ class Worker(IConnectionCallback, ISubscriptionSource):
         former = self._moves.peers(since=math.inf)
         overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self._connections.ready(peer)}
+        self._moves.lose(lost)
         self._connections.refresh(needed, former - lost, _GIVE_UP_SECONDS)
 
     def _end_moves(self) -> None:
