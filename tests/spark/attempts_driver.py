@@ -136,7 +136,6 @@ def main(address: str, directory: str) -> None:
     os.environ["SPARK_WORKER_DIR"] = str(place / "work")
     conf = {
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
         "spark.speculation": "true",

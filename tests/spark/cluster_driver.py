@@ -151,8 +151,9 @@ def main() -> None:
     conf = {
         "spark.master": "local-cluster[2,2,900]",
         "spark.executor.memory": "512m",
-        # Executors live for a minute: compiled once, and not well.
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # Most plans here run once.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.archives": f"{settings['archive']}#environment",
         # Both executors are there before the first task is.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",

@@ -126,7 +126,6 @@ def main() -> None:
     conf = {
         "spark.master": "local-cluster[2,1,900]",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.decommission.enabled": "true",
     }
     with local_session("membership", conf=conf) as spark, ExitStack() as stack:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyspark
 import pytest
 import venv_pack
 from helpers.interpreters import make_interpreter, make_movable_interpreter, site_packages
-from helpers.packaging import ROOT, build_wheel, run
+from helpers.packaging import ROOT, build_wheel
 from pyspark.sql import SparkSession
 
 from tuplewire.control import ControlClient
@@ -27,7 +28,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 APPLICATION = Path(__file__).with_name("submitted.py")
 DRIVER_SECONDS = 300.0
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ROWS = 1000
 TASKS = {0: [1, 3, 5, 7, 9, 11], 1: [2, 4, 6, 8, 10, 12]}
 
@@ -36,16 +36,16 @@ def packed(home: Path, wheel: Path) -> Path:
     """Pack an environment as its page tells to."""
     needed = ("grpc", "google", "typing_extensions", "pyarrow")
     python = make_movable_interpreter(home / "environment", needed)
-    install(python, wheel, home)
+    install(python, wheel)
     archive = home / "environment.tar.gz"
     venv_pack.pack(str(home / "environment"), str(archive), compress_level=0)
     return archive
 
 
-def install(python: Path, wheel: Path, cwd: Path) -> None:
-    """Install the wheel alone, as an image would."""
-    pip = ("-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(python))
-    run(sys.executable, *pip, "install", "--no-deps", wheel, cwd=cwd)
+def install(python: Path, wheel: Path) -> None:
+    """Install the wheel alone, as an image would; that pip can, tests/contract/test_wheel.py shows."""
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site_packages(python))
 
 
 def beside_its_worker(python: Path, sockets: Path) -> Path:
@@ -62,19 +62,20 @@ def beside_its_worker(python: Path, sockets: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(
-    spark: SparkSession,  # noqa: ARG001 - Spark forks, so it comes first
+    spark: SparkSession,
     launch: Any,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Any]]:
     """Run the driver with all its cases; what came of each, and by which worker programs have sent."""
     home = tmp_path_factory.mktemp("cluster")
+    quick = spark.sparkContext.getConf().get("spark.executor.extraJavaOptions", "")
     wheel = build_wheel(ROOT, home)
     artifact, py_file = home / "by-artifact.zip", home / "by-py-file.zip"
     for path in (artifact, py_file):
         write_package(path)
     bare = make_interpreter(home / "bare")
     installed = make_interpreter(home / "wheel")
-    install(installed, wheel, home)
+    install(installed, wheel)
     no_grpcio = make_interpreter(home / "no-grpcio", without=["grpc"])
     other = make_interpreter(home / "other")
     for python in (no_grpcio, other):
@@ -105,19 +106,19 @@ def outcome(
             timeout=DRIVER_SECONDS,
         )
         found = dict(json.loads(line) for line in driver.stdout.splitlines())
-        found["py_file"] = submit(bare, py_file, running.endpoints[0].address, home)
+        found["py_file"] = submit(bare, py_file, running.endpoints[0].address, home, quick)
         found["sent"] = [sent_by_programs(each.address) for each in running.endpoints]
         yield found
     shutil.rmtree(home, ignore_errors=True)
 
 
-def submit(python: Path, py_file: Path, address: str, cwd: Path) -> tuple[int, list[str]]:
+def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: str) -> tuple[int, list[str]]:
     """Submit an application to an executor in a JVM of its own; the rows it reads, and whence Tuplewire."""
     home = Path(pyspark.__file__).parent
     conf = {
         "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": java_options,
         "spark.executor.memory": "512m",
     }
     command = [str(home / "bin" / "spark-submit"), "--master=local-cluster[1,1,900]", f"--py-files={py_file}"]

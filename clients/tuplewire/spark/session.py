@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _STOP_SECONDS = 60.0
 
 _GC = ["-XX:+UseSerialGC"]
+_JIT = [*_GC, "-XX:TieredStopAtLevel=1"]
 
 _LOGGING = """\
 status = off
@@ -72,7 +73,11 @@ def local_session(
     archive = _ClassArchive(java)
     settings = {
         "spark.driver.memory": memory,
-        "spark.driver.extraJavaOptions": " ".join([*_java_options(java, log_level), *archive.options]),
+        "spark.driver.extraJavaOptions": " ".join(
+            [*_JIT, *_native_access(java), *_logging(log_level), *archive.options]
+        ),
+        # Of executors in JVMs of their own, where `conf` asks for them (spark.master=local-cluster[...]).
+        "spark.executor.extraJavaOptions": " ".join([*_JIT, *_native_access(java), *archive.use]),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -100,20 +105,19 @@ def local_session(
         yield spark
 
 
-def _java_options(java: Java, log_level: str) -> list[str]:
+def _logging(log_level: str) -> list[str]:
     logging = cache_dir() / f"log4j2-{log_level}.properties"
     text = _LOGGING.format(level=log_level)
     if not logging.exists() or logging.read_text(encoding="utf-8") != text:
         logging.write_text(text, encoding="utf-8")
-    options = [
-        *_GC,
-        "-XX:TieredStopAtLevel=1",
-        f"-Dlog4j2.configurationFile={logging.as_uri()}",
-    ]
-    if java.feature >= 24:
-        # Netty and Arrow use what Java 24 begins to warn of.
-        options += ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
-    return options
+    return [f"-Dlog4j2.configurationFile={logging.as_uri()}"]
+
+
+def _native_access(java: Java) -> list[str]:
+    """Return what lets Netty and Arrow do what Java 24 begins to warn of."""
+    if java.feature < 24:
+        return []
+    return ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
 
 
 class _ClassArchive:
@@ -129,9 +133,13 @@ class _ClassArchive:
         self._archive = cache_dir() / f"{java.key}-pyspark-{version('pyspark')}-{place}.jsa"
         self._new: Path | None = None
         # Else the JVM complains about every class that does not fit.
-        self.options = ["-Xlog:disable", "-Xlog:all=off"]
+        self.use = ["-Xlog:disable", "-Xlog:all=off"]
+        """For JVMs that may use it, if it is there."""
         if self._archive.exists():
-            self.options.append(f"-XX:SharedArchiveFile={self._archive}")
+            self.use.append(f"-XX:SharedArchiveFile={self._archive}")
+        self.options = list(self.use)
+        """For the JVM that makes it, if it is not."""
+        if self._archive.exists():
             return
         base = _base_archive(java)
         if base is not None:
