@@ -151,6 +151,7 @@ def main() -> None:
     conf = {
         "spark.master": "local-cluster[2,2,900]",
         "spark.executor.memory": "512m",
+        "spark.task.maxFailures": "1",  # what fails here fails again
         # Most plans here run once.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -113,23 +113,22 @@ def outcome(
 
 
 def submit(python: Path, py_file: Path, address: str, cwd: Path, java_options: str) -> tuple[int, list[str]]:
-    """Submit an application to an executor in a JVM of its own; the rows it reads, and whence Tuplewire."""
+    """Submit an application to a Spark of its own; the rows it reads, and whence it has Tuplewire."""
     home = Path(pyspark.__file__).parent
     conf = {
         "spark.ui.enabled": "false",
         "spark.driver.extraJavaOptions": java_options,
-        "spark.executor.extraJavaOptions": java_options,
-        "spark.executor.memory": "512m",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.shuffle.partitions": "2",
     }
-    command = [str(home / "bin" / "spark-submit"), "--master=local-cluster[1,1,900]", f"--py-files={py_file}"]
+    command = [str(home / "bin" / "spark-submit"), "--master=local[2]", f"--py-files={py_file}"]
     flags = [flag for key, value in conf.items() for flag in ("--conf", f"{key}={value}")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "JAVA_HOME": str(wrapped_home(find_java())),
         "PYSPARK_PYTHON": str(python),
-        "SPARK_HOME": str(home),
+        "SPARK_LAUNCHER_OPTS": java_options,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SCALA_VERSION": "2.13",
-        "SPARK_WORKER_DIR": str(cwd / "work"),
     }
     ran = subprocess.run(
         [*command, *flags, str(APPLICATION), address],
