@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from deploy.foreign_clients import Running, client
 from helpers import eventually
+from helpers.admin import samples
 from helpers.certificates import Authority
 from helpers.restartable import RestartableWorker
 from helpers.secured import tls_flags
@@ -96,11 +96,10 @@ def seen_by_status(endpoint: Endpoint) -> dict[str, int]:
 
 def seen_by_metrics(endpoint: Endpoint) -> dict[str, int]:
     """Return the same, as /metrics tells it, and what was refused."""
-    with urllib.request.urlopen(endpoint.metrics_url, timeout=10) as response:  # noqa: S310 - our own address
-        lines = [line.rpartition(" ") for line in response.read().decode().splitlines()]
+    scraped = samples(endpoint.metrics_url)
 
     def total(prefix: str) -> int:
-        return int(sum(float(value) for name, _, value in lines if name.startswith(f"tuplewire_{prefix}")))
+        return int(sum(value for name, value in scraped.items() if name.startswith(f"tuplewire_{prefix}")))
 
     return {
         "client": total('received_messages_total{source="client"}'),

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from helpers import eventually
+from helpers.admin import get
 from helpers.container import SOCKETS, Container, running
 from helpers.image import NAME_OF_AN_INDEX, build_image
 from helpers.tools import ROOT, require_tool
@@ -48,10 +48,9 @@ class Worker:
         return f"unix://{self.container.shared}/worker.sock"
 
     def get(self, path: str) -> str:
-        url = self.metrics_url.removesuffix("/metrics") + path
-        with urllib.request.urlopen(url, timeout=30) as response:  # noqa: S310 - our own http address
-            body: bytes = response.read()
-        return body.decode()
+        status, body = get(self.metrics_url.removesuffix("/metrics") + path)
+        assert status == 200, body
+        return body
 
     def stop(self) -> int:
         """Ask it to end as Kubernetes does, and return its exit code."""

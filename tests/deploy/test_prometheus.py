@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from helpers.admin import scrape
 from helpers.certificates import Authority
 from helpers.manifests import KUSTOMIZE
 from helpers.program import Program, Threads
@@ -191,8 +191,7 @@ def test_promtool_finds_nothing(load: Scene) -> None:
     """Prometheus's own checker has nothing to say about names, types and help texts under load."""
     promtool = require_tool("promtool", "Debian's package prometheus")
     for worker in load.workers:
-        with urllib.request.urlopen(worker.metrics_url, timeout=SECONDS) as response:  # noqa: S310 - our own
-            page = response.read()
+        page = scrape(worker.metrics_url).encode()
         run = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
         assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
 

@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import signal
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from helpers import eventually
+from helpers.admin import get
 from helpers.certificates import Authority
 from helpers.container import Container, running
 from helpers.manifests import Manifest, cluster, container, executor, the
@@ -86,9 +86,7 @@ def test_the_image_runs_as_the_template_says(bundle: Path, tmp_path: Path) -> No
     with _sidecar(bundle, tmp_path, volumes) as sidecar:
         addresses = json.loads((sidecar.shared / "addresses.json").read_text(encoding="utf-8"))
         probe = container(executor(OVERLAY))["startupProbe"]["httpGet"]["path"]
-        url = addresses["metrics_url"].replace("/metrics", probe)
-        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own worker
-            assert answer.status == 200
+        assert get(addresses["metrics_url"].replace("/metrics", probe))[0] == 200
         socket = sidecar.shared / "worker.sock"
         with ControlClient(f"unix://{socket}", credentials=Credentials(token_file=str(token))) as control:
             assert control.status().worker_id == "a-pod"

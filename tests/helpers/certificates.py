@@ -24,7 +24,6 @@ class Issued:
     certificate: bytes
     key: bytes
     ca: bytes
-    serial: int
 
     def write(self, folder: Path) -> Path:
         """Put tls.crt, tls.key and ca.crt there, all at once, as Kubernetes does; return the folder.
@@ -95,7 +94,6 @@ class Authority:
                 serialization.NoEncryption(),
             ),
             self.pem,
-            certificate.serial_number,
         )
 
 

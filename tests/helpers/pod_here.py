@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from helpers import eventually
+from helpers.admin import get
 from helpers.manifests import Manifest, container, variables
 
 SPARK = "spark-kubernetes-executor"
@@ -64,11 +63,7 @@ class PodHere:
         """Return the HTTP status that a probe of the worker gets."""
         path = container(self.pod)[name]["httpGet"]["path"]
         url = str(self._written("metrics_url")).replace("/metrics", path)
-        try:
-            with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - our own worker
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
+        return get(url)[0]
 
     def run(self, program: str, *without: str) -> subprocess.CompletedProcess[str]:
         """Run a Python program as the executor would, but for some variables."""

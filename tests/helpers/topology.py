@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from helpers.admin import samples
 from tuplewire import TaskGroup, TaskMessageBatch
 from tuplewire.client import Subscription
 from tuplewire.control import ControlClient
@@ -142,12 +142,7 @@ def acknowledged(endpoint: Endpoint, task: int) -> int:
 
 def metric(endpoint: Endpoint, sample: str) -> float:
     """Return one sample of a worker's metrics, named with its labels; 0 when it is not there."""
-    with urllib.request.urlopen(endpoint.metrics_url, timeout=10) as response:  # noqa: S310 - our own address
-        for line in response.read().decode().splitlines():
-            name, _, value = line.rpartition(" ")
-            if name == sample:
-                return float(value)
-    return 0.0
+    return samples(endpoint.metrics_url).get(sample, 0.0)
 
 
 def numbered(task: int, numbers: Iterable[int], source: int | None = None) -> TaskMessageBatch:

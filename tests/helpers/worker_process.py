@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from helpers import eventually
+from helpers.admin import get
 from tuplewire.wire import control_pb2
 from tuplewire_service.server.wire import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -61,14 +60,7 @@ class Running:
         return self.process.wait(20)
 
     def get(self, path: str, accept: str = "") -> tuple[int, str]:
-        url = str(self.bound["metrics_url"]).removesuffix("/metrics") + path
-        request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310 - our own http address
-        try:
-            with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return get(str(self.bound["metrics_url"]).removesuffix("/metrics") + path, accept)
 
 
 @contextlib.contextmanager

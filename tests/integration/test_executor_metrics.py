@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from helpers.admin import get
 from helpers.tools import require_tool
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -208,12 +207,7 @@ def test_a_stuck_executor_is_seen_from_outside() -> None:
     admin = AdminServer("127.0.0.1:0", registry, lambda: "", lambda: worker.not_ready)
 
     def ready() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://{admin.address}/readyz", timeout=10) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return get(f"http://{admin.address}/readyz")
 
     assert ready() == (503, "not ready: starting\n")
     worker.start()

@@ -8,12 +8,12 @@ import re
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from helpers.admin import get
 
 from tuplewire_service.testing import eventually
 
@@ -76,11 +76,7 @@ class Process:
     def get(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a page; 0 when nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+            return get(f"http://{self.address}{path}")
         except OSError:
             return 0, ""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from helpers import eventually
+from helpers.admin import get, scrape
 from helpers.secured import denied, secret_file
 
 from tuplewire import Client, Credentials, aio
@@ -99,9 +99,7 @@ def test_probes_need_no_token(worker: Guarded) -> None:
     """Kubernetes asks for health without one, over gRPC and HTTP."""
     with ControlClient(worker.endpoint.address, credentials=Credentials()) as control:
         control.wait_ready(_SECONDS)
-    ready = worker.endpoint.metrics_url.replace("/metrics", "/readyz")
-    with urllib.request.urlopen(ready, timeout=_SECONDS) as answer:  # noqa: S310
-        assert answer.status == 200
+    assert get(worker.endpoint.metrics_url.replace("/metrics", "/readyz"))[0] == 200
 
 
 def test_asyncio_client_and_spark_handle_show_theirs(worker: Guarded, tmp_path: Path) -> None:
@@ -192,8 +190,7 @@ def test_tokens_are_told_to_nobody(worker: Guarded, tmp_path: Path) -> None:
         told.append(repr(credentials))
     with ControlClient(worker.endpoint.address, credentials=_credentials(tmp_path, OLD)) as control:
         told += [str(control.status()), repr(control)]
-    with urllib.request.urlopen(worker.endpoint.metrics_url, timeout=_SECONDS) as answer:  # noqa: S310
-        told.append(answer.read().decode())
+    told.append(scrape(worker.endpoint.metrics_url))
     told.append(worker.log.read_text(encoding="utf-8"))
     words = [sys.executable, "-m", "tuplewire_service", "worker", f"--token-file={worker.tokens}"]
     printed = subprocess.run(

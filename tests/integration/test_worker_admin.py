@@ -6,11 +6,10 @@ import contextlib
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from helpers import eventually
+from helpers.admin import scrape
 from helpers.tools import require_tool
 from helpers.worker_process import Running, assignment_for
 
@@ -110,10 +109,10 @@ def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
             for _ in range(3):
                 client.send(TaskMessageBatch.from_columns([0, 1, 1], [b"abc", b"d", b"e"]))
             client.flush(10)
-        eventually(lambda: 'queue_messages{task="1"} 6.0' in _scrape(far.metrics_url), 10, "arrived")
+        eventually(lambda: 'queue_messages{task="1"} 6.0' in scrape(far.metrics_url), 10, "arrived")
         # The acknowledgement of the last frame between the workers may still be on its way.
-        eventually(lambda: "acknowledged_messages_total 6.0" in _scrape(near.metrics_url), 10, "acknowledged")
-        sent = _scrape(near.metrics_url)
+        eventually(lambda: "acknowledged_messages_total 6.0" in scrape(near.metrics_url), 10, "acknowledged")
+        sent = scrape(near.metrics_url)
         assert 'tuplewire_received_messages_total{source="client"} 9.0' in sent
         assert 'tuplewire_received_bytes_total{source="client"} 15.0' in sent
         assert 'tuplewire_sent_messages_total{peer="worker-1"} 6.0' in sent
@@ -121,12 +120,7 @@ def test_ledger_and_metrics_count_what_flowed(tmp_path: Path) -> None:
         assert 'tuplewire_connection_up{peer="worker-1"} 1.0' in sent
         assert 'tuplewire_pending_messages{peer="worker-1"} 0.0' in sent
         assert "tuplewire_worker_pending_messages 3.0" in sent
-        assert 'tuplewire_received_messages_total{source="worker-0"} 6.0' in _scrape(far.metrics_url)
+        assert 'tuplewire_received_messages_total{source="worker-0"} 6.0' in scrape(far.metrics_url)
         assert workers.stop() == [0, 0]
     balance = "accepted 9 = acknowledged 6 + dropped shutdown 3 + pending 0"
     assert f'ledger="{balance}"' in (tmp_path / "worker-0.log").read_text()
-
-
-def _scrape(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - our own http address
-        return str(response.read().decode())

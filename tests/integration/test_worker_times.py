@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.admin import samples
 from helpers.topology import (
     Pair,
     assign,
@@ -44,16 +44,9 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Pair]:
         yield pair
 
 
-def samples(endpoint: Endpoint) -> dict[str, float]:
-    """Return one scrape: the value of each sample, by its name with labels."""
-    with urllib.request.urlopen(endpoint.metrics_url, timeout=10) as response:  # noqa: S310 - our own address
-        lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
-
 def states(endpoint: Endpoint) -> dict[str, float]:
     """Return the seconds in each state."""
-    scraped = samples(endpoint)
+    scraped = samples(endpoint.metrics_url)
     return {state: scraped[f'tuplewire_state_seconds_total{{state="{state}"}}'] for state in STATES}
 
 
@@ -77,7 +70,7 @@ def fill(client: Client, task: int) -> int:
 def balance(workers: Pair) -> tuple[float, float, float, float]:
     """Return what near has accepted for far, and what of that is acknowledged, dropped and pending."""
     peer = f'{{peer="{workers.far.worker_id}"}}'
-    scraped = samples(workers.near)
+    scraped = samples(workers.near.metrics_url)
     accepted, acknowledged, dropped = (
         scraped[f"tuplewire_peer_{what}_messages_total{peer}"]
         for what in ("accepted", "acknowledged", "dropped")
@@ -143,9 +136,9 @@ def test_a_slow_consumer_shows_where_it_is(workers: Pair) -> None:
             collect(consumer.recv([task], timeout=20), sent)
             client.flush(20)
             grows_by(lambda: states(workers.near)["idle"], 0.2, "it is over")
-            settled = samples(workers.near)
+            settled = samples(workers.near.metrics_url)
             grows_by(lambda: states(workers.near)["idle"], 0.3, "time passes")
-            assert samples(workers.near)[at_near] == settled[at_near]
+            assert samples(workers.near.metrics_url)[at_near] == settled[at_near]
 
 
 def test_a_peer_that_hangs_shows_as_who_blocks(workers: Pair) -> None:
@@ -187,7 +180,9 @@ def test_times_count_every_message(workers: Pair) -> None:
         return metric(endpoint, f"tuplewire_{family}_seconds_count")
 
     families = ("queue_wait", "end_to_end")
-    before = {family: samples(workers.far)[f"tuplewire_{family}_seconds_sum"] for family in families}
+    before = {
+        family: samples(workers.far.metrics_url)[f"tuplewire_{family}_seconds_sum"] for family in families
+    }
     counted = {family: count(workers.far, family) for family in families}
     on_the_way = count(workers.near, "send_to_ack")
     with client_of(workers.near.address) as client:
@@ -206,7 +201,7 @@ def test_times_count_every_message(workers: Pair) -> None:
     eventually(
         lambda: count(workers.near, "send_to_ack") == on_the_way + 100, BEFORE_GIVING_UP, "acknowledged"
     )
-    after = samples(workers.far)
+    after = samples(workers.far.metrics_url)
     for family in families:
         assert after[f"tuplewire_{family}_seconds_sum"] - before[family] >= 100 * 0.5
         assert after[f'tuplewire_{family}_seconds_bucket{{le="+Inf"}}'] == counted[family] + 100
@@ -230,7 +225,7 @@ def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
     slow = 'tuplewire_event_loop_lag_seconds_bucket{le="0.25"}'
 
     def late() -> float:
-        scraped = samples(workers.near)
+        scraped = samples(workers.near.metrics_url)
         return scraped["tuplewire_event_loop_lag_seconds_count"] - scraped[slow]
 
     before = late()
@@ -242,7 +237,9 @@ def test_a_blocked_loop_shows_in_its_lag(workers: Pair) -> None:
 
 def test_settings_in_force_are_told(workers: Pair) -> None:
     """One series says what is configured, without names, paths or secrets."""
-    (config,) = (name for name in samples(workers.near) if name.startswith("tuplewire_config_info"))
+    (config,) = (
+        name for name in samples(workers.near.metrics_url) if name.startswith("tuplewire_config_info")
+    )
     assert 'receive_queue_messages="500"' in config
     assert "/" not in config
 
@@ -255,7 +252,7 @@ def test_ten_thousand_tasks_make_a_bounded_number_of_series(tmp_path: Path) -> N
             client.send(numbered(5, range(3)))
             client.send(numbered(9_999, range(4)))
             client.flush(20)
-        before, after = samples(worker), samples(worker)
+        before, after = samples(worker.metrics_url), samples(worker.metrics_url)
         assert before.keys() == after.keys()
         own = {name for name in after if re.fullmatch(r'tuplewire_queue_messages\{task="\d+"\}', name)}
         assert len(own) == 100

@@ -1,0 +1,32 @@
+"""The admin port of a process, asked as Prometheus and Kubernetes do."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+_SECONDS = 30
+
+
+def get(url: str, accept: str = "") -> tuple[int, str]:
+    """Return the status and body that a URL answers with, whatever the status is. accept: a header."""
+    request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310 - our own http address
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:  # noqa: S310
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def scrape(metrics_url: str) -> str:
+    """Return the page of metrics."""
+    status, page = get(metrics_url)
+    assert status == 200, page
+    return page
+
+
+def samples(metrics_url: str) -> dict[str, float]:
+    """Return one scrape: the value of each sample, by its name with labels."""
+    lines = [line for line in scrape(metrics_url).splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
