@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tuplewire.addresses import check_reachable
 from tuplewire.config import SessionSettings
 from tuplewire.credentials import Credentials
 from tuplewire.dialling import Dialler
@@ -54,10 +55,12 @@ def resolve_address(address: str | None) -> str:
         if not address.startswith("unix:///"):
             raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
         return address
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"address {address!r} is neither host:port nor unix:///path")
-    return address
+    try:
+        return check_reachable(address)
+    except ConfigError as error:
+        raise ConfigError(
+            f"address {address!r} is neither host:port nor unix:///path; write 127.0.0.1:6700, or [::1]:6700"
+        ) from error
 
 
 def resolve_topology(topology: str | None) -> str:

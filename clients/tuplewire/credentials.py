@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from tuplewire.addresses import is_loopback, split_host_port
 from tuplewire.errors import ConfigError
 from tuplewire.names import parse_names
 
@@ -74,8 +74,7 @@ class Credentials:
         """Raise ConfigError where a token would cross a network for everybody to read."""
         if self.allow_plaintext or address.startswith("unix:") or self.secures(address):
             return
-        host = address.rpartition(":")[0]
-        if not is_loopback(host):
+        if not is_loopback(split_host_port(address)[0]):
             raise ConfigError(
                 f"the token of {self.token_file} would go to {address} in the clear: name a tls_ca "
                 f"({_PREFIX}TLS_CA), use a Unix socket, or set allow_plaintext ({_PREFIX}ALLOW_PLAINTEXT)"
@@ -86,13 +85,3 @@ class Credentials:
         """The files of TLS, as far as they are named."""
         named = (self.tls_ca, self.tls_certificate, self.tls_key)
         return tuple(Path(name) for name in named if name is not None)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, as it is written, never leaves this machine."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

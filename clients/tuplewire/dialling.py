@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tuplewire.addresses import split_host_port
 from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.names import allowed
@@ -179,7 +180,7 @@ def _peer_of(address: str, certificate: _Certificate, names: Sequence[str]) -> _
 
 
 async def _certificate_at(address: str, context: ssl.SSLContext) -> _Certificate:
-    host, port = _host_and_port(address)
+    host, port = split_host_port(address)
     try:
         async with asyncio.timeout(_HANDSHAKE_SECONDS):
             transport, _ = await asyncio.get_running_loop().create_connection(
@@ -194,7 +195,7 @@ async def _certificate_at(address: str, context: ssl.SSLContext) -> _Certificate
 
 
 def _certificate_at_blocking(address: str, context: ssl.SSLContext, timeout: float) -> _Certificate:
-    host, port = _host_and_port(address)
+    host, port = split_host_port(address)
     try:
         with (
             socket.create_connection((host, port), min(timeout, _HANDSHAKE_SECONDS)) as plain,
@@ -207,11 +208,6 @@ def _certificate_at_blocking(address: str, context: ssl.SSLContext, timeout: flo
 
 def _certificate_of(seen: ssl.SSLObject | ssl.SSLSocket) -> _Certificate:
     return seen.getpeercert() or {}, seen.getpeercert(binary_form=True) or b""
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _no_handshake(address: str, error: Exception) -> UnreachableError:

@@ -30,8 +30,8 @@ from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mount
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT
 
+from tuplewire.addresses import split_host_port
 from tuplewire.spark import kubernetes
-from tuplewire_service.server.setting import split_host_port
 from tuplewire_service.worker.assignment import load_assignment
 
 CONFIG = "/etc/tuplewire/worker.toml"

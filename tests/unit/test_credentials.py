@@ -7,7 +7,6 @@ import pickle
 import pytest
 
 from tuplewire import Client, Credentials
-from tuplewire.credentials import is_loopback
 from tuplewire.errors import ConfigError
 
 FILE = "file"
@@ -76,22 +75,3 @@ def test_only_names_of_files_travel() -> None:
     credentials = Credentials(tls_ca="/ca.crt", token_file=FILE)
     client = pickle.loads(pickle.dumps(Client("unix:///s", credentials=credentials)))  # noqa: S301
     assert client.__reduce__()[1][1]["credentials"] == credentials
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.1.2.3", True),
-        ("::1", True),
-        ("[::1]", True),
-        ("LocalHost", True),
-        ("0.0.0.0", False),  # noqa: S104
-        ("::", False),
-        ("10.0.0.1", False),
-        ("localhost.example", False),
-    ],
-)
-def test_loopback(host: str, *, loopback: bool) -> None:
-    """A wildcard, and any name that others may give, is none."""
-    assert is_loopback(host) is loopback

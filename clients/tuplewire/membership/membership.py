@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from tuplewire.addresses import check_reachable
 from tuplewire.channel import resolve_topology
 from tuplewire.credentials import Credentials
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
@@ -209,9 +210,5 @@ def _finder(workers: Workers) -> Callable[[], dict[str, str]]:
 def _named(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     named = dict(workers) if isinstance(workers, Mapping) else dict.fromkeys(workers, "")
     for address in named:
-        host, _, port = address.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigError(
-                f"a worker's address is host:port, where the others reach it, too; not {address!r}"
-            )
+        check_reachable(address)
     return named

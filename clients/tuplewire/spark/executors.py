@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuplewire.addresses import join_host_port
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.membership import Membership, Workers
 from tuplewire.spark.connect import is_remote
@@ -92,14 +93,10 @@ def membership(
     if workers is not None:
         return Membership(workers, tasks, **settings)
     executors = Executors(spark)
-    place = worker_of or (lambda executor: f"{_bracketed(executor.host)}:{port}")
+    place = worker_of or (lambda executor: join_host_port(executor.host, port))
 
     def look() -> dict[str, str]:
         found = [(place(executor), executor) for executor in executors()]
         return {address: f"executor {executor.id}" for address, executor in found if address}
 
     return Membership(look, tasks, **settings)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

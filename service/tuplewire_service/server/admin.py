@@ -15,9 +15,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import BindError
 from tuplewire_service.server.exposition import encoder_for
-from tuplewire_service.server.setting import join_host_port, split_host_port
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tuplewire.addresses import is_loopback, split_host_port
 from tuplewire.config import MIB, SessionSettings
-from tuplewire.credentials import Credentials, is_loopback
+from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError
 from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 from tuplewire_service.server.setting import (
@@ -31,7 +32,6 @@ from tuplewire_service.server.setting import (
     setting,
     size_bytes,
     socket_path,
-    split_host_port,
     text,
 )
 from tuplewire_service.worker.settings import WorkerSettings

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tuplewire.addresses import bracketed, split_host_port
 from tuplewire.loop import messaging_loop
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
@@ -19,7 +20,6 @@ from tuplewire_service.server.control import ControlServicer
 from tuplewire_service.server.health import HealthServicer
 from tuplewire_service.server.security import Security
 from tuplewire_service.server.services import Services
-from tuplewire_service.server.setting import bracketed, split_host_port
 from tuplewire_service.server.sockets import file_mode
 from tuplewire_service.server.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.worker.assignment_source import AssignmentFile

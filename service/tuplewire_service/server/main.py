@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import tuplewire
+from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.server import logs
@@ -22,7 +23,6 @@ from tuplewire_service.server.config import WorkerConfig
 from tuplewire_service.server.data_plane import DataPlane
 from tuplewire_service.server.metrics import make_registry
 from tuplewire_service.server.security import SecurityCollector
-from tuplewire_service.server.setting import join_host_port, split_host_port
 from tuplewire_service.server.sockets import claimed_socket
 from tuplewire_service.server.stop import EXIT_DEFECT, EXIT_FAILED, Stop, Watchdog
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
+from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import ConfigError
 from tuplewire.names import parse_names
 from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
@@ -125,26 +126,6 @@ def seconds(value: Raw) -> float:
     if not 0 < number < math.inf:
         raise ConfigError(f"{value!r} is not a time in seconds; write a number of more than 0, such as 2.5")
     return number
-
-
-def split_host_port(address: str) -> tuple[str, int]:
-    """Split host:port; ConfigError when it is not one. An IPv6 host loses its brackets."""
-    host, _, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not host or (":" in host) != bracketed or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ConfigError(f"{address!r} is not host:port; write 127.0.0.1:6700, or [::1]:6700")
-    return host, int(port)
-
-
-def join_host_port(host: str, port: int) -> str:
-    """Return host:port; an IPv6 host gets brackets."""
-    return f"{bracketed(host)}:{port}"
-
-
-def bracketed(host: str) -> str:
-    """Return a host as it is written before a port."""
-    return f"[{host}]" if ":" in host else host
 
 
 def host_port(value: Raw) -> str:

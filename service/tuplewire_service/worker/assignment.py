@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuplewire.addresses import check_reachable, split_host_port
 from tuplewire.errors import ConfigError, InvalidTaskError, StaleAssignmentError
 from tuplewire.group import check_task
 
@@ -33,8 +34,7 @@ class AssignedWorker:
     @property
     def host_port(self) -> tuple[str, int]:
         """The address for other workers in two parts; an IPv6 host loses its brackets."""
-        host, _, port = self.peer[1].rpartition(":")
-        return host.strip("[]"), int(port)
+        return split_host_port(self.peer[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,10 @@ class Assignment:
                 raise ConfigError(f"worker id {worker.worker_id!r} is empty or twice in the assignment")
             seen.add(worker.worker_id)
             for address in (worker.address, worker.peer[1]):
-                host, _, port = address.rpartition(":")
-                if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-                    raise ConfigError(f"worker {worker.worker_id}: address {address!r} is not host:port")
+                try:
+                    check_reachable(address)
+                except ConfigError as error:
+                    raise ConfigError(f"worker {worker.worker_id}: address {error}") from None
             for task in worker.tasks:
                 if _checked(task, worker.worker_id) in owners:
                     raise ConfigError(
