@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -24,6 +23,7 @@ from tuplewire_service.security.denials import REASONS, Denials
 from tuplewire_service.security.guard import Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import read_rules
 from tuplewire_service.server.config import WorkerConfig
+from tuplewire_service.server.families import counter, counters, gauge
 
 logger = logging.getLogger(__name__)
 
@@ -139,23 +139,22 @@ class SecurityCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
         security = self._security
-        denied = CounterMetricFamily(
-            "tuplewire_denied",
+        denied = security.denials.counts
+        yield counters(
+            "denied",
             "Streams, calls and groups of messages that were denied, by reason.",
-            labels=["reason"],
+            "reason",
+            ((reason, denied[reason]) for reason in REASONS),
         )
-        for reason in REASONS:
-            denied.add_metric([reason], security.denials.counts[reason])
-        yield denied
-        yield CounterMetricFamily(
-            "tuplewire_certificate_reload_errors",
+        yield counter(
+            "certificate_reload_errors",
             "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
-            value=security.reload_errors,
+            security.reload_errors,
         )
         expiry = security.certificate_expiry
         if expiry is not None:
-            yield GaugeMetricFamily(
-                "tuplewire_certificate_expiry_timestamp_seconds",
+            yield gauge(
+                "certificate_expiry_timestamp_seconds",
                 "When the worker's certificate ends, in seconds since 1970.",
-                value=expiry,
+                expiry,
             )
