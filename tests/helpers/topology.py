@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from helpers.admin import samples
-from tuplewire import TaskGroup, TaskMessageBatch
+from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.client import Subscription
 from tuplewire.control import ControlClient
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
@@ -18,6 +18,7 @@ from tuplewire.wire import control_pb2
 from tuplewire_service.server.launch import Endpoint, LocalWorkers
 from tuplewire_service.server.report import ledger_of
 from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.testing import eventually
 from tuplewire_service.testing.proxy import FaultProxy
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
@@ -175,3 +176,34 @@ def settled(endpoint: Endpoint, *, accepted: int, acknowledged: int) -> bool:
     return ledger(endpoint) == LedgerSnapshot(
         accepted, acknowledged, dict.fromkeys((reason.value for reason in DropReason), 0), 0
     )
+
+
+@contextmanager
+def two_workers(directory: Path, transport: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
+    """Run workers a (task 0) and b (task 1); a reaches b through a proxy."""
+    flag = f"--transport={transport}"
+    with (
+        one_worker("a", flag, directory=directory) as a,
+        one_worker("b", flag, directory=directory) as b,
+        proxy_before(b) as proxy,
+    ):
+        for endpoint in (a, b):
+            assign(endpoint, 1, {a: [0], through(proxy, b): [1]})
+            with ControlClient(endpoint.address) as control:
+                control.wait_ready(10)
+        yield a, b, proxy
+
+
+def connected(endpoint: Endpoint) -> bool:
+    """Whether a worker has its only outbound connection."""
+    (peer,) = status(endpoint).peers
+    return peer.connected
+
+
+def balances(sender: Client, *hops: Endpoint, sent: int) -> None:
+    """See that the sender and every worker on the way have settled exactly what the test has sent."""
+    sender.flush(20)
+    assert (sender.ledger().accepted, sender.ledger().acknowledged) == (sent, sent)
+    for hop in hops:
+        eventually(lambda hop=hop: ledger(hop).acknowledged == sent, 10, f"{ledger(hop)}, sent {sent}")  # type: ignore[misc]
+        assert (ledger(hop).accepted, ledger(hop).pending, ledger(hop).balanced) == (sent, 0, True)

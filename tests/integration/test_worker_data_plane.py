@@ -1,4 +1,4 @@
-"""Workers under faults and changes: nothing is lost, doubled or disordered, and every ledger adds up."""
+"""Workers under faults: nothing is lost, doubled or disordered, and every ledger adds up."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers.restartable import drained_ledger
 from helpers.topology import (
-    TOPOLOGY,
     Pair,
     assign,
     assignment_file,
+    balances,
     collect,
-    has_ended,
+    connected,
     ledger,
     messages_of,
     metric,
@@ -25,18 +24,16 @@ from helpers.topology import (
     numbers,
     one_worker,
     pair_of_workers,
-    proxy_before,
     queued,
     status,
-    through,
+    two_workers,
 )
 from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.control import ControlClient
-from tuplewire.errors import BufferFullError, RefusedMessagesError
-from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire.errors import BufferFullError
+from tuplewire_service.server.launch import Endpoint
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.proxy import FaultProxy
 
@@ -54,37 +51,6 @@ def workers(transport: str) -> Iterator[Pair]:
     """Run two workers with small queues for the tests that leave them whole."""
     with pair_of_workers(*SMALL_QUEUES, f"--transport={transport}") as pair:
         yield pair
-
-
-@contextmanager
-def two_workers(directory: Path, transport: str) -> Iterator[tuple[Endpoint, Endpoint, FaultProxy]]:
-    """Run workers a (task 0) and b (task 1); a reaches b through a proxy."""
-    flag = f"--transport={transport}"
-    with (
-        one_worker("a", flag, directory=directory) as a,
-        one_worker("b", flag, directory=directory) as b,
-        proxy_before(b) as proxy,
-    ):
-        for endpoint in (a, b):
-            assign(endpoint, 1, {a: [0], through(proxy, b): [1]})
-            with ControlClient(endpoint.address) as control:
-                control.wait_ready(10)
-        yield a, b, proxy
-
-
-def connected(endpoint: Endpoint) -> bool:
-    """Whether a worker has its only outbound connection."""
-    (peer,) = status(endpoint).peers
-    return peer.connected
-
-
-def balances(sender: Client, *hops: Endpoint, sent: int) -> None:
-    """See that the sender and every worker on the way have settled exactly what the test has sent."""
-    sender.flush(20)
-    assert (sender.ledger().accepted, sender.ledger().acknowledged) == (sent, sent)
-    for hop in hops:
-        eventually(lambda hop=hop: ledger(hop).acknowledged == sent, 10, f"{ledger(hop)}, sent {sent}")  # type: ignore[misc]
-        assert (ledger(hop).accepted, ledger(hop).pending, ledger(hop).balanced) == (sent, 0, True)
 
 
 # --- backpressure ------------------------------------------------------------------------------------
@@ -409,136 +375,3 @@ def test_consumer_without_room_goes_on_at_a_restarted_worker(tmp_path: Path) -> 
                 sender.flush(10)
                 # Asking for more acknowledges, in vain, what is held.
                 assert numbers(collect(subscription, 100)) == list(range(200, 300))
-
-
-# --- changes of the assignment ---------------------------------------------------------------------------
-
-
-def test_new_worker_and_task_join_under_traffic(tmp_path: Path, transport: str) -> None:
-    """An assignment with one more worker opens a connection to it; the traffic beside it goes on."""
-    with (
-        two_workers(tmp_path, transport) as (a, b, proxy),
-        one_worker("c", f"--transport={transport}", directory=tmp_path) as c,
-        client_of(a.address) as sender,
-        client_of(b.address) as consumer,
-        client_of(c.address) as newcomer,
-        Reader(consumer.recv([1], timeout=0.2)) as reader,
-    ):
-        with Feeder(sender, 1) as feeder:
-            feeder.goes_on()
-            everyone = {a: [0, 5], through(proxy, b): [1], c: [2]}
-            for each in (a, b, c):
-                assign(each, 2, everyone)
-            eventually(lambda: [peer.connected for peer in status(a).peers] == [True, True], 10)
-            with client_of(a.address) as other:
-                other.send(numbered(2, range(10)))
-                other.send(numbered(5, range(10)))
-                other.flush(10)
-            assert numbers(collect(newcomer.recv([2], timeout=10), 10)) == list(range(10))
-            assert queued(a, 5) == 10
-            feeder.goes_on()
-        reader.has(feeder.sent)
-        assert numbers(reader.got) == list(range(feeder.sent))
-        assert [peer.reconnects for peer in status(a).peers] == [0, 0]
-        assert all(ledger(each).balanced for each in (a, b, c))
-
-
-def test_removed_worker_is_disconnected_under_traffic(tmp_path: Path, transport: str) -> None:
-    """An assignment without a worker closes the connection to it once it is empty; its task is refused."""
-    with (
-        two_workers(tmp_path, transport) as (a, b, proxy),
-        client_of(a.address) as sender,
-        client_of(b.address) as consumer,
-        Reader(consumer.recv([1], timeout=0.2)) as reader,
-    ):
-        with Feeder(sender, 1) as feeder:
-            feeder.goes_on(300)
-        sender.flush(10)
-        with Feeder(sender, 0) as local:
-            assign(a, 2, {a: [0]})
-            eventually(lambda: proxy.connections == 0, 10, "connection closed")
-            assert list(status(a).peers) == []
-            local.goes_on()
-        reader.has(feeder.sent)
-        assert numbers(reader.got) == list(range(feeder.sent))
-        sender.send(1, b"nobody's")
-        with pytest.raises(RefusedMessagesError, match="task 1 is not in assignment version 2"):
-            sender.flush(10)
-        assert queued(a, 0) == local.sent
-        assert ledger(a).accepted == feeder.sent + local.sent
-        assert ledger(a).balanced
-
-
-def test_task_that_moves_takes_its_queue_along(tmp_path: Path, transport: str) -> None:
-    """What waits for a task when it moves to another worker is passed on to there, in order."""
-    with two_workers(tmp_path, transport) as (a, b, proxy), client_of(a.address) as sender:
-        sender.send(numbered(0, range(1000)))
-        sender.flush(10)
-        for each in (b, a):
-            assign(each, 2, {a: [], through(proxy, b): [0, 1]})
-        sender.send(numbered(0, range(1000, 1100)))
-        with client_of(b.address) as consumer:
-            assert numbers(collect(consumer.recv([0], timeout=10), 1100)) == list(range(1100))
-        balances(sender, a, sent=1100)
-
-
-# --- drain -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["signal", "call"])
-def test_drain_under_traffic_loses_nothing(tmp_path: Path, how: str) -> None:
-    """A worker that drains under traffic exits with 0 and has passed on everything that it acknowledged."""
-    with LocalWorkers(2, TOPOLOGY, directory=tmp_path) as workers:
-        workers.assign({0: [0], 1: [1]})
-        near, far = workers.endpoints
-        with (
-            client_of(near.address) as sender,
-            client_of(far.address) as consumer,
-            Reader(consumer.recv([1], timeout=0.2)) as reader,
-        ):
-            with Feeder(sender, 1) as feeder:
-                feeder.goes_on(500)
-                if how == "signal":
-                    os.kill(near.process_id, signal.SIGTERM)
-                else:
-                    with ControlClient(near.address) as control:
-                        assert control.drain()
-                eventually(lambda: has_ended(near), 15, "drained")
-                feeder.goes_on()
-            taken = sender.ledger().acknowledged
-            reader.has(taken)
-            sender.close(0)
-            assert numbers(reader.got) == list(range(taken))
-            assert sender.ledger().accepted == taken + sender.ledger().dropped["closed"]
-        assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(taken, taken, {}, 0)
-        assert workers.stop() == [0, 0]
-
-
-def test_drain_delivers_what_is_queued_to_the_consumer(tmp_path: Path) -> None:
-    """While it drains a worker serves its consumers on, and ends as soon as they have everything."""
-    with one_worker("w", "--drain-seconds=20", directory=tmp_path) as worker:
-        assign(worker, 1, {("w", worker.address): [0]})
-        with client_of(worker.address) as client:
-            client.send(numbered(0, range(1000)))
-            client.flush(10)
-            with client.recv([0], timeout=10) as subscription:
-                first = messages_of(next(subscription))
-                os.kill(worker.process_id, signal.SIGTERM)
-                log = tmp_path / "w-0" / "worker-0.log"
-                eventually(lambda: "draining" in log.read_text(), 5)
-                rest = collect(subscription, 1000 - len(first)) if len(first) < 1000 else []
-                assert numbers(first + rest) == list(range(1000))
-                subscription.acknowledge()
-                eventually(lambda: "worker.drained" in log.read_text(), 5, "drained")
-    assert drained_ledger(log).acknowledged == 1000
-
-
-def test_drain_counts_what_nobody_took(tmp_path: Path) -> None:
-    """What is left at the deadline is dropped{shutdown} in the printed balance, and the exit code is 0."""
-    with LocalWorkers(1, TOPOLOGY, directory=tmp_path, flags=["--drain-seconds=0.3"]) as workers:
-        workers.assign({0: [0]})
-        with client_of(workers.endpoints[0].address) as client:
-            client.send(numbered(0, range(70)))
-            client.flush(10)
-        assert workers.stop() == [0]
-        assert drained_ledger(workers.log_of(0)) == LedgerSnapshot(70, 0, {"shutdown": 70}, 0)
