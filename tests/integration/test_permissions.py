@@ -67,13 +67,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         Credentials(token_file=str(secret_file(folder / name, line))) for name, line in lines.items()
     )
     flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
-    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1) as workers:
-        endpoint = workers.endpoints[0]
-        holder = AssignedWorker(endpoint.worker_id, endpoint.address, tuple(range(1, 21)))
-        assignment = assignment_to_wire(Assignment(1, TOPOLOGY, (holder,)))
-        with ControlClient(endpoint.address, credentials=operator) as control:
-            control.update_assignment(assignment)
-        yield Guarded(endpoint, rules, workers.log_of(0), assignment, operator, etl, elsewhere)
+    with LocalWorkers(
+        1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1, credentials=operator
+    ) as workers:
+        assignment = assignment_to_wire(workers.assign({0: range(1, 21)}, _SECONDS))
+        yield Guarded(workers.endpoints[0], rules, workers.log_of(0), assignment, operator, etl, elsewhere)
 
 
 def _client(worker: Guarded, credentials: Credentials, client_id: str | None = None) -> Client:

@@ -38,14 +38,6 @@ class Cluster(NamedTuple):
     log: Path
 
 
-def _assignment(near: Endpoint, far: Endpoint, version: int = 1) -> Assignment:
-    return Assignment(
-        version,
-        TOPOLOGY,
-        (AssignedWorker("worker-0", near.address, (1, 10)), AssignedWorker("worker-1", far.address, (2, 20))),
-    )
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Run it; the addresses are not in the certificates."""
@@ -54,14 +46,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     files = authority.issue(WORKER, "spiffe://test/worker").write(folder / "worker")
     program = files_of(authority.issue("etl.example"), folder / "program", WORKER)
     flags = [*tls_flags(files), "--tls-client-names=*.example", "--drain-seconds=1", "--log-format=json"]
-    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=folder) as workers:
+    with LocalWorkers(2, TOPOLOGY, flags=flags, directory=folder, credentials=program) as workers:
+        workers.assign({0: [1, 10], 1: [2, 20]}, _SECONDS)
         near, far = workers.endpoints
-        for each in (near, far):
-            with ControlClient(each.address, credentials=program) as control:
-                control.update_assignment(assignment_to_wire(_assignment(near, far)))
-        for each in (near, far):
-            with ControlClient(each.address, credentials=program) as control:
-                control.wait_ready(_SECONDS)
         yield Cluster(near, far, authority, files, program, workers.log_of(0))
         assert workers.stop() == [0, 0]
 

@@ -19,9 +19,7 @@ from tuplewire.control import ControlClient
 from tuplewire.errors import TuplewireError, UnauthenticatedError
 from tuplewire.spark.client_handle import ClientHandle
 from tuplewire_service.server.launch import Endpoint, LocalWorkers
-from tuplewire_service.server.wire import assignment_to_wire
 from tuplewire_service.testing.proxy import FaultProxy
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
 _SECONDS = 60.0
@@ -42,12 +40,11 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("tokens")
     tokens = secret_file(folder / "token", f"etl {OLD}\n")
     flags = [f"--token-file={tokens}", "--log-level=debug"]
-    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1) as workers:
-        endpoint = workers.endpoints[0]
-        assignment = Assignment(1, TOPOLOGY, (AssignedWorker(endpoint.worker_id, endpoint.address, (1,)),))
-        with ControlClient(endpoint.address, credentials=Credentials(token_file=str(tokens))) as control:
-            control.update_assignment(assignment_to_wire(assignment))
-        yield Guarded(endpoint, tokens, workers.log_of(0))
+    with LocalWorkers(
+        1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1, credentials=_credentials(folder, OLD)
+    ) as workers:
+        workers.assign({0: [1]}, _SECONDS)
+        yield Guarded(workers.endpoints[0], tokens, workers.log_of(0))
 
 
 def _credentials(folder: Path, *tokens: str) -> Credentials:
@@ -214,21 +211,10 @@ def test_workers_show_a_token_to_each_other(tmp_path: Path) -> None:
     """Without TLS, workers get in by their token file, and by nothing less."""
     tokens = secret_file(tmp_path / "token", OLD)
     credentials = Credentials(token_file=str(tokens))
-    with LocalWorkers(2, TOPOLOGY, flags=[f"--token-file={tokens}"], drain_seconds=1) as workers:
+    flags = [f"--token-file={tokens}"]
+    with LocalWorkers(2, TOPOLOGY, flags=flags, drain_seconds=1, credentials=credentials) as workers:
+        workers.assign({0: [1], 1: [2]}, _SECONDS)
         near, far = workers.endpoints
-        assignment = assignment_to_wire(
-            Assignment(
-                1,
-                TOPOLOGY,
-                (
-                    AssignedWorker("worker-0", near.address, (1,)),
-                    AssignedWorker("worker-1", far.address, (2,)),
-                ),
-            )
-        )
-        for each in (near, far):
-            with ControlClient(each.address, credentials=credentials) as control:
-                control.update_assignment(assignment)
         with Client(near.address, topology=TOPOLOGY, credentials=credentials) as client:
             client.send(2, b"over")
             client.flush(_SECONDS)
