@@ -16,7 +16,7 @@ from tuplewire.errors import ClosedError, ConfigError, TuplewireError, Unreachab
 from tuplewire.group import check_task
 from tuplewire.membership.contacts import Contacts
 from tuplewire.membership.registry import Registry
-from tuplewire.membership.status import MembershipStatus
+from tuplewire.membership.status import MembershipStatus, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Membership:
         Raises UnreachableError where there is none.
         """
         for worker in self.status().workers:
-            if worker.phase == "joined":
+            if worker.phase is Phase.JOINED:
                 return worker.address
         raise UnreachableError(f"no worker is registered: {self.status()}")
 

@@ -12,7 +12,8 @@ from tuplewire_service.messaging.base import IConnectionCallback, Origin, Receiv
 
 logger = logging.getLogger(__name__)
 
-OTHER_SOURCE = "other"
+OTHER = "other"
+"""Stands for all that is not counted apart."""
 MAX_SOURCES = 1000
 """Sources that are counted apart; bounds what hostile senders make us remember."""
 
@@ -32,7 +33,7 @@ class Reception:
     def count(self, source: str, groups: Sequence[TaskGroup]) -> None:
         """Count a frame."""
         if source not in self._received and len(self._received) >= MAX_SOURCES:
-            source = OTHER_SOURCE
+            source = OTHER
         counts = self._received.setdefault(source, [0, 0, 0])
         counts[0] += sum(map(len, groups))
         counts[1] += 1

@@ -20,7 +20,7 @@ import tuplewire
 from tuplewire.session.ledger import DropReason
 from tuplewire.wire import messaging_pb2
 from tuplewire_service.messaging.base import ReceiveCount
-from tuplewire_service.messaging.reception import OTHER_SOURCE
+from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.messaging.streamed.send_session import CLIENT_SOURCE
 from tuplewire_service.server.config import WorkerConfig
 from tuplewire_service.server.families import counter, counters, gauge, gauges, histogram, info
@@ -77,7 +77,7 @@ class WorkerCollector(Collector):
         self._lock = threading.Lock()
         self._tasks = Names(config.metrics_tasks)
         self._peers = Names(config.metrics_peers)
-        self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER_SOURCE))
+        self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER))
         self._sent = Totals()
         self._received = Totals()
 

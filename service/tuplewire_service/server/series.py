@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-from tuplewire_service.worker.blocking import OTHER
+from tuplewire_service.messaging.reception import OTHER
 
 
 class Names:

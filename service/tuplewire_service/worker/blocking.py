@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tuplewire_service.messaging.reception import OTHER
+
 LOCAL = "local"
 """Where a task blocks whose queue is here."""
-OTHER = "other"
-"""Stands for what has no series of its own."""
 
 _Seconds = dict[tuple[str, str], float]
 

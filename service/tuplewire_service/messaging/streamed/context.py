@@ -6,6 +6,7 @@ import functools
 import uuid
 from abc import abstractmethod
 
+from tuplewire.addresses import bracketed
 from tuplewire.loop import EventLoopThread, messaging_loop
 from tuplewire.sender import Identity, Sender
 from tuplewire.stream import Dial
@@ -51,7 +52,7 @@ class StreamedContext(IContext):
     def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
         """See IContext. Each connection is a session of its own."""
         settings = self._common
-        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        host = bracketed(host)
         thread = messaging_loop()
         self._connections += 1
         identity = Identity(
