@@ -13,7 +13,7 @@ WIRE   := clients/tuplewire/wire
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z][a-zA-Z_-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z][a-zA-Z_-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 # --- environments -----------------------------------------------------------------------------
 

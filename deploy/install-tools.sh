@@ -41,13 +41,11 @@ if ((${#missing[@]})); then
     echo "not installed: ${missing[*]}; as root on Debian: apt-get install ${missing[*]}" >&2
 fi
 
-if ((${#npm_modules[@]})); then
-    if command -v npm >/dev/null; then
-        npm install --silent --no-audit --no-fund --prefix build/npm "${npm_modules[@]}" ||
-            echo "not installed: ${npm_modules[*]}; see above what npm says, and try again" >&2
-    else
-        echo "not installed: ${npm_modules[*]}, for want of npm; install Node.js" >&2
-    fi
+if command -v npm >/dev/null; then
+    npm install --silent --no-audit --no-fund --prefix build/npm "${npm_modules[@]}" ||
+        echo "not installed: ${npm_modules[*]}; see above what npm says, and try again" >&2
+else
+    echo "not installed: ${npm_modules[*]}, for want of npm; install Node.js" >&2
 fi
 
 # kubectl renders the manifests where it is new enough for them, as Debian 12's is not. kustomize does, too: built
