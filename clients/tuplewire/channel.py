@@ -16,7 +16,7 @@ import grpc.aio
 from tuplewire.addresses import check_reachable
 from tuplewire.config import SessionSettings
 from tuplewire.credentials import Credentials
-from tuplewire.dialling import Dialler
+from tuplewire.dialling import NOT_TRUSTED, Dialler
 from tuplewire.errors import (
     ConfigError,
     ProtocolError,
@@ -35,6 +35,8 @@ _CONNECT_MILLIS = 5000
 SERVICE = "tuplewire.v1.Messaging"
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
+_REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
+"""What gRPC says of a server whose certificate this side does not take."""
 _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
 """What gRPC says of a server that ends a connection during the handshake."""
 BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
@@ -198,5 +200,5 @@ def error_of(
             return refused(str(value), details)
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
-    hint = hint if _BROKEN_OFF.search(details) else ""
+    hint = NOT_TRUSTED if _REFUSED_BY_US.search(details) else hint if _BROKEN_OFF.search(details) else ""
     return UnreachableError(f"{address}: {code.name}: {details}{hint}")

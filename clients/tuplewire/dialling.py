@@ -24,9 +24,14 @@ from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.names import allowed
 from tuplewire.tokens import AUTHORIZATION, Token, read_tokens
-from tuplewire.watched import WatchedFiles
+from tuplewire.watched import UNREADABLE, WatchedFiles
 
 _HANDSHAKE_SECONDS = 5.0
+NOT_TRUSTED = (
+    "; has one of tls_ca (TUPLEWIRE_TLS_CA) signed the worker's certificate, and has that a name of "
+    "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host that is dialled)?"
+)
+"""What to look at where this side does not take a worker's certificate."""
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -124,15 +129,21 @@ def read_tls(credentials: Credentials) -> TlsMaterial:
         raise ConfigError(f"{credentials.tls_ca} has no certificates in PEM: {error}") from error
     certificate, key = _read(credentials.tls_certificate), _read(credentials.tls_key)
     if credentials.tls_certificate is not None:
-        try:
-            # An empty password, so that nobody is asked for one where the key has one.
-            context.load_cert_chain(credentials.tls_certificate, credentials.tls_key, password="")
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(
-                f"{credentials.tls_certificate} and {credentials.tls_key} are no certificate and its key "
-                f"(PEM, without a password): {error}"
-            ) from error
+        load_pair(context, credentials)
     return TlsMaterial(ca, certificate, key, context)
+
+
+def load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
+    """Let a context show the certificate; ConfigError, naming both files, when the key does not fit it."""
+    assert credentials.tls_certificate is not None  # noqa: S101 - the caller has seen to it
+    try:
+        # An empty password, so that nobody is asked for one where the key has one.
+        context.load_cert_chain(credentials.tls_certificate, credentials.tls_key, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{credentials.tls_certificate} and {credentials.tls_key} are no certificate and its key "
+            f"(PEM, without a password): {error}"
+        ) from error
 
 
 def _read(name: str | None) -> bytes | None:
@@ -141,7 +152,7 @@ def _read(name: str | None) -> bytes | None:
     try:
         return Path(name).read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {name}: {error.strerror}; {UNREADABLE}") from error
 
 
 def names_in(certificate: dict[str, Any]) -> list[str]:
@@ -168,7 +179,7 @@ def _peer_of(address: str, certificate: _Certificate, names: Sequence[str]) -> _
     if not allowed(own, names):
         raise UnreachableError(
             f"{address} is no worker of ours: its certificate has the names {', '.join(own) or '(none)'}, "
-            f"and tls_worker_names are {', '.join(names)}"
+            f"and tls_worker_names are {', '.join(names)}; if it should be one, list its name"
         )
     comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
     if not comparable:
@@ -186,7 +197,7 @@ async def _certificate_at(address: str, context: ssl.SSLContext) -> _Certificate
             transport, _ = await asyncio.get_running_loop().create_connection(
                 asyncio.Protocol, host, port, ssl=context, server_hostname=host
             )
-    except (OSError, TimeoutError) as error:
+    except (OSError, ValueError) as error:  # a ValueError: the host is no name that could be looked up
         raise _no_handshake(address, error) from error
     try:
         return _certificate_of(transport.get_extra_info("ssl_object"))
@@ -202,7 +213,7 @@ def _certificate_at_blocking(address: str, context: ssl.SSLContext, timeout: flo
             context.wrap_socket(plain, server_hostname=host) as secured,
         ):
             return _certificate_of(secured)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _no_handshake(address, error) from error
 
 
@@ -211,4 +222,5 @@ def _certificate_of(seen: ssl.SSLObject | ssl.SSLSocket) -> _Certificate:
 
 
 def _no_handshake(address: str, error: Exception) -> UnreachableError:
-    return UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}")
+    hint = NOT_TRUSTED if isinstance(error, ssl.SSLCertVerificationError) else ""
+    return UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}{hint}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuplewire.errors import ConfigError
+from tuplewire.watched import UNREADABLE
 
 AUTHORIZATION = "authorization"
 """The key of a call's metadata under which a token is shown."""
@@ -37,7 +38,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     try:
         text = path.read_text(encoding="ascii")
     except OSError as error:
-        raise ConfigError(f"cannot read the token file {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the token file {path}: {error.strerror}; {UNREADABLE}") from error
     except UnicodeDecodeError:
         raise ConfigError(
             f"the token file {path} is not ASCII; write a token as letters and digits"

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
 _Look = tuple[tuple[int, ...] | None, ...]
 _ATTEMPTS = 10
+UNREADABLE = "name a file that this process may read"
+"""What to do about a file that is not there, a folder, or somebody else's."""
 
 
 class WatchedFiles(Generic[_Value]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from helpers.certificates import Authority, Issued
 from helpers.secured import files_of
 
 from tuplewire.control import ControlClient
+from tuplewire.dialling import Dialler
 from tuplewire.errors import UnreachableError
 from tuplewire.wire import control_pb2
 from tuplewire.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
@@ -116,3 +118,42 @@ def test_nobody_there_is_unreachable(tmp_path: Path) -> None:
         pytest.raises(UnreachableError, match="no TLS connection"),
     ):
         control.status()
+
+
+@pytest.mark.parametrize("names", [(), (WORKER,)], ids=["host", "listed"])
+def test_a_worker_of_another_authority_is_told_by_what_to_look_at(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """Whoever compares the host, and whoever lists names, learns which settings decide it."""
+    program = files_of(Authority().issue("etl.example"), tmp_path, *names)
+    with (
+        _server(Authority().issue("localhost", WORKER)) as address,
+        ControlClient(address, credentials=program) as control,
+        pytest.raises(UnreachableError, match=r"TUPLEWIRE_TLS_CA.*signed the worker's certificate"),
+    ):
+        control.status()
+
+
+def test_another_host_than_the_certificate_says_is_told_by_what_to_look_at(tmp_path: Path) -> None:
+    """Where no names are listed, that of the host has to be in the certificate."""
+    authority = Authority()
+    program = files_of(authority.issue("etl.example"), tmp_path)
+    with (
+        _server(authority.issue("elsewhere.example")) as address,
+        ControlClient(address, credentials=program) as control,
+        pytest.raises(UnreachableError, match="TUPLEWIRE_TLS_WORKER_NAMES"),
+    ):
+        control.status()
+
+
+@pytest.mark.parametrize("address", ["a..b:6700", ".example:6700"])
+def test_a_host_that_is_no_name_is_unreachable(tmp_path: Path, address: str) -> None:
+    """Nobody can be there, with an address that cannot be looked up."""
+    program = files_of(Authority().issue("etl.example"), tmp_path, WORKER)
+    with (
+        ControlClient(address, credentials=program) as control,
+        pytest.raises(UnreachableError, match="no TLS connection"),
+    ):
+        control.status()
+    with pytest.raises(UnreachableError, match="no TLS connection"):
+        asyncio.run(Dialler(program).channel(address, ()))

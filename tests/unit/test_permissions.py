@@ -86,6 +86,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
         ("[[clients]]", "not clients"),
         ("client = 1", r"has tables \[\[client\]\]"),
         ("send = ", "is not TOML"),
+        ("send = " + "[" * 10_000, "is not TOML"),
     ],
 )
 def test_wrong_file_is_named(tmp_path: Path, content: str, complaint: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,5 +81,34 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
     """So is one that is not there."""
     credentials = files_of(GOOD, tmp_path)
     (tmp_path / "ca.crt").unlink()
-    with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*ca\.crt: No such file .*; name a file"):
         read_tls(credentials)
+
+
+def test_files_exchanged_one_by_one_are_no_defect(tmp_path: Path) -> None:
+    """Whichever file is old and whichever new when a worker reads them: they are good, or a ConfigError."""
+    credentials = files_of(GOOD, tmp_path)
+    assert credentials.tls_key is not None
+    key, keys = Path(credentials.tls_key), (AUTHORITY.issue("worker.example").key, GOOD.key)
+    done = threading.Event()
+
+    def exchange() -> None:
+        for fresh in itertools.cycle(keys):
+            if done.is_set():
+                return
+            (tmp_path / "fresh").write_bytes(fresh)
+            (tmp_path / "fresh").replace(key)
+
+    exchanging = threading.Thread(target=exchange)
+    exchanging.start()
+    try:
+        told = 0
+        for _ in range(500):
+            try:
+                read_identity(credentials)
+            except ConfigError:
+                told += 1
+    finally:
+        done.set()
+        exchanging.join()
+    assert told

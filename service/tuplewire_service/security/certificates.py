@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tuplewire.credentials import Credentials
-from tuplewire.dialling import TlsMaterial, names_in, read_tls
+from tuplewire.dialling import TlsMaterial, load_pair, names_in, read_tls
 from tuplewire.errors import ConfigError
 from tuplewire.watched import WatchedFiles
 
@@ -80,7 +80,7 @@ def read_identity(credentials: Credentials) -> Identity:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.verify_mode = ssl.CERT_REQUIRED
     server.load_verify_locations(cadata=tls.ca.decode("ascii"))
-    server.load_cert_chain(str(credentials.tls_certificate), credentials.tls_key, password="")
+    load_pair(server, credentials)
     try:
         certificate = _meet(tls.context, server)
     except ssl.SSLCertVerificationError as error:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.names import allowed, parse_names
+from tuplewire.watched import UNREADABLE
 
 ACTIONS = ("assign", "drain")
 """What a rule may allow beside sending and receiving."""
@@ -125,8 +126,10 @@ def read_rules(path: Path) -> Rules:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the permissions file {path}: {error.strerror}") from error
-    except ValueError as error:
+        raise ConfigError(
+            f"cannot read the permissions file {path}: {error.strerror}; {UNREADABLE}"
+        ) from error
+    except (ValueError, RecursionError) as error:  # the latter: tables within tables, a thousand deep
         raise ConfigError(f"the permissions file {path} is not TOML: {error}") from error
     unknown = sorted(set(content) - {"client"})
     tables = content.get("client", [])

@@ -151,11 +151,18 @@ def _worker(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(to_toml(loaded))
         return EXIT_OK
-    # gRPC's own lines on standard error are no events; it reads this when it is imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _silence_grpc()
     from tuplewire_service.server.main import run_worker
 
     return run_worker(loaded.config, until_input_ends=arguments.until_input_ends)
+
+
+def _silence_grpc() -> None:
+    """Keep gRPC's own lines off standard error: they are no events, and what counts is in our errors.
+
+    It reads this when it is imported.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +174,7 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
 
 
 def _control_of(arguments: argparse.Namespace) -> ControlClient:
+    _silence_grpc()
     from tuplewire.control import ControlClient
 
     return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))
