@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 from weakref import ref
@@ -212,7 +212,7 @@ class ClientHandle(Shipped):
                 if client is None:
                     client = _clients[key] = Client(**self._arguments)
                 block = TaskClient(client, attempt)
-                _blocks[key] = ref(block) if attempt is None else partial(_itself, block)
+                _blocks[key] = ref(block) if attempt is None else lambda: block
             block.enter()
         return block
 
@@ -278,10 +278,6 @@ def _tell_at_exit() -> None:
     open_blocks = [block for key in list(_blocks) if (block := _block(key)) is not None and block.forgotten]
     for text in {*_unheard, *(block.story() for block in open_blocks)}:
         print(f"tuplewire: {text}", file=sys.stderr)
-
-
-def _itself(block: TaskClient) -> TaskClient:
-    return block
 
 
 def _block(key: _Key) -> TaskClient | None:

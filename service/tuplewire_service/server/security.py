@@ -6,9 +6,9 @@ import asyncio
 import logging
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,6 +27,7 @@ from tuplewire_service.server.families import counter, counters, gauge
 
 logger = logging.getLogger(__name__)
 
+_Content = TypeVar("_Content")
 Context = grpc.aio.ServicerContext[Any, Any]
 _HEALTH = "/grpc.health.v1."
 """Probes show nothing of themselves, and learn nothing but whether the worker is ready."""
@@ -63,11 +64,12 @@ class Security:
         for file in (config.tls_key, config.token_file):
             _warn_if_others_may_read(file)
 
-    def _watched(self, file: str | None, read: Any) -> Any:
+    def _watched(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
+        """Return what returns the content of the moment; ConfigError when a file is of no use now."""
         if file is None:
             return None
         path = Path(file)
-        watched: WatchedFiles[Any] = WatchedFiles([path], lambda: read(path))
+        watched = WatchedFiles([path], lambda: read(path))
         watched.get()
         self._files.append(watched)
         return watched.get
