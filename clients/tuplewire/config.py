@@ -14,6 +14,9 @@ MIB = 1024 * KIB
 
 PROTOCOL_VERSION = 1
 
+ENVIRONMENT_PREFIX = "TUPLEWIRE_"
+"""How the names of our variables begin."""
+
 
 class AckMode(enum.StrEnum):
     """When a message counts as acknowledged."""

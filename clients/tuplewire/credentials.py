@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuplewire.addresses import is_loopback, split_host_port
+from tuplewire.config import ENVIRONMENT_PREFIX
 from tuplewire.errors import ConfigError
 from tuplewire.names import parse_names
-
-_PREFIX = "TUPLEWIRE_"
 
 
 def _flag(text: str) -> bool:
     flags = {"1": True, "true": True, "0": False, "false": False}
     if text.lower() not in flags:
-        raise ConfigError(f"{_PREFIX}ALLOW_PLAINTEXT is true or false, not {text!r}")
+        raise ConfigError(f"TUPLEWIRE_ALLOW_PLAINTEXT is true or false, not {text!r}")
     return flags[text.lower()]
 
 
@@ -62,7 +61,7 @@ class Credentials:
         variables = os.environ if environment is None else environment
         read: dict[str, Any] = {}
         for each in fields(cls):
-            if text := variables.get(_PREFIX + each.name.upper()):
+            if text := variables.get(ENVIRONMENT_PREFIX + each.name.upper()):
                 read[each.name] = _READERS.get(each.name, str)(text)
         return cls(**{**read, **(flags or {})})
 
@@ -77,7 +76,7 @@ class Credentials:
         if not is_loopback(split_host_port(address)[0]):
             raise ConfigError(
                 f"the token of {self.token_file} would go to {address} in the clear: name a tls_ca "
-                f"({_PREFIX}TLS_CA), use a Unix socket, or set allow_plaintext ({_PREFIX}ALLOW_PLAINTEXT)"
+                "(TUPLEWIRE_TLS_CA), use a Unix socket, or set allow_plaintext (TUPLEWIRE_ALLOW_PLAINTEXT)"
             )
 
     @property

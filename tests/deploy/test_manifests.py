@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from helpers.manifests import (
 from helpers.pod_checks import check_pod, check_restricted, check_sidecar, mounted
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT
+from helpers.worker_process import environment_without_ours
 
 from tuplewire.addresses import split_host_port
 from tuplewire.spark import kubernetes
@@ -61,10 +61,10 @@ def config_of(overlay: str, kind: str) -> Mapping[str, Any]:
             re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], text).replace(CONFIG, str(path))
             for text in worker["args"]
         ]
-        own = {name: value for name, value in os.environ.items() if not name.startswith("TUPLEWIRE_")}
         command = [sys.executable, "-m", "tuplewire_service", *arguments, "--print-config"]
+        environment = {**environment_without_ours(), **known}
         done = subprocess.run(
-            command, env={**own, **known}, capture_output=True, text=True, check=False, timeout=60
+            command, env=environment, capture_output=True, text=True, check=False, timeout=60
         )
     assert done.returncode == 0, done.stderr
     return tomllib.loads(done.stdout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 from helpers import eventually
 from helpers.admin import get
 from helpers.manifests import Manifest, container, variables
+from helpers.worker_process import environment_without_ours
 
 SPARK = "spark-kubernetes-executor"
 _SECONDS = 60.0
@@ -121,7 +121,6 @@ class PodHere:
         return text
 
     def _environment(self, one: Manifest) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("TUPLEWIRE_")}
         given = {name: self.local(one, value) for name, value in variables(one).items()}
         by_field = {"metadata.name": self.name, "status.podIP": "127.0.0.1"}
         filled_in = {
@@ -129,7 +128,7 @@ class PodHere:
             for each in one.get("env", [])
             if "valueFrom" in each
         }
-        return {**own, **given, **filled_in}
+        return {**environment_without_ours(), **given, **filled_in}
 
     def _written(self, key: str) -> Any:
         return json.loads(self._addresses.read_text(encoding="utf-8"))[key]

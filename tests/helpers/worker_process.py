@@ -15,6 +15,7 @@ from typing import Any
 
 from helpers import eventually
 from helpers.admin import get
+from tuplewire.config import ENVIRONMENT_PREFIX
 from tuplewire.wire import control_pb2
 from tuplewire_service.server.wire import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -24,7 +25,7 @@ COMMAND = [sys.executable, "-m", "tuplewire_service"]
 
 def environment_without_ours() -> dict[str, str]:
     """Return the variables of this process that are not for a worker."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("TUPLEWIRE_")}
+    return {key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)}
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tuplewire.config import ENVIRONMENT_PREFIX
 from tuplewire.errors import ConfigError, TuplewireError
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT_PREFIX = "TUPLEWIRE_"
 PRIVATE = 0o600
 """The mode of a file that is one user's alone."""
 _LAST_LINES = 20

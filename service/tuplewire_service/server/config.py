@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.addresses import is_loopback, split_host_port
-from tuplewire.config import MIB, SessionSettings
+from tuplewire.config import ENVIRONMENT_PREFIX, MIB, SessionSettings
 from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError
-from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 from tuplewire_service.server.setting import (
     Raw,
     Setting,

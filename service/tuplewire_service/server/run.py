@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from tuplewire.config import ENVIRONMENT_PREFIX
 from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError
-from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 from tuplewire.addresses import bracketed, join_host_port, split_host_port
+from tuplewire.config import ENVIRONMENT_PREFIX
 from tuplewire.errors import ConfigError
 from tuplewire.names import parse_names
-from tuplewire_service.launching.child import ENVIRONMENT_PREFIX
 
 Raw = str | int | float | bool
 """What a source holds: always a str in flags and the environment, maybe a number or a truth in a file."""

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tuplewire.channel import ADDRESS_VARIABLE
+from tuplewire.config import ENVIRONMENT_PREFIX
 from tuplewire.control import ControlClient
 from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError, UnreachableError
@@ -80,7 +81,7 @@ def _embedded(host: str, topology: str, timeout: float) -> Iterator[str]:
         environment = {
             key: value
             for key, value in os.environ.items()
-            if not key.startswith("TUPLEWIRE_") or key.startswith(_SECURITY)
+            if not key.startswith(ENVIRONMENT_PREFIX) or key.startswith(_SECURITY)
         }
         if not Credentials.from_environment().secures(f"{host}:0"):
             # Whoever runs a topology without workers of its own has Spark's network for it as it is.
