@@ -26,11 +26,11 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.group import TaskGroup
+from tuplewire.refused_messages import RefusedMessages
 from tuplewire.resumable import Resumable
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
 from tuplewire.session.loads import ReportedLoads
 from tuplewire.session.probe import ProbeTimer
-from tuplewire.session.receive import Refusal
 from tuplewire.session.send import SendWindow
 from tuplewire.session.sending_pressure import SendingPressure
 from tuplewire.stream import ClientStream, Dial, StreamBroken
@@ -40,7 +40,6 @@ from tuplewire.wire.translate import hello_to_wire, opened_from_wire, update_fro
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED_REFUSALS = 1000
 _GOODBYE_SECONDS = 1.0
 
 
@@ -110,7 +109,7 @@ class Sender(Resumable):
         self._leaving = False
         self._ended = False
         self._dismissed = False
-        self._refusals: list[str] = []
+        self._refused = RefusedMessages(address)
         self._changed = asyncio.Event()
 
     # --- for whoever sends ---------------------------------------------------------------------
@@ -203,11 +202,11 @@ class Sender(Resumable):
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def _raise_flush(self, *, done: bool, timeout: float | None) -> None:
-        refusals, self._refusals = self._refusals, []
+        refused = self._refused.take()
         if self._error is not None:
             raise self._error
-        if refusals:
-            raise RefusedMessagesError(refusals)
+        if refused:
+            raise RefusedMessagesError(refused)
         if not done:
             window = self._window
             where = "" if self.connected else f"; {self.address} is not connected: {self._last_problem}"
@@ -374,8 +373,8 @@ class Sender(Resumable):
             )
         with self._lock:
             settled = window.opened(opened_from_wire(welcome))
-            self._remember_too_large(settled)
-            self._remember(update_from_wire(0, (), welcome.refusals).refusals)
+            self._refused.add_too_large(settled, window.max_message_bytes)
+            self._refused.add(update_from_wire(0, (), welcome.refusals).refusals)
             self._moved.notify_all()
         self._silence.heard(self._loop.time())
         self._take_load(welcome.load)
@@ -460,7 +459,7 @@ class Sender(Resumable):
                 self._silence.heard(self._loop.time())
                 with self._lock:
                     settled = self._window.update(update)
-                    self._remember(update.refusals)
+                    self._refused.add(update.refusals)
                     self._moved.notify_all()
                 self.pressure.acknowledged()
                 self._settle(settled)
@@ -478,25 +477,6 @@ class Sender(Resumable):
 
     def _take_load(self, report: pb.LoadReport) -> None:
         self._loads.take({entry.task: entry.load for entry in report.tasks}, time.monotonic())
-
-    def _remember(self, refusals: Iterable[Refusal]) -> None:
-        for refusal in refusals:
-            owner = f" (owner: {refusal.owner})" if refusal.owner else ""
-            text = (
-                f"{refusal.code}: {refusal.messages} messages to task {refusal.task}: {refusal.detail}{owner}"
-            )
-            logger.warning("messages.refused", extra={"peer": self.address, "reason": text})
-            if len(self._refusals) < _REMEMBERED_REFUSALS:
-                self._refusals.append(text)
-
-    def _remember_too_large(self, settled: Iterable[Settled]) -> None:
-        for each in settled:
-            if each.dropped is DropReason.TOO_LARGE:
-                limit = self._window.max_message_bytes
-                self._refusals.append(
-                    f"MESSAGE_TOO_LARGE: {each.messages} messages to task {each.task}, "
-                    f"{each.size_bytes} bytes in all: the receiver takes {limit} bytes at most"
-                )
 
     def _settle(self, settled: list[Settled]) -> None:
         self.pressure.look(connected=self.connected)

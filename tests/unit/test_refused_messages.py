@@ -1,0 +1,29 @@
+"""What was refused is told once, and takes no more memory the longer nobody asks."""
+
+from __future__ import annotations
+
+from tuplewire.refused_messages import RefusedMessages
+from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.receive import Refusal
+
+TOO_LARGE = Settled(None, 7, 2, 300, DropReason.TOO_LARGE)
+
+
+def test_told_once() -> None:
+    """What the receiver has said, and what it would never take, comes in order; and then no more."""
+    refused = RefusedMessages("host:6700")
+    refused.add([Refusal(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
+    refused.add_too_large([Settled(None, 5, 1, 1, None), TOO_LARGE], 100)
+    assert refused.take() == [
+        "NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)",
+        "MESSAGE_TOO_LARGE: 2 messages to task 7, 300 bytes in all: the receiver takes 100 bytes at most",
+    ]
+    assert refused.take() == []
+
+
+def test_bounded() -> None:
+    """A program that never flushes keeps a thousand texts, of whatever kind."""
+    refused = RefusedMessages("host:6700")
+    refused.add_too_large([TOO_LARGE] * 1500, 100)
+    refused.add([Refusal(1, 5, 3, "UNKNOWN_TASK", "nobody has it", "")])
+    assert len(refused.take()) == 1000
