@@ -11,6 +11,12 @@ from helpers.topology import Pair, pair_of_workers
 from helpers.worker_process import Running, running
 
 
+@pytest.fixture(scope="module", params=["grpc", "zmq"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Run a test once for each transport between the workers."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Pair]:
     """Run two workers for all tests of this file."""

@@ -24,12 +24,6 @@ from tuplewire.errors import RefusedMessagesError
 from tuplewire_service.testing import eventually
 
 
-@pytest.fixture(scope="module", params=["grpc", "zmq"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """Give the transport between the workers."""
-    return str(request.param)
-
-
 def test_new_worker_and_task_join_under_traffic(tmp_path: Path, transport: str) -> None:
     """An assignment with one more worker opens a connection to it; the traffic beside it goes on."""
     with (

@@ -40,12 +40,6 @@ from tuplewire_service.testing.proxy import FaultProxy
 SMALL_QUEUES = ("--receive-queue-messages=500", "--receive-queue-bytes=1MiB")
 
 
-@pytest.fixture(scope="module", params=["grpc", "zmq"])
-def transport(request: pytest.FixtureRequest) -> str:
-    """Give the transport between the workers."""
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
 def workers(transport: str) -> Iterator[Pair]:
     """Run two workers with small queues for the tests that leave them whole."""
