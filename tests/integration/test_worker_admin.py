@@ -43,6 +43,17 @@ def test_many_idle_admin_connections_do_not_hold_the_end_up(worker: Running) -> 
         assert time.monotonic() - started < 4
 
 
+def test_slow_admin_connections_keep_no_probe_away(worker: Running) -> None:
+    """Whoever begins requests and never ends them cannot have the worker taken for dead."""
+    host, port = str(worker.bound["metrics_url"]).removeprefix("http://").removesuffix("/metrics").split(":")
+    with contextlib.ExitStack() as connections:
+        for _ in range(40):
+            slow = connections.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            slow.sendall(b"GET /livez HT")
+        assert worker.get("/livez") == (200, "live\n")
+        assert worker.get("/readyz")[0] == 503
+
+
 def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
     """What dashboards and alerts build on is there from the first scrape, at 0."""
     with ControlClient(worker.address) as client:

@@ -38,8 +38,9 @@ Probe = Callable[[], str]
 class AdminServer:
     """Serves the admin port from threads of its own until close(); bound when constructed.
 
-    Raises BindError when the address cannot be bound. At most 16 connections are served at a time, and
-    one that is silent for 5 seconds is closed; a connection beyond that is closed unanswered.
+    Raises BindError when the address cannot be bound. At most 16 connections are served at a time: one more
+    takes the place of the oldest, so that nobody who is slow on purpose keeps probes away. One that is silent
+    for 5 seconds is closed.
     """
 
     def __init__(self, listen: str, registry: CollectorRegistry, live: Probe, ready: Probe) -> None:
@@ -86,7 +87,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
     ) -> None:
         self.registry, self.live, self.ready = registry, live, ready
         self.scraped = threading.Event()
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, None] = {}  # the oldest first
         self._open_lock = threading.Lock()
         (self.address_family, _, _, _, bound) = socket.getaddrinfo(
             *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -99,26 +100,24 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._open_lock:
-            room = len(self._open) < _MAX_CONNECTIONS
-            if room:
-                self._open.add(request)
-        if room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+            if len(self._open) >= _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                _shut_down(oldest)
+            self._open[request] = None
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             with self._open_lock:
-                self._open.discard(request)
+                self._open.pop(request, None)
 
     def cut_off(self) -> None:
         with self._open_lock:
             for connection in self._open:
-                with contextlib.suppress(OSError):  # its own thread may have closed it
-                    connection.shutdown(socket.SHUT_RDWR)
+                _shut_down(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as in the base class
         # A prober that hangs up in the middle is no event of ours.
@@ -126,6 +125,12 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             logger.error(
                 "admin.request_failed", extra={"client": str(client_address)}, exc_info=sys.exception()
             )
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection for the thread that serves it."""
+    with contextlib.suppress(OSError):  # that thread may have closed it
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
