@@ -46,7 +46,7 @@ class ServerStream(Stream):
 def log_refusal(peer: str, error: TuplewireError) -> None:
     """Log a stream that is refused, unless whoever guards the worker does: it is not to fill the log."""
     if not isinstance(error, UnauthenticatedError | PermissionDeniedError):
-        logger.warning("stream.refused", extra={"peer": peer, "reason": str(error)})
+        logger.warning("stream.refused", extra={"peer": peer, "reason": str(error)[:MAX_DETAIL_LENGTH]})
 
 
 def code_of(error: TuplewireError) -> str:
