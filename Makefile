@@ -76,9 +76,13 @@ check: lint types proto-check test ## Everything that must hold before a change 
 deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages (as root), npm modules
 	deploy/install-tools.sh
 
+# Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
+PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py dialling.py membership.py worker_admin.py worker_times.py) \
+	$(addprefix tests/unit/test_,metrics_page.py series.py security_settings.py spark_kubernetes.py)
+
 .PHONY: deploy-check
 deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
-	$(BIN)/python -m pytest tests/deploy --durations=10 $(ARGS)
+	$(BIN)/python -m pytest tests/deploy $(PRODUCTION) --durations=10 $(ARGS)
 
 .PHONY: property
 property: $(VENV)/.dev ## Drive sessions, moves and drains through many random steps; SEED=n repeats a run
