@@ -24,6 +24,7 @@ from tuplewire.errors import (
     ProtocolVersionError,
     RefusedMessagesError,
     TuplewireError,
+    refused,
 )
 from tuplewire.group import TaskGroup
 from tuplewire.refused_messages import RefusedMessages
@@ -36,7 +37,7 @@ from tuplewire.session.sending_pressure import SendingPressure
 from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import hello_to_wire, opened_from_wire, update_from_wire
+from tuplewire.wire.translate import code_name, hello_to_wire, opened_from_wire, update_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -474,6 +475,8 @@ class Sender(Resumable):
                 logger.info("peer.draining", extra={"peer": self.address})
                 self._dismissed = True
                 self._wake.set()
+            elif kind == "ended":
+                raise refused(code_name(response.ended.code), response.ended.detail)
 
     def _take_load(self, report: pb.LoadReport) -> None:
         self._loads.take({entry.task: entry.load for entry in report.tasks}, time.monotonic())

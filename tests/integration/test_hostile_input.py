@@ -218,6 +218,14 @@ def test_send_refuses_by_name(worker: Endpoint, case: str) -> None:
     assert answer.details
 
 
+def test_a_welcomed_sender_is_told_by_an_answer_too(worker: Endpoint) -> None:
+    """The last answer says what the status says, for senders that miss that because they are writing."""
+    answer = talk(worker, SEND, [hello(), frame(7)])
+    welcome, last = map(pb.SendResponse.FromString, answer.responses)
+    assert welcome.HasField("welcome")
+    assert (last.ended.code, last.ended.detail) == (pb.ERROR_CODE_SEQUENCE_GAP, answer.details)
+
+
 @pytest.mark.parametrize("case", RECV_CASES)
 def test_recv_refuses_by_name(worker: Endpoint, case: str) -> None:
     """A Recv stream that breaks the protocol ends with the status that names what was wrong."""

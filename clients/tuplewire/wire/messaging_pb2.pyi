@@ -258,19 +258,29 @@ class SendRequest(_message.Message):
     probe: Probe
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
+class Ended(_message.Message):
+    __slots__ = ("code", "detail")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    code: ErrorCode
+    detail: str
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class SendResponse(_message.Message):
-    __slots__ = ("welcome", "ack", "load", "backpressure", "drain")
+    __slots__ = ("welcome", "ack", "load", "backpressure", "drain", "ended")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     load: LoadReport
     backpressure: BackpressureStatus
     drain: Drain
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    ended: Ended
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class TaskCursor(_message.Message):
     __slots__ = ("task", "acknowledged", "received", "credit", "credit_bytes")
@@ -333,14 +343,6 @@ class RecvRequest(_message.Message):
     goodbye: Goodbye
     backpressure: BackpressureStatus
     def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ...) -> None: ...
-
-class Ended(_message.Message):
-    __slots__ = ("code", "detail")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
-    code: ErrorCode
-    detail: str
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RecvResponse(_message.Message):
     __slots__ = ("subscribed", "frame", "load", "drain", "backpressure", "probe", "ended")

@@ -56,7 +56,7 @@ class MessagingServicer(object):
         Welcome; after that frames flow up, and acknowledgements with credit flow down.
 
         A refusal ends the stream with a status whose trailing metadata `tuplewire-error` holds the
-        name of an ErrorCode.
+        name of an ErrorCode, without the part ERROR_CODE_.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,7 +11,6 @@ from tuplewire.errors import (
     DrainingError,
     MalformedError,
     ProtocolVersionError,
-    RefusedError,
     TuplewireError,
     WrongTopologyError,
 )
@@ -25,10 +24,10 @@ from tuplewire.wire.codec import encode_frame
 from tuplewire_service.messaging.access import IAccess
 from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.streamed.stream import (
-    MAX_DETAIL_LENGTH,
     ServerStream,
     check_id,
     code_of,
+    ended_to_wire,
     finish_writing,
     log_refusal,
 )
@@ -158,7 +157,7 @@ class RecvService:
                 await wire.write(_frame(sequence, deliveries))
                 continue
             if (error := subscription.ended) is not None:
-                await wire.write(_ended(error).SerializeToString())
+                await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
                 raise error
             await wake.wait()
 
@@ -207,11 +206,6 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
             tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
         )
     )
-
-
-def _ended(error: RefusedError) -> pb.RecvResponse:
-    detail = str(error)[:MAX_DETAIL_LENGTH]
-    return pb.RecvResponse(ended=pb.Ended(code=f"ERROR_CODE_{error.code}", detail=detail))
 
 
 def _frame(sequence: int, deliveries: list[Delivery]) -> bytes:

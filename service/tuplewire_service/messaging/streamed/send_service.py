@@ -23,6 +23,7 @@ from tuplewire.errors import (
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.pressure import Exhausted
+from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -41,6 +42,7 @@ from tuplewire_service.messaging.streamed.stream import (
     ServerStream,
     check_id,
     code_of,
+    ended_to_wire,
     finish_writing,
     log_refusal,
 )
@@ -144,6 +146,8 @@ class SendService:
         except TuplewireError as error:
             self.refused[code_of(error)] += 1
             log_refusal(wire.peer, error)
+            if session is not None:
+                await self._farewell(wire, error)
             await wire.refuse(error)
         finally:
             stream.finished.set()
@@ -153,6 +157,13 @@ class SendService:
                 sender_id = session.state.sender_id
                 if self._sessions.get(sender_id) is session:
                     self._sessions[sender_id] = self._sessions.pop(sender_id)  # idle for the least time
+
+    @staticmethod
+    async def _farewell(wire: ServerStream, error: TuplewireError) -> None:
+        """Say why the stream ends: the status alone is lost on some senders that are writing."""
+        with contextlib.suppress(TimeoutError, StreamBroken):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
 
     @staticmethod
     async def _hello(wire: ServerStream) -> pb.Hello | None:

@@ -16,6 +16,7 @@ from tuplewire.errors import (
     UnauthenticatedError,
 )
 from tuplewire.stream import Stream, StreamBroken
+from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.access import EVERYTHING, IAccess
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,11 @@ def log_refusal(peer: str, error: TuplewireError) -> None:
 def code_of(error: TuplewireError) -> str:
     """Return the name of the wire's ErrorCode for an error."""
     return error.code if isinstance(error, RefusedError) else "MALFORMED"
+
+
+def ended_to_wire(error: TuplewireError) -> pb.Ended:
+    """Return what tells of an error before the status does."""
+    return pb.Ended(code=f"ERROR_CODE_{code_of(error)}", detail=str(error)[:MAX_DETAIL_LENGTH])
 
 
 def check_id(name: str, value: str) -> None:
