@@ -17,6 +17,7 @@ from agent import BenchError
 from links import CHAIN, Latencies, Links, Trial
 from profiling import profiled
 from report import LATENCY, ROWS, Cell, Line, Row, latency_lines, table, throughput_lines
+from scrape import SCRAPE, measure_scrape
 from spark_rows import ROUNDS as SPARK_ROUNDS
 from spark_rows import SPARK_ROWS, measure_spark
 from workload import MESSAGE_BYTES
@@ -72,7 +73,7 @@ def measure_latency(links: Links, seconds: float) -> list[Line]:
 
 
 def _arguments() -> argparse.Namespace:
-    names = [*(row.name for row in ROWS), LATENCY, *SPARK_ROWS]
+    names = [*(row.name for row in ROWS), LATENCY, SCRAPE, *SPARK_ROWS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -103,6 +104,8 @@ def _measure(only: str | None, seconds: float) -> list[Line]:
             lines += measure_latency(links, seconds * share)
         for link in links.started():
             link.still()
+    if _matches(SCRAPE, only):
+        lines += measure_scrape(_progress)
     if spark := [name for name in SPARK_ROWS if _matches(name, only)]:
         lines += measure_spark(spark, _progress)
     _progress("")

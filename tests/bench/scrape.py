@@ -1,0 +1,74 @@
+"""The row of metrics: what a scrape of a worker with many tasks takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import urllib.request
+from collections.abc import Callable
+
+from agent import BenchError
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from report import Line
+from workload import TOPOLOGY
+
+from tuplewire_service.server.launch import LocalWorkers
+
+SCRAPE = "scrape"
+
+_TASKS = 2_500
+"""Each has four series."""
+_SERIES = 4 * _TASKS
+_ROUNDS = 30
+_TARGET_MS = 50.0
+
+
+def measure_scrape(progress: Callable[[str], None]) -> list[Line]:
+    """Scrape a worker, and prometheus-client with as many series, by turns, as Prometheus does."""
+    progress(f"scraping {_SERIES:,} series, {_ROUNDS} times")
+    registry = CollectorRegistry()
+    gauge = Gauge("queue_messages", "Messages in a task's receive queue.", ["task"], registry=registry)
+    for task in range(_SERIES):
+        gauge.labels(str(task)).set(task)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        with LocalWorkers(1, TOPOLOGY, flags=[f"--metrics-tasks={_TASKS}"]) as workers:
+            workers.assign({0: range(_TASKS)})
+            ours = workers.endpoints[0].metrics_url
+            bare = f"http://127.0.0.1:{server.server_port}/metrics"
+            pairs = [(_scrape(ours), _scrape(bare)) for _ in range(_ROUNDS)]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    milliseconds = statistics.median(each for each, _ in pairs)
+    ratios = [each / other for each, other in pairs]
+    return [
+        Line(
+            SCRAPE,
+            f"a scrape of a worker with {_TASKS:,} tasks, {_SERIES:,} series",
+            milliseconds,
+            "ms",
+            None,
+            "prometheus-client, as many series",
+            statistics.median(other for _, other in pairs),
+            round(statistics.median(ratios), 2),
+            min(ratios),
+            max(ratios),
+            f"<= {_TARGET_MS:.0f} ms",
+            "met" if milliseconds <= _TARGET_MS else "missed",
+        )
+    ]
+
+
+def _scrape(url: str) -> float:
+    """Return how many milliseconds a scrape takes."""
+    asked = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    request = urllib.request.Request(url, headers=asked)  # noqa: S310 - our own address
+    began = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - our own address
+        series = sum(not line.startswith(b"#") for line in answer.read().splitlines())
+    taken = time.perf_counter() - began
+    if series < _SERIES:
+        raise BenchError(f"{url} tells {series} series of {_SERIES}")
+    return taken * 1000
