@@ -78,7 +78,7 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
 PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py dialling.py membership.py worker_admin.py worker_times.py) \
-	$(addprefix tests/unit/test_,metrics_page.py series.py security_settings.py spark_kubernetes.py)
+	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py)
 
 .PHONY: deploy-check
 deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
