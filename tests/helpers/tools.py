@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def require_tool(name: str, found_in: str) -> str:
     """Return the path of a program; without it the test is skipped loudly, or fails where all must be there.
 
-    found_in: what to install. TUPLEWIRE_REQUIRE_TOOLS=1 makes a missing program a failure. What pip has put
+    found_in: what to install. REQUIRE_TOOLS=1 makes a missing program a failure. What pip has put
     beside this interpreter comes first.
     """
     path = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
@@ -27,6 +27,6 @@ def require_tool(name: str, found_in: str) -> str:
 
 def missing(what: str) -> NoReturn:
     """Skip the test loudly, or fail it where nothing may be missing."""
-    if os.environ.get("TUPLEWIRE_REQUIRE_TOOLS") == "1":
+    if os.environ.get("REQUIRE_TOOLS") == "1":
         pytest.fail(what)
     pytest.skip(f"NOT CHECKED: {what}")

@@ -245,9 +245,11 @@ def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProces
             break
     else:
         pytest.skip("no interpreter here that another user may run")
+    # Packages of this interpreter, and no standard library: what is compiled of that fits no other build.
+    packages = [path for path in sys.path if path.endswith("site-packages")]
     return subprocess.run(
         [interpreter, "-c", program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([PATH, *filter(None, sys.path)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([PATH, *packages])},
         user=user,
         capture_output=True,
         text=True,

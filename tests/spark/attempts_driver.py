@@ -134,6 +134,7 @@ def main(address: str, directory: str) -> None:
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_SCALA_VERSION"] = "2.13"
     os.environ["SPARK_WORKER_DIR"] = str(place / "work")
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the second session is not of local_session's making
     conf = {
         "spark.executor.memory": "512m",
         "spark.sql.adaptive.enabled": "false",

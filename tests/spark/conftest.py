@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -48,8 +50,25 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
-    with local_session("tuplewire-tests", cores=CORES, conf=conf) as session:
+    with ExitStack() as stack:
+        with _jvm_without_fork():
+            session = stack.enter_context(local_session("tuplewire-tests", cores=CORES, conf=conf))
         yield session
+
+
+@contextmanager
+def _jvm_without_fork() -> Iterator[None]:
+    """Have PySpark start its JVM without a hook in the child, for which Python would fork.
+
+    Other tests of this process have bound servers of gRPC, and that may crash a forked child (see README).
+    """
+
+    def spawn(*arguments: Any, preexec_fn: Any, **keywords: Any) -> subprocess.Popen[bytes]:  # noqa: ARG001
+        return subprocess.Popen(*arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyspark.java_gateway.Popen", spawn)
+        yield
 
 
 @pytest.fixture(scope="session")
