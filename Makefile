@@ -57,8 +57,8 @@ run: $(VENV)/.demo ## The flights of NYC 2013 through two workers and PySpark (n
 # --- checks -----------------------------------------------------------------------------------
 
 .PHONY: test
-test: $(VENV)/.dev ## Run every test, two files at a time; ARGS='-k name' for some of them
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=10 $(ARGS)
+test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
+	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev ## Check style and form of the Python code

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -245,8 +246,13 @@ def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProces
             break
     else:
         pytest.skip("no interpreter here that another user may run")
-    # Packages of this interpreter, and no standard library: what is compiled of that fits no other build.
-    packages = [path for path in sys.path if path.endswith("site-packages")]
+    # What this interpreter has beside its standard library: what is compiled of that fits no other build.
+    standard = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    packages = [
+        path
+        for path in sys.path
+        if path.endswith("site-packages") or not (path.startswith(standard) or path.endswith(".zip"))
+    ]
     return subprocess.run(
         [interpreter, "-c", program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([PATH, *packages])},
