@@ -40,6 +40,11 @@ class Program:
             raise RuntimeError(f"{self._process.name} has failed") from error
         return answer
 
+    def await_end(self) -> None:
+        """Wait until the process is gone, with all that it had open; AssertionError after 20 seconds."""
+        self._process.join(20)
+        assert self._process.exitcode is not None, f"{self._process.name} has not ended"
+
     def __enter__(self) -> Self:
         return self
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -103,22 +101,27 @@ def test_health_check(worker: Running) -> None:
 
 def test_health_watch_follows_changes_and_ends_with_the_drain(worker: Running) -> None:
     """Watch says NOT_SERVING, SERVING once there is an assignment, NOT_SERVING on drain, and ends."""
-    with grpc.insecure_channel(worker.address) as channel:
-        health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
-        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=30)
-        seen: list[int] = []
-        # gRPC's blocking client loses a message that nobody waits for when the stream ends, so one thread
-        # does nothing but wait.
-        reader = threading.Thread(target=lambda: seen.extend(response.status for response in watch))
-        reader.start()
-        eventually(lambda: seen == [NOT_SERVING], 10, "first state")
+
+    async def watching() -> list[int]:
+        seen = []
+        # gRPC's blocking client may lose the last message of a stream that ends right behind it.
+        async with grpc.aio.insecure_channel(worker.address) as channel, asyncio.timeout(60):
+            health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            async for response in watch:
+                seen.append(response.status)
+                if len(seen) == 1:
+                    await asyncio.to_thread(assign)
+                elif len(seen) == 2:
+                    worker.process.send_signal(signal.SIGTERM)
+            assert await watch.code() is grpc.StatusCode.OK
+        return seen
+
+    def assign() -> None:
         with ControlClient(worker.address) as client:
             client.update_assignment(assignment_for(worker))
-        eventually(lambda: seen == [NOT_SERVING, SERVING], 10, "ready")
-        worker.process.send_signal(signal.SIGTERM)
-        reader.join(20)
-        assert seen == [NOT_SERVING, SERVING, NOT_SERVING]
-        assert watch.code() is grpc.StatusCode.OK
+
+    assert asyncio.run(watching()) == [NOT_SERVING, SERVING, NOT_SERVING]
     assert worker.process.wait(20) == 0
 
 
