@@ -58,7 +58,11 @@ run: $(VENV)/.demo ## The flights of NYC 2013 through two workers and PySpark (n
 
 .PHONY: test
 test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
-	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m 'not long' --durations=10 $(ARGS)
+
+.PHONY: test-long
+test-long: $(VENV)/.dev ## Run the tests that take about a minute each, which test leaves out
+	$(BIN)/python -m pytest -m long --durations=10 $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev ## Check style and form of the Python code

@@ -21,6 +21,7 @@ DRIVER = Path(__file__).with_name("membership_driver.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_executors_come_and_go(tmp_path: Path) -> None:
     """A decommissioned executor takes nothing with it, and the one that Spark starts gets its share."""
     driver = subprocess.run(

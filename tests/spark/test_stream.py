@@ -71,6 +71,7 @@ def check_windows(output: Path, origin: int, complete: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """A run is killed in the middle; the next goes on, and all windows are as if nothing had happened.
 
