@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -298,3 +299,14 @@ def test_memory_is_bounded(proxy: tuple[FaultProxy, Target]) -> None:
             while sent < 200_000_000:
                 sent += near.send(bytes(100_000))
         assert sent < 100_000_000
+
+
+def test_a_connection_that_comes_with_the_end_is_closed() -> None:
+    """Whatever stage it is at, nothing of it is left behind: that would be a warning, and so an error."""
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        for _ in range(50):
+            with FaultProxy(f"127.0.0.1:{target.getsockname()[1]}") as proxy:
+                late = [connect(proxy.address) for _ in range(3)]
+            for each in late:
+                each.close()
+    gc.collect()

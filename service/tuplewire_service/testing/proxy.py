@@ -140,18 +140,20 @@ class FaultProxy:
         return 0
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)  # here: a task that is cancelled at once never begins
         task = watched(self._loop.create_task(self._carry(reader, writer), name="proxy connection"))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         try:
             far_reader, far_writer = await self._connect()
-        except OSError:
+        except BaseException as error:
             _reset(writer)
             self._writers.discard(writer)
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         self._writers.add(far_writer)
         try:
             async with asyncio.TaskGroup() as ways:
@@ -177,15 +179,23 @@ class FaultProxy:
         tasks = list(self._tasks)
         for writer in list(self._writers):
             _reset(writer)
+            self._writers.discard(writer)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(tasks)
 
     async def _close(self) -> int:
-        if self._server is not None:
-            self._server.close()
-        await self._cut()
+        assert self._server is not None
+        # asyncio forgets a connection that it has accepted when the server is closed before it has made
+        # something of it. So first no more are accepted, then all that were are ours, then it is closed.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        while asyncio.all_tasks() - {asyncio.current_task()}:
+            await self._cut()
+            await asyncio.sleep(0)
+        self._server.close()
+        await asyncio.sleep(0)  # what was reset last is closed in the next turn of the loop
         return 0
 
 
