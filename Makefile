@@ -56,9 +56,12 @@ run: $(VENV)/.demo ## The flights of NYC 2013 through two workers and PySpark (n
 
 # --- checks -----------------------------------------------------------------------------------
 
+# Most tests wait for most of their time: one file more than there are cores.
+TEST_PROCESSES ?= 3
+
 .PHONY: test
 test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
-	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m 'not long' --durations=10 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not long' --durations=10 $(ARGS)
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## Run the tests that take about a minute each, which test leaves out
