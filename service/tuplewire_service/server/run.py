@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from tuplewire.config import ENVIRONMENT_PREFIX
 from tuplewire.credentials import Credentials
 from tuplewire.errors import ConfigError
-from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK
+from tuplewire_service.server.stop import EXIT_FAILED, EXIT_OK, read_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -207,12 +206,11 @@ def _run_stream(arguments: argparse.Namespace) -> int:
 def _stop_signal() -> Iterator[threading.Event]:
     """Return what Ctrl-C and SIGTERM set; Spark's own handler would cancel all jobs."""
     stop = threading.Event()
-    before = {each: signal.signal(each, lambda *_: stop.set()) for each in (signal.SIGINT, signal.SIGTERM)}
+    put_back = read_signals(lambda _: stop.set())
     try:
         yield stop
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        put_back()
 
 
 def _run_wordcount(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -28,6 +29,35 @@ class StopRequest:
     reason: str
     exit_code: int = EXIT_OK
     deadline_seconds: float | None = None
+
+
+def read_signals(action: Callable[[int], None]) -> Callable[[], None]:
+    """Call `action` with the number of each SIGTERM and SIGINT; return what puts back what was before.
+
+    A thread of its own reads them from a pipe. Python runs handlers in the main thread only: nothing wakes
+    that from a lock when the kernel gives the signal to another thread, and a handler that takes a lock, as
+    setting an Event does, waits for ever when the main thread has just taken it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    previous_writer = signal.set_wakeup_fd(writer)
+    previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+
+    def pass_on() -> None:
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] in _SIGNALS:
+                    action(number[0])
+
+    threading.Thread(target=pass_on, name="tuplewire-signals", daemon=True).start()
+
+    def put_back() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_writer)
+        os.close(writer)
+
+    return put_back
 
 
 class Watchdog:
@@ -63,6 +93,7 @@ class Stop:
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
         self._asked = threading.Event()
+        self._was_signalled = False
 
     def request(self, request: StopRequest) -> None:
         """Ask the process to stop."""
@@ -91,35 +122,19 @@ class Stop:
         return None
 
     def on_signals(self) -> None:
-        """Turn SIGTERM and SIGINT into requests; the second of them ends the process at once.
-
-        A thread of its own reads them from a pipe. Python runs handlers in the main thread only, and nothing
-        wakes that from a lock when the kernel gives the signal to another thread.
-        """
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer)
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)
-        threading.Thread(
-            target=self._await_signals, args=(reader,), name="tuplewire-signals", daemon=True
-        ).start()
+        """Turn SIGTERM and SIGINT into requests; the second of them ends the process at once."""
+        read_signals(self._signalled)
 
     def on_end_of_input(self) -> None:
         """Stop when standard input ends: whoever started this process and held it open is gone."""
         threading.Thread(target=self._await_end_of_input, name="tuplewire-stdin", daemon=True).start()
 
-    def _await_signals(self, reader: int) -> None:
-        signals = 0
-        while True:
-            (number,) = os.read(reader, 1)
-            if number not in _SIGNALS:
-                continue
-            signals += 1
-            if signals > 1:
-                os.write(2, b"tuplewire worker: second signal, exit without draining\n")
-                os._exit(128 + number)
-            self.request(StopRequest(signal.Signals(number).name))
+    def _signalled(self, number: int) -> None:
+        if self._was_signalled:
+            os.write(2, b"tuplewire worker: second signal, exit without draining\n")
+            os._exit(128 + number)
+        self._was_signalled = True
+        self.request(StopRequest(signal.Signals(number).name))
 
     def _await_end_of_input(self) -> None:
         descriptor = sys.stdin.fileno()

@@ -1,0 +1,41 @@
+"""What a signal may not do: wait for what the main thread holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tuplewire_service.server.stop import read_signals
+
+
+@pytest.mark.timeout(20)
+def test_signals_come_while_the_main_thread_waits() -> None:
+    """Whatever the main thread does with an Event when a signal comes, the Event is set and can be used."""
+    seen: list[int] = []
+    stop, ended = threading.Event(), threading.Event()
+
+    def take(number: int) -> None:
+        seen.append(number)
+        stop.set()
+
+    def interrupt() -> None:
+        while not ended.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    put_back = read_signals(take)
+    sender = threading.Thread(target=interrupt, daemon=True)
+    try:
+        sender.start()
+        for _ in range(100_000):
+            stop.wait(0)
+        assert stop.wait(10)
+    finally:
+        ended.set()
+        sender.join()
+        put_back()
+    assert set(seen) == {signal.SIGINT}
+    assert signal.getsignal(signal.SIGINT) is before
