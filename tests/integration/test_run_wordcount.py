@@ -47,7 +47,7 @@ def test_every_mode_counts_the_same(mode: str, book: Path, tmp_path: Path) -> No
     """What is written is what collections.Counter gives; the account says so, and what was left out."""
     output = tmp_path / "output"
     ended = run(f"--input={book}", f"--mode={mode}", f"--output={output}", "--workers=2")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     counts: dict[str, int] = {}
     for part in output.glob("*.csv"):
         with part.open(encoding="utf-8", newline="") as file:
@@ -63,7 +63,7 @@ def test_every_mode_counts_the_same(mode: str, book: Path, tmp_path: Path) -> No
 def test_one_worker_in_this_process(book: Path) -> None:
     """One worker has nobody to send to, and needs no transport; several spouts' work is not doubled."""
     ended = run(f"--input={book}", "--mode=local", "--workers=1", "--splitters=1", "--counters=3")
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
     assert "Ledger" not in ended.stdout
 

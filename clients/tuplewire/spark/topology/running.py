@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from tuplewire.topology.statistics import ExecutorStatistics
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_DRAIN_SECONDS = 5.0
-"""How long a cancelled job's PySpark tasks are waited for; Spark kills them after about as long."""
+_CLOSE_SECONDS = 5.0
+"""How long the last mail of an ended job's PySpark tasks is waited for. Those of a cancelled one get no more
+time from Spark; that of any other is on its way."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class SparkTopology:
         self._coordinator: tuple[int, int] | None = None
         """Its generation, and its mailbox."""
         self._closed: set[int] = set()
+        self._hears = place is not None
         self._stop: bool | None = None
         self._post: Post | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
@@ -175,6 +176,9 @@ class SparkTopology:
 
     def _unheard(self, _: Exception) -> None:
         """Do without mail: the job goes on, and tells its end itself."""
+        with self._lock:
+            self._hears = False
+            self._lock.notify_all()
 
     def _ask_to_stop(self, *, output_wanted: bool) -> None:
         with self._lock:
@@ -194,16 +198,18 @@ class SparkTopology:
     def _ended(self) -> None:
         """End what is ours, in the job's thread, before the job counts as done."""
         try:
-            if self._job.was_cancelled and self._coordinator is not None:
-                self._drain()
+            if self._job.was_cancelled:
+                if self._coordinator is not None:
+                    self._ask_to_stop(output_wanted=False)
+                    self._wait_closed()
+            elif self._job.error is None:
+                self._wait_closed()
         finally:
             self._stack.close()
 
-    def _drain(self) -> None:
-        """Use the time that Spark leaves the PySpark tasks of a cancelled job."""
-        self._ask_to_stop(output_wanted=False)
-        deadline = time.monotonic() + _DRAIN_SECONDS
+    def _wait_closed(self) -> None:
+        """Wait for the last mail of every PySpark task: what is not read would stay with the worker."""
         with self._lock:
             self._lock.wait_for(
-                lambda: len(self._closed) >= self._progress.members, deadline - time.monotonic()
+                lambda: len(self._closed) == self._submitted.n_members or not self._hears, _CLOSE_SECONDS
             )
