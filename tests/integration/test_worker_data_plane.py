@@ -209,7 +209,7 @@ def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
         with Feeder(sender, 1) as feeder:
             for _ in range(10):
                 feeder.goes_on()
-                eventually(lambda: connected(a), 10, "connected")
+                eventually(lambda: proxy.connections == 1 and connected(a), 10, "connected")
                 assert proxy.cut() == 1
         reader.has(feeder.sent)
         assert numbers(reader.got) == list(range(feeder.sent))
