@@ -1,7 +1,7 @@
 """A program that reaches Spark by Spark Connect: python connect_client.py REMOTE ADDRESS DIRECTORY.
 
-Sends a thousand rows to tasks 1 and 2, half of them in mapInArrow, streams them on to tasks 3 and 4, and
-prints how many it reads there.
+Sends a thousand rows to tasks 1 and 2, half of them in mapInArrow, streams them on to tasks 3 and 4, from
+there in foreachBatch to task 5, and prints how many it reads there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tuplewire import TaskMessageBatch
 from tuplewire.spark import ClientHandle, register
@@ -30,23 +30,35 @@ def main(remote: str, address: str, directory: str) -> None:
                 client.send(TaskMessageBatch.from_arrow(batch.column("task"), batch.column("message")))
                 yield batch.select(["task"])
 
+    def send_batch(frame: DataFrame, _: int) -> None:
+        messages = frame.select("message").toArrow()["message"].to_pylist()
+        with handle as client:
+            client.send(TaskMessageBatch.from_columns([5] * len(messages), messages))
+
     rows = spark.range(1000).selectExpr("cast(id % 2 + 1 as int) as task", "cast(id as string) as message")
     rows.where("message < '500'").write.format("tuplewire").mode("append").options(**where).save()
     rows.where("message >= '500'").mapInArrow(send, "task int").count()
-    query = (
-        spark.readStream.format("tuplewire")
-        .options(**where, tasks="1,2")
-        .load()
-        .selectExpr("task + 2 as task", "message")
+    checkpoints = Path(directory)
+    arrived = spark.readStream.format("tuplewire").options(**where, tasks="1,2").load()
+    (
+        arrived.selectExpr("task + 2 as task", "message")
         .writeStream.format("tuplewire")
         .options(**where)
-        .option("checkpointLocation", str(Path(directory) / "checkpoint"))
+        .option("checkpointLocation", str(checkpoints / "sink"))
         .trigger(availableNow=True)
         .start()
+        .awaitTermination()
     )
-    query.awaitTermination()
-    frame = spark.read.format("tuplewire").options(**where, tasks="3,4").load()
-    print(frame.count())
+    passed = spark.readStream.format("tuplewire").options(**where, tasks="3,4").load()
+    (
+        passed.writeStream.foreachBatch(send_batch)
+        .option("checkpointLocation", str(checkpoints / "foreachBatch"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+    frame = spark.read.format("tuplewire").options(**where, tasks="5").load()
+    print(frame.count(), frame.select("message").distinct().count())
     spark.stop()
 
 

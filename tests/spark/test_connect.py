@@ -42,12 +42,12 @@ def remote(spark: SparkSession) -> Iterator[str]:
 
 
 def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
-    """A client without a JVM writes, sends in mapInArrow, streams and reads; all of it runs at the server."""
-    with launch("spark", {0: [1, 2], 1: [3, 4]}) as running:
+    """A client without a JVM writes, sends in functions, streams and reads; all of it runs at the server."""
+    with launch("spark", {0: [1, 2], 1: [3, 4, 5]}) as running:
         address = running.endpoints[0].address
         client = [sys.executable, str(CLIENT), remote, address, str(tmp_path)]
         run = subprocess.run(client, check=True, timeout=CLIENT_SECONDS, stdout=subprocess.PIPE, text=True)
-    assert run.stdout.split() == ["1000"]
+    assert run.stdout.split() == ["1000", "1000"]
 
 
 def test_topologies(remote: str) -> None:
