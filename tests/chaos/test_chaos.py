@@ -30,7 +30,7 @@ def test_the_same_seed_gives_the_same_faults() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+@pytest.mark.parametrize("transport", ["grpc", pytest.param("zmq", marks=pytest.mark.long)])
 def test_a_short_run(transport: str, tmp_path: Path) -> None:
     """Each kind of fault happens; nothing is lost, doubled or disordered beyond the guarantee."""
     planned = Counter(fault.kind for fault in islice(plan(SEED, SECONDS, EVERY_SECONDS), 100))

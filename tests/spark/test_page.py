@@ -14,6 +14,7 @@ pytestmark = pytest.mark.spark
 PAGE = Path(__file__).parents[2] / "clients" / "SPARK.md"
 
 
+@pytest.mark.long
 def test_five_minutes(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The blocks of the page, one after the other, in the session that is there."""
     page = PAGE.read_text(encoding="utf-8").replace("/tmp/", f"{tmp_path}/")  # noqa: S108 - the page's own

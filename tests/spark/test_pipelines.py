@@ -358,26 +358,6 @@ def tuplewire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_command_runs_wordcount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tuplewire run wordcount` does everything by itself and says how it went; stderr has progress only.
-
-    Credentials of the environment are for other workers than those that it starts.
-    """
-    monkeypatch.setenv("TUPLEWIRE_TLS_CA", "/nowhere/ca.crt")
-    path = tmp_path / "text.txt"
-    path.write_text("to be or not to be\n" * 100, encoding="utf-8")
-    ran = tuplewire("run", "wordcount", "--input", path, "--output", tmp_path / "counts")
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("word  count\n----  -----\nbe      200\nto      200\n")
-    assert "Equal to collections.Counter on the same lines: yes\n" in ran.stdout
-    assert "600 words in" in ran.stdout
-    assert (tmp_path / "counts").is_dir()
-    known = ("Starting", "Metrics of", "waiting", "Comparing")
-    for line in ran.stderr.splitlines():
-        assert line.startswith(known) or "PySpark tasks, emitted" in line, ran.stderr
-
-
-@pytest.mark.slow
 def test_command_stops(tmp_path: Path) -> None:
     """Ctrl-C ends a run in the middle, with Spark and the workers, without a traceback."""
     path = tmp_path / "text.txt"
