@@ -364,7 +364,7 @@ class Cluster(RuleBasedStateMachine):
             assert program.sender.failed is None, program.sender.failed
         for host in self.hosts:
             if host.worker is not None:
-                ledger = host.worker.ledger()
+                ledger = host.worker.snapshot().ledger
                 assert ledger.balanced, f"{host.process}: {ledger}"
                 assert not sum(ledger.dropped.values()), f"{host.process}: {ledger}"
 
@@ -401,7 +401,7 @@ class Cluster(RuleBasedStateMachine):
             return False
         workers = [host.worker for host in self.hosts if host.worker is not None]
         return not any(program.sender.pending_messages for program in self.programs) and not any(
-            worker.ledger().pending or worker.snapshot().moving_tasks for worker in workers
+            worker.snapshot().ledger.pending or worker.snapshot().moving_tasks for worker in workers
         )
 
     def _stuck(self) -> str:
