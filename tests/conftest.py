@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from itertools import groupby, islice
+from pathlib import Path
 
 import pytest
 from helpers import leaks
@@ -18,6 +20,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an example takes says nothing on a shared machine.
 settings.register_profile("tuplewire", deadline=None)
 settings.load_profile("tuplewire")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put two files that mostly wait behind each that keeps the machine busy with a Spark.
+
+    Where several files run at a time, neither kind is then left for the end.
+    """
+    files = [(path, list(tests)) for path, tests in groupby(items, lambda item: item.path)]
+    busy = (tests for path, tests in files if _has_spark(path))
+    waiting = (tests for path, tests in files if not _has_spark(path))
+    items.clear()
+    for tests in busy:
+        items.extend(tests)
+        for others in islice(waiting, 2):
+            items.extend(others)
+    for tests in waiting:
+        items.extend(tests)
+
+
+def _has_spark(path: Path) -> bool:
+    return path.parent.name == "spark"
 
 
 @pytest.fixture(autouse=True)
