@@ -78,7 +78,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="time to measure, without Spark's rows (default: 60)"
+        "--seconds", type=float, default=180.0, help="time to measure, without Spark's rows (default: 180)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--only", metavar="ROW", help=f"a row, or all that begin with it: {', '.join(names)}")
