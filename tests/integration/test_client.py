@@ -32,7 +32,7 @@ from tuplewire.errors import (
     UnreachableError,
     WrongTopologyError,
 )
-from tuplewire_service.testing import eventually
+from tuplewire_service.testing import FaultProxy, eventually
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 
@@ -196,15 +196,18 @@ def test_no_address_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
     """Sender and consumer of another topology are told so, at once and for good."""
-    client = Client(pair.near.address, topology="other")
-    client.send(0, b"x")
-    with pytest.raises(WrongTopologyError, match=r"serves topology 'test'.*'other'"):
-        client.flush(10)
-    with pytest.raises(WrongTopologyError):
-        client.send(0, b"y")
-    with pytest.raises(WrongTopologyError):
-        next(client.recv([0], timeout=10))
-    client.close(0)
+    with FaultProxy(pair.near.address) as proxy:
+        client = Client(proxy.address, topology="other")
+        proxy.black_hole()  # the answer waits for what is sent
+        client.send(0, b"x")
+        proxy.resume()
+        with pytest.raises(WrongTopologyError, match=r"serves topology 'test'.*'other'"):
+            client.flush(10)
+        with pytest.raises(WrongTopologyError):
+            client.send(0, b"y")
+        with pytest.raises(WrongTopologyError):
+            next(client.recv([0], timeout=10))
+        client.close(0)
     assert client.ledger().balanced
     assert client.ledger().dropped["refused"] == 1
 
