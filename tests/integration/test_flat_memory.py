@@ -13,10 +13,8 @@ from tuplewire_service.testing import eventually
 
 BOUND_BYTES = 64 * MIB
 """Of what the producer holds, and of the task's receive queue."""
-PREFETCH_BYTES = MIB
-MOST_BYTES = BOUND_BYTES * 6 // 5 + 8 * MIB + 2 * PREFETCH_BYTES
-"""A fifth more, the eight frames that may be under way on a connection, and what goes to the consumer:
-written out, and with gRPC."""
+MOST_BYTES = BOUND_BYTES * 6 // 5 + 8 * MIB
+"""A fifth more, and the eight frames that may be under way on a connection."""
 FLAT_BYTES = BOUND_BYTES // 20
 """What counts as no growth once everything is full."""
 SIZE = 1000
@@ -59,7 +57,7 @@ def test_memory_is_flat_with_a_stopped_consumer(how: str) -> None:
         task = pair.far_task()
         load = Load([task], batch=100, size=SIZE, try_send=how == "try_send", waits=True, settings=settings)
         with (
-            Client(pair.far.address, topology=TOPOLOGY, prefetch_bytes=PREFETCH_BYTES) as consumer,
+            Client(pair.far.address, topology=TOPOLOGY, prefetch_bytes=MIB) as consumer,
             consumer.recv([task], timeout=20) as subscription,
             Program(producer, TOPOLOGY, [(pair.near.address, SOURCE)], load) as producing,
         ):
