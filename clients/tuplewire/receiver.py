@@ -29,9 +29,6 @@ from tuplewire.wire.translate import code_name
 
 logger = logging.getLogger(__name__)
 
-_GOODBYE_SECONDS = 5.0
-"""How long a close waits until the worker has the last acknowledgements; a dead connection ends it before."""
-
 
 class Receiver(Resumable):
     """One subscription to tasks of one worker. Thread-safe unless a method belongs to the loop."""
@@ -122,7 +119,7 @@ class Receiver(Resumable):
         self._arrival.set()
         self._progress.set()
         if self.connected and self._task is not None:
-            await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
+            await asyncio.wait([self._task], timeout=1.0)
         await self._stop()
 
     def resume(self) -> None:
