@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 SECONDS = 300.0
-PROGRESS = ("Starting", "Metrics of", "Counting", "waiting", "Comparing")
+PROGRESS = {
+    "local": ("Starting", "Counting", "Comparing"),
+    "processes": ("Starting", "Counting", "Comparing"),
+    "spark": ("Starting", "Metrics of", "waiting", "Comparing"),
+}
 BAD = b"not \xff text\n"
 
 
@@ -62,13 +66,16 @@ def test_every_mode_counts_the_same(
     good = [line for line in book.read_bytes().splitlines() if b"\xff" not in line]
     assert counts == Counter(word for line in good for word in line.decode().split())
     assert "Skipped 2 bad row(s):\n  line 11 is not UTF-8: not \\xff text\n" in ended.stdout
+    assert "NOT" not in ended.stdout
+    assert ended.stdout.startswith("word")
     (common, count), *_ = Counter(counts).most_common(1)
     assert ended.stdout.splitlines()[2].split() == [common, str(count)]
     assert "Equal to collections.Counter on the same lines: yes" in ended.stdout
     assert f"{sum(counts.values()):,} words in" in ended.stdout
     assert ended.stdout.count("(balances)") == 2
     for line in ended.stderr.splitlines():
-        assert line.startswith(PROGRESS) or "PySpark tasks, emitted" in line, ended.stderr
+        told = mode == "spark" and "PySpark tasks, emitted" in line
+        assert told or line.startswith(PROGRESS[mode]), ended.stderr
 
 
 def test_one_worker_in_this_process(book: Path) -> None:
