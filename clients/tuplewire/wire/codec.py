@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from google.protobuf.message import DecodeError
 
 from tuplewire.errors import MalformedError
-from tuplewire.group import TaskGroup
-from tuplewire.wire.messaging_pb2 import RecvResponse, SendRequest
+from tuplewire.group import TaskGroup, flow_of, task_and_forwarded
+from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 # Protobuf tags: field number << 3 | wire type.
@@ -27,9 +27,10 @@ _LENGTHS = b"\x1a"
 _DATA = b"\x22"
 _FIRST_SEQUENCE = b"\x28"
 _REDELIVERED = b"\x30\x01"
-_VIA = b"\x39"
+_FORWARDED = b"\x39"
 _ACCEPTED = b"\x41"
 _FRAME_ACCEPTED = b"\x21"
+_CLOSED = b"\x2a"
 
 
 def varint(value: int) -> bytes:
@@ -51,13 +52,14 @@ def encode_frame(
     *,
     accepted_micros: Sequence[int] = (),
     assignment_version: int = 0,
+    closed: Sequence[int] = (),
 ) -> bytes:
     """Return a SendRequest or RecvResponse that holds one frame.
 
     runs: groups to be written as one each; the groups of a run share all but their columns.
     first_sequences: for Recv, the sequence of each run's first message; for Send the groups have it.
     accepted_micros: for Send, when each run's first message was accepted.
-    assignment_version: for Send, that of Frame.
+    assignment_version, closed: for Send, those of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
     if assignment_version:
@@ -65,6 +67,10 @@ def encode_frame(
     frame_accepted = accepted_micros[0] if accepted_micros else 0
     if frame_accepted:
         parts.append(_FRAME_ACCEPTED + frame_accepted.to_bytes(8, "little"))
+    for flow in closed:
+        task, forwarded = task_and_forwarded(flow)
+        told = Flow(task=task, forwarded=forwarded).SerializeToString()
+        parts.append(_CLOSED + varint(len(told)) + told)
     for index, run in enumerate(runs):
         group = run[0]
         lengths = [piece.lengths for piece in run]
@@ -73,13 +79,13 @@ def encode_frame(
         head = _TASK + varint(group.task)
         if group.source is not None:
             head += _SOURCE + varint(group.source)
-        first = first_sequences[index] if first_sequences else group.position
+        first = first_sequences[index] if first_sequences else group.entry_sequence
         if first:
             head += _FIRST_SEQUENCE + varint(first)
         if group.redelivered:
             head += _REDELIVERED
-        if group.via:
-            head += _VIA + group.via.to_bytes(8, "little")
+        if group.forwarded:
+            head += _FORWARDED + group.forwarded.to_bytes(8, "little")
         if accepted_micros and accepted_micros[index] != frame_accepted:
             head += _ACCEPTED + accepted_micros[index].to_bytes(8, "little")
         head += _LENGTHS + varint(lengths_size)
@@ -131,6 +137,11 @@ def _frame_body(data: bytes) -> bytes | None:
     return None
 
 
+def closed_flows_of(frame: OpaqueFrame) -> list[int]:
+    """Return the flows that a frame closes."""
+    return [flow_of(each.task, each.forwarded) for each in frame.closed]
+
+
 def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
     """Return the groups of a frame, checked; MalformedError or InvalidTaskError says what is wrong."""
     accepted = frame.accepted_unix_micros
@@ -141,8 +152,8 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             group.lengths,
             group.data,
             redelivered=group.redelivered,
-            via=group.via,
-            position=group.first_sequence,
+            forwarded=group.forwarded,
+            entry_sequence=group.first_sequence,
             accepted_micros=group.accepted_unix_micros or accepted,
         )
         for group in frame.groups

@@ -40,30 +40,34 @@ class Ledger(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., acknowledged: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("address", "connected", "ledger", "reconnects")
+    __slots__ = ("address", "connected", "ledger", "reconnects", "congested")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     RECONNECTS_FIELD_NUMBER: _ClassVar[int]
+    CONGESTED_FIELD_NUMBER: _ClassVar[int]
     address: str
     connected: bool
     ledger: Ledger
     reconnects: int
-    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ...) -> None: ...
+    congested: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskStatus(_message.Message):
-    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_sequence")
+    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_sequence", "congested")
     TASK_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CONGESTED_FIELD_NUMBER: _ClassVar[int]
     task: int
     queued_messages: int
     queued_bytes: int
     subscribed: bool
     acknowledged_sequence: int
-    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_sequence: _Optional[int] = ...) -> None: ...
+    congested: bool
+    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_sequence: _Optional[int] = ..., congested: bool = ...) -> None: ...
 
 class ReceiveCount(_message.Message):
     __slots__ = ("source", "messages", "batches", "bytes")
@@ -92,7 +96,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +119,8 @@ class GetStatusResponse(_message.Message):
     PEER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     STATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BLOCKING_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -130,7 +136,9 @@ class GetStatusResponse(_message.Message):
     peer_addresses: _containers.RepeatedScalarFieldContainer[str]
     state_seconds: _containers.ScalarMap[str, float]
     blocking: _containers.RepeatedCompositeFieldContainer[Blocking]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ...) -> None: ...
+    newest_assignment_version: int
+    not_ready_because: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)
@@ -186,10 +194,12 @@ class GetAssignmentResponse(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
 
 class UpdateAssignmentRequest(_message.Message):
-    __slots__ = ("assignment",)
+    __slots__ = ("assignment", "force")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+    force: bool
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., force: bool = ...) -> None: ...
 
 class UpdateAssignmentResponse(_message.Message):
     __slots__ = ("version", "changed")

@@ -26,6 +26,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_NOT_READY: _ClassVar[ErrorCode]
     ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
     ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
+    ERROR_CODE_WRONG_WORKER: _ClassVar[ErrorCode]
+    ERROR_CODE_TOO_MANY_HOPS: _ClassVar[ErrorCode]
 
 class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -55,6 +57,8 @@ ERROR_CODE_RESOURCE_LIMIT: ErrorCode
 ERROR_CODE_NOT_READY: ErrorCode
 ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_PERMISSION_DENIED: ErrorCode
+ERROR_CODE_WRONG_WORKER: ErrorCode
+ERROR_CODE_TOO_MANY_HOPS: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
 ACK_MODE_QUEUED: AckMode
 ACK_MODE_PROCESSED: AckMode
@@ -63,28 +67,28 @@ PEER_KIND_CLIENT: PeerKind
 PEER_KIND_WORKER: PeerKind
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "topology", "sender_id", "incarnation", "assignment_version", "ack_mode", "kind", "acknowledged", "receiver_incarnation", "draining")
+    __slots__ = ("protocol_version", "topology", "sender_id", "incarnation", "ack_mode", "kind", "acknowledged", "receiver_incarnation", "draining", "receiver_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACK_MODE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     topology: str
     sender_id: str
     incarnation: int
-    assignment_version: int
     ack_mode: AckMode
     kind: PeerKind
     acknowledged: int
     receiver_incarnation: int
     draining: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., assignment_version: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged: _Optional[int] = ..., receiver_incarnation: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    receiver_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged: _Optional[int] = ..., receiver_incarnation: _Optional[int] = ..., draining: bool = ..., receiver_id: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "receiver_id", "receiver_incarnation", "last_sequence", "ack_mode", "initial_credit", "credits", "max_message_bytes", "max_frame_bytes", "refusals", "assignment_version", "load")
@@ -115,14 +119,14 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "via", "accepted_unix_micros")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
-    VIA_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
@@ -130,51 +134,63 @@ class Group(_message.Message):
     data: bytes
     first_sequence: int
     redelivered: bool
-    via: int
+    forwarded: int
     accepted_unix_micros: int
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., via: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     assignment_version: int
     accepted_unix_micros: int
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
+    closed: _containers.RepeatedCompositeFieldContainer[Flow]
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ...) -> None: ...
+
+class Flow(_message.Message):
+    __slots__ = ("task", "forwarded")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    forwarded: int
+    def __init__(self, task: _Optional[int] = ..., forwarded: _Optional[int] = ...) -> None: ...
 
 class TaskCredit(_message.Message):
-    __slots__ = ("task", "messages", "bytes", "processed", "via")
+    __slots__ = ("task", "messages", "bytes", "processed", "forwarded")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     PROCESSED_FIELD_NUMBER: _ClassVar[int]
-    VIA_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     task: int
     messages: int
     bytes: int
     processed: int
-    via: int
-    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., processed: _Optional[int] = ..., via: _Optional[int] = ...) -> None: ...
+    forwarded: int
+    def __init__(self, task: _Optional[int] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., processed: _Optional[int] = ..., forwarded: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("sequence", "task", "messages", "code", "detail", "owner")
+    __slots__ = ("sequence", "task", "messages", "code", "detail", "owner", "forwarded")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     task: int
     messages: int
     code: ErrorCode
     detail: str
     owner: str
-    def __init__(self, sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+    forwarded: int
+    def __init__(self, sequence: _Optional[int] = ..., task: _Optional[int] = ..., messages: _Optional[int] = ..., code: _Optional[_Union[ErrorCode, str]] = ..., detail: _Optional[str] = ..., owner: _Optional[str] = ..., forwarded: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("sequence", "credits", "refusals", "after")
@@ -221,42 +237,32 @@ class BackpressureStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., congested: _Optional[_Iterable[int]] = ..., relieved: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ("deadline_millis", "alternatives")
-    DEADLINE_MILLIS_FIELD_NUMBER: _ClassVar[int]
-    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
-    deadline_millis: int
-    alternatives: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, deadline_millis: _Optional[int] = ..., alternatives: _Optional[_Iterable[str]] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Follow(_message.Message):
+class WatchReleases(_message.Message):
     __slots__ = ("tasks",)
     TASKS_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, tasks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("hello", "frame", "load", "backpressure", "drain", "goodbye", "follow", "probe")
+    __slots__ = ("hello", "frame", "goodbye", "watch_releases", "probe")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
-    BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
-    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    WATCH_RELEASES_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     frame: Frame
-    load: LoadReport
-    backpressure: BackpressureStatus
-    drain: Drain
     goodbye: Goodbye
-    follow: Follow
+    watch_releases: WatchReleases
     probe: Probe
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., watch_releases: _Optional[_Union[WatchReleases, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("code", "detail")
@@ -331,33 +337,23 @@ class Progress(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ...) -> None: ...
 
 class RecvRequest(_message.Message):
-    __slots__ = ("subscribe", "progress", "load", "goodbye", "backpressure")
+    __slots__ = ("subscribe", "progress", "goodbye")
     SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
-    BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
     subscribe: Subscribe
     progress: Progress
-    load: LoadReport
     goodbye: Goodbye
-    backpressure: BackpressureStatus
-    def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class RecvResponse(_message.Message):
-    __slots__ = ("subscribed", "frame", "load", "drain", "backpressure", "probe", "ended")
+    __slots__ = ("subscribed", "frame", "probe", "ended")
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
-    BACKPRESSURE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     subscribed: Subscribed
     frame: Frame
-    load: LoadReport
-    drain: Drain
-    backpressure: BackpressureStatus
     probe: Probe
     ended: Ended
-    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...

@@ -7,14 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpaqueGroup(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "via", "accepted_unix_micros")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
-    VIA_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
@@ -22,18 +22,28 @@ class OpaqueGroup(_message.Message):
     data: bytes
     first_sequence: int
     redelivered: bool
-    via: int
+    forwarded: int
     accepted_unix_micros: int
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., via: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[OpaqueGroup]
     assignment_version: int
     accepted_unix_micros: int
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
+    closed: _containers.RepeatedCompositeFieldContainer[OpaqueFlow]
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[OpaqueFlow, _Mapping]]] = ...) -> None: ...
+
+class OpaqueFlow(_message.Message):
+    __slots__ = ("task", "forwarded")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    forwarded: int
+    def __init__(self, task: _Optional[int] = ..., forwarded: _Optional[int] = ...) -> None: ...

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tuplewire.config import PROTOCOL_VERSION
-from tuplewire.group import lane_of, task_and_via
+from tuplewire.group import flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Refusal
 from tuplewire.session.send import Opened
 from tuplewire.wire import messaging_pb2 as pb
+
+_MOST_WORDS = 1 << 18
+"""The characters of all refusals in one message."""
 
 
 def hello_to_wire(
@@ -19,10 +22,10 @@ def hello_to_wire(
     incarnation: int,
     worker: bool,
     processed: bool,
-    assignment_version: int,
     acknowledged: int,
     receiver_incarnation: int,
     draining: bool,
+    receiver_id: str = "",
 ) -> pb.Hello:
     """Return the hello of a sender."""
     return pb.Hello(
@@ -30,42 +33,50 @@ def hello_to_wire(
         topology=topology,
         sender_id=sender_id,
         incarnation=incarnation,
-        assignment_version=assignment_version,
         ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
         kind=pb.PEER_KIND_WORKER if worker else pb.PEER_KIND_CLIENT,
         acknowledged=acknowledged,
         receiver_incarnation=receiver_incarnation,
         draining=draining,
+        receiver_id=receiver_id,
     )
 
 
 def grant_to_wire(grant: Grant) -> pb.TaskCredit:
     """Return a grant as credit."""
-    task, via = task_and_via(grant.lane)
+    task, forwarded = task_and_forwarded(grant.flow)
     return pb.TaskCredit(
         task=task,
         messages=grant.messages,
         bytes=grant.size_bytes,
         processed=grant.processed,
-        via=via,
+        forwarded=forwarded,
     )
 
 
 def grant_from_wire(credit: pb.TaskCredit) -> Grant:
     """Return credit as a grant."""
-    return Grant(lane_of(credit.task, credit.via), credit.messages, credit.bytes, credit.processed)
+    return Grant(flow_of(credit.task, credit.forwarded), credit.messages, credit.bytes, credit.processed)
 
 
-def refusal_to_wire(refusal: Refusal) -> pb.Refusal:
-    """Return a refusal."""
-    return pb.Refusal(
-        sequence=refusal.sequence,
-        task=refusal.task,
-        messages=refusal.messages,
-        code=f"ERROR_CODE_{refusal.code}",
-        detail=refusal.detail,
-        owner=refusal.owner,
-    )
+def refusals_to_wire(refusals: Iterable[Refusal]) -> list[pb.Refusal]:
+    """Return refusals; where they are many, the later ones go without words."""
+    room = _MOST_WORDS
+    wire = []
+    for refusal in refusals:
+        room -= len(refusal.detail) + len(refusal.owner)
+        wire.append(
+            pb.Refusal(
+                sequence=refusal.sequence,
+                task=refusal.task,
+                messages=refusal.messages,
+                code=f"ERROR_CODE_{refusal.code}",
+                detail=refusal.detail if room >= 0 else "",
+                owner=refusal.owner if room >= 0 else "",
+                forwarded=refusal.forwarded,
+            )
+        )
+    return wire
 
 
 def code_name(code: pb.ErrorCode) -> str:
@@ -84,6 +95,7 @@ def refusal_from_wire(refusal: pb.Refusal) -> Refusal:
         code_name(refusal.code),
         refusal.detail,
         refusal.owner,
+        refusal.forwarded,
     )
 
 
@@ -92,7 +104,7 @@ def update_to_wire(update: AckUpdate) -> pb.Ack:
     return pb.Ack(
         sequence=update.sequence,
         credits=[grant_to_wire(grant) for grant in update.grants],
-        refusals=[refusal_to_wire(refusal) for refusal in update.refusals],
+        refusals=refusals_to_wire(update.refusals),
         after=update.after,
     )
 
@@ -117,4 +129,5 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
         update_from_wire(welcome.last_sequence, welcome.credits, welcome.refusals),
         welcome.max_message_bytes,
         welcome.max_frame_bytes,
+        welcome.assignment_version,
     )
