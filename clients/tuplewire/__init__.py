@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.credentials import Credentials
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
+from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch
 
 if TYPE_CHECKING:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, overload
 
-from tuplewire.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.config import SessionSettings
-from tuplewire.credentials import Credentials
+from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.sender import Identity, Sender
 from tuplewire.errors import ClosedError
+from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
-from tuplewire.receiver import Receiver
-from tuplewire.sender import Identity, Sender
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot
 
@@ -23,8 +23,11 @@ from tuplewire.session.ledger import LedgerSnapshot
 class Client:
     """Sends to and receives from a worker; tuplewire.Client has the guarantees and the parameters.
 
-    Belongs to the event loop on which it is first used. Not for use across a fork, which asyncio itself does
-    not survive.
+    It belongs to the event loop on which you first use it. It does not survive a fork; asyncio itself does
+    not.
+
+    A cancelled `send` has accepted nothing. A cancelled `flush` leaves every message pending, and they may
+    still arrive. A cancelled wait for the next batch loses no message: the next call returns it.
     """
 
     def __init__(
@@ -70,25 +73,31 @@ class Client:
     async def send(
         self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None
     ) -> None:
-        """Hand over messages, waiting for room; see tuplewire.Client.send."""
+        """Hand over messages, and wait for room; see tuplewire.Client.send.
+
+        If it is cancelled, nothing is accepted.
+        """
         groups = as_groups(messages, payload, self.source)
-        await self._connected().sent(groups, timeout)
+        await self._connected().send_async(groups, timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        """Hand over messages where send would not wait; needs a running loop."""
+        """Hand over messages, but never wait; return False if `send` would. Needs a running loop."""
         return self._connected().try_send(as_groups(messages, payload, self.source))
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything that was sent is acknowledged; see tuplewire.Client.flush."""
+        """Wait until every sent message is acknowledged; see tuplewire.Client.flush.
+
+        If it is cancelled, messages stay pending, and may still arrive.
+        """
         if self._sender is not None:
-            await self._sender.flushed(timeout)
+            await self._sender.flush_async(timeout)
 
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
-        """Subscribe to tasks; iterate over the result for what arrives; see tuplewire.Client.recv."""
+        """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
         if self._closed:
             raise ClosedError("the client is closed")
         receiver = Receiver(
@@ -103,14 +112,17 @@ class Client:
         )
         receiver.start()
         self._receivers.add(receiver)
-        return Subscription(receiver, timeout)
+        return Subscription(receiver, timeout, self._receivers.discard)
 
     def ledger(self) -> LedgerSnapshot:
-        """Return what became of everything that was sent."""
+        """Return what became of every sent message."""
         return LedgerSnapshot() if self._sender is None else self._sender.ledger()
 
     async def close(self, timeout: float = 10.0) -> None:
-        """Wait for acknowledgements as long as the timeout, then end; see tuplewire.Client.close."""
+        """Wait for acknowledgements for at most `timeout` seconds, then end; see tuplewire.Client.close.
+
+        If it is cancelled, nothing more is accepted, and pending messages go on. Close again to end it.
+        """
         self._closed = True
         for receiver in list(self._receivers):
             await receiver.close()
@@ -135,34 +147,42 @@ class Client:
 
 
 class Subscription(AsyncIterator[TaskMessageBatch]):
-    """Batches as they arrive for some tasks; see tuplewire.client.Subscription.
+    """An iterator over the batches that arrive for some tasks; see tuplewire.client.Subscription.
 
     Close it, or use it in `async with`.
     """
 
-    def __init__(self, receiver: Receiver, timeout: float | None) -> None:
+    def __init__(
+        self, receiver: Receiver, timeout: float | None, on_closed: Callable[[Receiver], None]
+    ) -> None:
         self._receiver = receiver
+        self._on_closed = on_closed
         self._timeout = timeout
         self._current: Arrived | None = None
 
     async def __anext__(self) -> TaskMessageBatch:
-        """Return the next batch; raises what tuplewire.client.Subscription raises."""
+        """Return the next batch; raises what tuplewire.client.Subscription raises.
+
+        If it is cancelled, no message is lost: the next call returns the batch. The batch before is
+        acknowledged all the same.
+        """
         self.acknowledge()
-        arrived = await self._receiver.taken(self._timeout)
+        arrived = await self._receiver.take_async(self._timeout)
         if arrived is None:
             raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
         self._current = arrived
         return TaskMessageBatch.from_groups(arrived.groups)
 
     def acknowledge(self) -> None:
-        """Say that every batch so far is done with."""
+        """Acknowledge every batch so far."""
         arrived, self._current = self._current, None
         if arrived is not None:
             self._receiver.acknowledge(arrived)
 
     async def close(self) -> None:
-        """End the subscription; does nothing the second time."""
+        """End the subscription; a second call does nothing."""
         await self._receiver.close()
+        self._on_closed(self._receiver)
 
     async def __aenter__(self) -> Self:
         return self

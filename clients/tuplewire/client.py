@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Any, Self, overload
 from weakref import WeakSet
 
-from tuplewire.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.config import SessionSettings
-from tuplewire.credentials import Credentials
-from tuplewire.errors import ClosedError
-from tuplewire.loop import EventLoopThread, messaging_loop
+from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.connection.loop import EventLoopThread, messaging_loop
+from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.sender import Identity, Sender
+from tuplewire.errors import MAX_TASK, ClosedError
+from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
-from tuplewire.receiver import Receiver
-from tuplewire.sender import Identity, Sender
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot
 
@@ -27,12 +27,11 @@ from tuplewire.session.ledger import LedgerSnapshot
 class Client:
     """Sends to and receives from a worker.
 
-    Nothing is connected before the first call. What `send` has returned from arrives exactly once and in
-    order per (source, task) as long as this process and the workers live, through any number of broken
-    connections.
+    Once `send` has returned, its messages arrive exactly once, in order per (source, task), through any
+    number of broken connections, as long as this process and the workers live.
 
-    Thread-safe. Pickles as its settings: where it is unpickled it is a new sender that connects at its first
-    call; likewise in a forked child.
+    The client connects at its first call. It is thread-safe. It pickles as its settings: unpickled, or in a
+    forked child, it is a new sender that connects at its own first call.
     """
 
     def __init__(
@@ -46,16 +45,21 @@ class Client:
         credentials: Credentials | None = None,
         **settings: Any,
     ) -> None:
-        """Describe a client.
+        """Describe a client; nothing is connected yet.
 
-        address: the worker's, host:port or unix:///path; by default that of TUPLEWIRE_ADDRESS.
-        topology: by default that of TUPLEWIRE_TOPOLOGY, or `default`.
-        client_id, incarnation: who this is across restarts; a newer incarnation of one id fences the older
-        off (in Spark: the taskAttemptId). By default nobody else.
-        source: the task that sends, where this is one.
-        credentials: the files of TLS and of a token; by default those of TUPLEWIRE_TLS_CA and so on, where it
-        connects.
-        settings: those of tuplewire.config.SessionSettings; ConfigError names an unknown one.
+        Args:
+            address: The worker's, host:port or unix:///path. Default: TUPLEWIRE_ADDRESS.
+            topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
+            client_id: Your name across restarts. Default: a new one for each client.
+            incarnation: Grows with each restart under one `client_id`; a newer one shuts the older out. In
+                Spark, use the taskAttemptId. Default: the time.
+            source: The task that sends, if this client is one.
+            credentials: The files of TLS and of a token. Default: TUPLEWIRE_TLS_CA and the like, read where
+                the client connects.
+            settings: The fields of tuplewire.config.SessionSettings.
+
+        Raises:
+            ConfigError: A setting is unknown or wrong; the message names it.
         """
         self.address = resolve_address(address)
         self.topology = resolve_topology(topology)
@@ -71,7 +75,7 @@ class Client:
         """Be a client that has not connected yet, in this process."""
         self._pid = os.getpid()
         self._id = self._client_id or str(uuid.uuid4())
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._sender: Sender | None = None
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._closed = False
@@ -107,9 +111,13 @@ class Client:
         thread = messaging_loop()
         identity = Identity(self.topology, self._id, self._incarnation or time.time_ns())
         dial = dial_grpc(self.address, self._settings, dialler_for(self._credentials))
-        self._sender = sender = Sender(self.address, identity, self._settings, thread.loop, dial)
-        thread.suspendables.add(sender)
+        sender = Sender(self.address, identity, self._settings, thread.loop, dial)
         thread.call(sender.start)
+        if self._sender is not None:  # a signal handler has connected meanwhile
+            thread.run(sender.abort())
+            return self._sender
+        thread.suspendables.add(sender)
+        self._sender = sender
         return sender
 
     @overload
@@ -121,36 +129,59 @@ class Client:
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """Hand over a batch, an iterable of TaskMessages, or a task id and a payload.
 
-        Waits for room, at most `timeout` seconds (None: max_block_seconds), and returns once everything is
-        accepted: all of it or nothing. With overflow="fail" it does not wait; with overflow="drop_oldest" it
-        first gives up the oldest messages that were never sent, which the ledger counts, and waits only where
-        that is not enough. Raises BufferFullError, MessageTooLargeError, ClosedError, or the RefusedError for
-        which the session has ended.
+        Returns once all of it is accepted; after an error, nothing of it is. Waits for room if there is none.
+        With overflow="fail" it does not wait. With overflow="drop_oldest" it first gives up the oldest
+        messages that were never sent, which the ledger counts, and waits only if that is not enough.
+
+        Args:
+            messages: What to send, or the task id of one message.
+            payload: The payload of that message.
+            timeout: The longest wait for room, in seconds. None: max_block_seconds.
+
+        Raises:
+            BufferFullError: There was no room in time.
+            MessageTooLargeError: A payload is over max_message_bytes.
+            ClosedError: The client is closed.
+            RefusedError: The session has ended for this reason.
         """
-        groups = as_groups(messages, payload, self.source)
-        self._connected().send(groups, timeout)
+        sender = self._connected()
+        if not self._sent_one(sender, messages, payload):
+            sender.send(as_groups(messages, payload, self.source), timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        """Hand over as `send` does, where that does not need to wait; False where it would."""
-        return self._connected().try_send(as_groups(messages, payload, self.source))
+        """Hand over as `send` does, but never wait; return False if `send` would wait."""
+        sender = self._connected()
+        return self._sent_one(sender, messages, payload) or sender.try_send(
+            as_groups(messages, payload, self.source)
+        )
+
+    def _sent_one(self, sender: Sender, task: Any, payload: Any) -> bool:
+        """Hand over one message where that is a matter of an append; see Sender.send_one."""
+        plain = type(task) is int and 0 <= task <= MAX_TASK and type(payload) is bytes
+        return plain and sender.send_one(task, self.source, payload)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything that was sent is acknowledged, or was given up as `overflow` says.
+        """Wait until every sent message is acknowledged, or was given up as `overflow` says.
 
-        Raises FlushTimeoutError when the timeout (seconds) passes first, and RefusedMessagesError when the
-        worker has refused messages since the last flush.
+        Args:
+            timeout: The longest wait, in seconds. None: no limit.
+
+        Raises:
+            FlushTimeoutError: The timeout passed first. Messages stay pending, and may still arrive.
+            RefusedMessagesError: The worker has refused messages since the last flush.
+            RefusedError: The session has ended for this reason.
         """
         if self._sender is not None and self._pid == os.getpid():
-            self._sender.wait_flushed(timeout)
+            self._sender.flush(timeout)
 
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
-        """Subscribe to tasks of the worker; iterate over the result for what arrives, batch by batch.
+        """Subscribe to tasks of the worker; iterate over the result to get batches.
 
-        timeout: of each batch, in seconds; None waits without end.
+        timeout: the longest wait for each batch, in seconds. None: no limit.
         """
         if self._pid != os.getpid():
             self._forget()
@@ -174,15 +205,16 @@ class Client:
         return subscription
 
     def ledger(self) -> LedgerSnapshot:
-        """Return what became of everything that was sent; a forked child has sent nothing yet."""
+        """Return what became of every sent message; a forked child has sent none yet."""
         if self._sender is None or self._pid != os.getpid():
             return LedgerSnapshot()
         return self._sender.ledger()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Wait for acknowledgements as long as the timeout, then end; what is left is dropped{closed}.
+        """Wait for acknowledgements for at most `timeout` seconds, then end.
 
-        Does nothing the second time. A forked child closes nothing of its parent's.
+        Messages without an acknowledgement count as dropped{closed}. A second call does nothing. A forked
+        child closes nothing of its parent's.
         """
         if self._pid != os.getpid():
             self._forget()
@@ -211,10 +243,10 @@ class Client:
 
 
 class Subscription(Iterator[TaskMessageBatch]):
-    """Batches as they arrive for some tasks.
+    """An iterator over the batches that arrive for some tasks.
 
-    Asking for the next batch acknowledges the one before; acknowledge() does so at once. Ending the iteration
-    in any other way, or close(), leaves what is not acknowledged, in order, to the next subscriber.
+    Asking for the next batch acknowledges the one before; acknowledge() does so at once. If you end the
+    iteration in any other way, or call close(), unacknowledged messages go, in order, to the next subscriber.
     """
 
     def __init__(self, receiver: Receiver, thread: EventLoopThread, timeout: float | None) -> None:
@@ -225,11 +257,14 @@ class Subscription(Iterator[TaskMessageBatch]):
         self._current: Arrived | None = None
 
     def __next__(self) -> TaskMessageBatch:
-        """Return the next batch.
+        """Return the next batch, and acknowledge the one before.
 
-        Raises TimeoutError when nothing arrives for the timeout, UnreachableError when the worker is out of
-        reach for as long, SupersededError when somebody else subscribes to one of the tasks, UnknownTaskError
-        when a task is not on this worker, ClosedError after close().
+        Raises:
+            TimeoutError: Nothing arrived for the timeout.
+            UnreachableError: The worker was out of reach for as long.
+            SupersededError: Another consumer has subscribed to one of the tasks.
+            UnknownTaskError: A task is not on this worker.
+            ClosedError: After close().
         """
         if self._pid != os.getpid():
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
@@ -241,18 +276,18 @@ class Subscription(Iterator[TaskMessageBatch]):
         return TaskMessageBatch.from_groups(arrived.groups)
 
     def acknowledge(self) -> None:
-        """Say that every batch so far is done with."""
+        """Acknowledge every batch so far."""
         arrived, self._current = self._current, None
         if arrived is not None:
             self._receiver.acknowledge(arrived)
 
     def close(self) -> None:
-        """End the subscription; does nothing the second time."""
+        """End the subscription; a second call does nothing."""
         if self._pid == os.getpid():
             self._thread.run(self._receiver.close())
 
     def __del__(self) -> None:
-        """End a subscription that was only iterated over; in the background, as nobody may wait here."""
+        """End a subscription that nobody closed, in the background: a finaliser must not wait."""
         if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.closed:
             self._thread.submit(self._receiver.close())
 

@@ -8,11 +8,11 @@
     ├── MessageError            what you hand over is wrong (also a ValueError)
     │   ├── InvalidTaskError        a task id outside its range
     │   ├── MessageTooLargeError    one payload over the limit
-    │   ├── UnsupportedValueError   a tuple's value that the serializer has no form for
+    │   ├── UnsupportedValueError   a tuple's value that the serializer cannot write
     │   └── MalformedError          bytes or columns that do not hold together
     │       └── MalformedTupleError     bytes that are no tuple of the topology
     ├── ClosedError             you closed it, or its process was forked
-    ├── BufferFullError         it would block: the bound on what is pending is reached
+    ├── BufferFullError         it would block: the bound on pending messages is reached
     ├── FlushTimeoutError       not everything was acknowledged in time; it is still pending
     ├── BindError               an address to listen on is in use or not ours
     ├── UnreachableError        nobody answers at the address, or the peer broke off
@@ -20,7 +20,8 @@
         ├── ProtocolVersionError    WrongTopologyError      StaleIncarnationError
         ├── StaleAssignmentError    UnknownTaskError        NotLocalError
         ├── SequenceGapError        CreditExceededError     DrainingError
-        ├── UnauthenticatedError    PermissionDeniedError
+        ├── UnauthenticatedError    PermissionDeniedError   WrongWorkerError
+        ├── TooManyHopsError
         └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
 """
 
@@ -33,7 +34,7 @@ MAX_TASK = 2**31 - 1
 
 
 class TuplewireError(Exception):
-    """The root; catches everything that Tuplewire raises on purpose."""
+    """The root of every error that Tuplewire raises on purpose."""
 
 
 class ConfigError(TuplewireError, ValueError):
@@ -41,7 +42,7 @@ class ConfigError(TuplewireError, ValueError):
 
 
 class TopologyError(ConfigError):
-    """A topology names what it does not have, or what it declares does not hold together."""
+    """A topology names a missing part, or its declarations contradict each other."""
 
 
 class MessageError(TuplewireError, ValueError):
@@ -49,7 +50,7 @@ class MessageError(TuplewireError, ValueError):
 
 
 class InvalidTaskError(MessageError):
-    """A task id is outside the range that the place allows."""
+    """A task id is outside its range."""
 
 
 class MessageTooLargeError(MessageError):
@@ -74,11 +75,11 @@ class MalformedError(MessageError):
 
 
 class MalformedTupleError(MalformedError):
-    """Bytes that are no tuple of this topology; the error names the field, where it comes as far."""
+    """Bytes that are no tuple of this topology; the error names the field if it was reached."""
 
 
 class ClosedError(TuplewireError):
-    """The object was closed on this side, or belongs to another process."""
+    """You have closed the object, or it belongs to another process."""
 
 
 class BufferFullError(TuplewireError):
@@ -159,7 +160,7 @@ class SequenceGapError(RefusedError):
 
 
 class CreditExceededError(RefusedError):
-    """More was sent than the receiver had granted."""
+    """The sender sent more than the receiver had granted."""
 
     code = "CREDIT_EXCEEDED"
 
@@ -177,13 +178,13 @@ class NotReadyError(RefusedError):
 
 
 class UnauthenticatedError(RefusedError):
-    """The worker does not know who asks: no token was shown, or none of its own."""
+    """The worker does not know the client: it showed no token, or none of the worker's."""
 
     code = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(RefusedError):
-    """The worker knows who asks, and does not let it do that."""
+    """The worker knows the client, and does not permit the call."""
 
     code = "PERMISSION_DENIED"
 
@@ -200,6 +201,18 @@ class NotLocalError(RefusedError):
     code = "NOT_LOCAL"
 
 
+class WrongWorkerError(RefusedError):
+    """Another worker answers at the address than the one that was meant."""
+
+    code = "WRONG_WORKER"
+
+
+class TooManyHopsError(RefusedError):
+    """Workers have passed messages on to each other too often: their assignments contradict each other."""
+
+    code = "TOO_MANY_HOPS"
+
+
 class ResourceLimitError(RefusedError):
     """A bound of the receiver's configuration is reached."""
 
@@ -207,7 +220,7 @@ class ResourceLimitError(RefusedError):
 
 
 class RefusedMessagesError(RefusedError):
-    """Messages that were handed over have been refused since the last look; `refusals` lists them."""
+    """The worker has refused messages since the last flush; `refusals` lists them."""
 
     def __init__(self, refusals: list[str]) -> None:
         shown = "; ".join(refusals[:5]) + ("; ..." if len(refusals) > 5 else "")
@@ -234,6 +247,8 @@ _BY_CODE: dict[str, type[RefusedError]] = {
         NotReadyError,
         UnauthenticatedError,
         PermissionDeniedError,
+        WrongWorkerError,
+        TooManyHopsError,
     )
 }
 

@@ -1,4 +1,4 @@
-"""TaskGroup: the column in which messages travel, and the checks on what goes into one."""
+"""TaskGroup: the column in which messages travel, and the checks on ids and payloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tuplewire.errors import (
 )
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""What may be handed over as a payload; it is kept as bytes, so later changes to a bytearray do no harm."""
+"""The types of a payload. It is copied to bytes, so later changes to a bytearray do no harm."""
 
 
 def check_task(task: SupportsIndex) -> int:
@@ -31,7 +31,7 @@ def check_task(task: SupportsIndex) -> int:
 
 
 def as_task(task: SupportsIndex) -> int:
-    """Return an id as an int (numpy's too); InvalidTaskError for what is no integer."""
+    """Return an id as an int (numpy's too); InvalidTaskError if it is no integer."""
     try:
         return to_int(task)
     except TypeError as error:
@@ -39,7 +39,7 @@ def as_task(task: SupportsIndex) -> int:
 
 
 def as_bytes(payload: Any) -> bytes:
-    """Return a payload as bytes; MessageError for what is not bytes-like."""
+    """Return a payload as bytes; MessageError if it is not bytes-like."""
     if type(payload) is bytes:
         return payload
     try:
@@ -50,7 +50,7 @@ def as_bytes(payload: Any) -> bytes:
 
 
 def payload_column(payloads: Iterable[Any]) -> list[bytes]:
-    """Return payloads as a list of bytes; MessageError for what is not bytes-like."""
+    """Return payloads as a list of bytes; MessageError if one is not bytes-like."""
     column = list(payloads)
     if set(map(type, column)) <= {bytes}:  # nearly always, and found out without a loop in Python
         return column
@@ -89,38 +89,48 @@ def _from_wire(lengths: bytes) -> array[int]:
 
 
 _HOP = 1 << 32
-"""`via` is the number of the first worker, less than this, plus as much for each time of passing on."""
+"""`forwarded` is the entry worker's number, less than this, plus this once for each hop since."""
+_UNQUEUED_HOP = 1 << 56
+"""It has this added, too, for each hop since the messages last waited in the queue of their task's worker."""
+MAX_UNQUEUED_HOPS = 16
+"""More of these have no other reason than assignments that contradict each other. A move takes a few."""
 
 
-def lane_of(task: int, via: int) -> int:
-    """Return the lane of a task's messages, or (negative) of those that come to it by another way.
+def flow_of(task: int, forwarded: int) -> int:
+    """Return the flow of a task's messages, or (negative) of messages that were forwarded to it.
 
-    Each has an order of its own, and is counted apart: while a task moves, what comes around must not stand
-    behind what waits for it.
+    Each flow has an order of its own, and is counted apart. While a task moves, messages that come back must
+    not queue behind messages that wait for them.
     """
-    return ~(via << 31 | task) if via else task
+    return ~(route_of(forwarded) << 31 | task) if forwarded else task
 
 
-def task_and_via(lane: int) -> tuple[int, int]:
-    """Return what lane_of got."""
-    return (lane, 0) if lane >= 0 else (~lane & MAX_TASK, ~lane >> 31)
+def route_of(forwarded: int) -> int:
+    """Return what of `forwarded` tells one order of messages from another."""
+    return forwarded % _UNQUEUED_HOP
 
 
-def first_worker(via: int) -> int:
-    """Return the number of the worker that had messages from a program; 0: the one that sends them."""
-    return via % _HOP
+def task_and_forwarded(flow: int) -> tuple[int, int]:
+    """Return the task and `forwarded` of a flow: the inverse of flow_of."""
+    return (flow, 0) if flow >= 0 else (~flow & MAX_TASK, ~flow >> 31)
+
+
+def entry_worker(forwarded: int) -> int:
+    """Return the number of the worker that accepted messages from a program; 0: the one that sends them."""
+    return forwarded % _HOP
 
 
 class TaskGroup:
-    """A column of messages from one source task to one destination task; never changed once made.
+    """A column of messages from one source task to one destination task; immutable.
 
     task: the destination. source: the sending task, None when the sender is not a task.
     lengths: the length of each payload, four little-endian bytes each. data: the payloads end to end.
     redelivered: True when they may have been delivered before, to a process that has died.
-    via: between workers, how the messages came: the worker that had them from a program, by a number, and how
-    often they were passed on since; 0: the one that sends them had them from a program.
-    position: between workers, where the first message stands among those to the task that this worker had
-    from programs, from 1; the others follow by one. lane: see lane_of.
+    forwarded: between workers. Low 32 bits: the number of the entry worker, which accepted the messages from
+    a program. The next 24: how often they were forwarded since; the upper 8: the same since they last waited
+    in the queue of their task's worker. 0: the sending worker is the entry worker.
+    entry_sequence: between workers. The number of the first message among those to the task that the entry
+    worker accepted, from 1; the others follow by one. flow: see flow_of.
     accepted_micros: when the first of them was accepted, in microseconds since 1970 by the clock of whoever
     did; 0: not known.
     """
@@ -128,13 +138,13 @@ class TaskGroup:
     __slots__ = (
         "accepted_micros",
         "data",
-        "lane",
+        "entry_sequence",
+        "flow",
+        "forwarded",
         "lengths",
-        "position",
         "redelivered",
         "source",
         "task",
-        "via",
     )
 
     def __init__(
@@ -145,8 +155,8 @@ class TaskGroup:
         data: bytes,
         *,
         redelivered: bool = False,
-        via: int = 0,
-        position: int = 0,
+        forwarded: int = 0,
+        entry_sequence: int = 0,
         accepted_micros: int = 0,
     ) -> None:
         self.task = task
@@ -154,10 +164,10 @@ class TaskGroup:
         self.lengths = lengths
         self.data = data
         self.redelivered = redelivered
-        self.via = via
-        self.position = position
+        self.forwarded = forwarded
+        self.entry_sequence = entry_sequence
         self.accepted_micros = accepted_micros
-        self.lane = lane_of(task, via) if via else task
+        self.flow = flow_of(task, forwarded) if forwarded else task
 
     @classmethod
     def of(
@@ -192,8 +202,8 @@ class TaskGroup:
         data: bytes,
         *,
         redelivered: bool = False,
-        via: int = 0,
-        position: int = 0,
+        forwarded: int = 0,
+        entry_sequence: int = 0,
         accepted_micros: int = 0,
     ) -> Self:
         """Build a group from columns of unknown origin.
@@ -218,8 +228,8 @@ class TaskGroup:
             lengths,
             data,
             redelivered=redelivered,
-            via=via,
-            position=position,
+            forwarded=forwarded,
+            entry_sequence=entry_sequence,
             accepted_micros=accepted_micros,
         )
 
@@ -232,8 +242,8 @@ class TaskGroup:
 
     @property
     def end(self) -> int:
-        """The position of what comes after these messages; 0 where they have none."""
-        return self.position and self.position + len(self)
+        """The entry_sequence of the message after these; 0 if they have none."""
+        return self.entry_sequence and self.entry_sequence + len(self)
 
     def sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""
@@ -264,7 +274,7 @@ class TaskGroup:
         return self._piece(start, stop, begin, begin + sum(sizes[start:stop]))
 
     def split(self, max_bytes: int) -> list[TaskGroup]:
-        """Cut into groups of at most so many payload bytes, or of one message where that is larger."""
+        """Cut into groups of at most so many payload bytes, or of one larger message."""
         pieces = []
         start = begin = end = 0
         sizes = _from_wire(self.lengths)
@@ -283,8 +293,8 @@ class TaskGroup:
             self.lengths[4 * start : 4 * stop],
             self.data[begin:end],
             redelivered=self.redelivered,
-            via=self.via,
-            position=self.position and self.position + start,
+            forwarded=self.forwarded,
+            entry_sequence=self.entry_sequence and self.entry_sequence + start,
             accepted_micros=self.accepted_micros,
         )
 
@@ -294,12 +304,12 @@ class TaskGroup:
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
-        return self._marked(redelivered=True, via=self.via)
+        return self._marked(redelivered=True, forwarded=self.forwarded)
 
-    def at(self, position: int, now_micros: int) -> TaskGroup:
-        """Return the same messages, with the position at which a worker has taken them in.
+    def at(self, entry_sequence: int, now_micros: int) -> TaskGroup:
+        """Return the same messages, with the sequence at which their entry worker accepted them.
 
-        now_micros: when that was, for those that do not say when they were accepted.
+        now_micros: the time of acceptance, if the group has none yet.
         """
         return TaskGroup(
             self.task,
@@ -307,31 +317,43 @@ class TaskGroup:
             self.lengths,
             self.data,
             redelivered=self.redelivered,
-            via=self.via,
-            position=position,
+            forwarded=self.forwarded,
+            entry_sequence=entry_sequence,
             accepted_micros=self.accepted_micros or now_micros,
         )
 
     def passed_on(self, worker: int) -> TaskGroup:
-        """Return the same messages, as passed on for a worker (its number); the first stays named."""
-        return self._marked(redelivered=self.redelivered, via=(self.via or worker) + _HOP)
+        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named."""
+        forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
+        return self._marked(redelivered=self.redelivered, forwarded=forwarded)
 
-    def _marked(self, *, redelivered: bool, via: int) -> TaskGroup:
+    @property
+    def unqueued_hops(self) -> int:
+        """How often they were forwarded since they last waited in the queue of their task's worker."""
+        return self.forwarded // _UNQUEUED_HOP
+
+    def out_of_queue(self) -> TaskGroup:
+        """Return the same messages, as they leave a queue: a task that moves again is no circle."""
+        if not self.unqueued_hops:
+            return self
+        return self._marked(redelivered=self.redelivered, forwarded=route_of(self.forwarded))
+
+    def _marked(self, *, redelivered: bool, forwarded: int) -> TaskGroup:
         return TaskGroup(
             self.task,
             self.source,
             self.lengths,
             self.data,
             redelivered=redelivered,
-            via=via,
-            position=self.position,
+            forwarded=forwarded,
+            entry_sequence=self.entry_sequence,
             accepted_micros=self.accepted_micros,
         )
 
     def joins(self, other: TaskGroup) -> bool:
         """Whether these messages may follow the other's in one column."""
         return (
-            self.lane == other.lane and self.source == other.source and self.redelivered == other.redelivered
+            self.flow == other.flow and self.source == other.source and self.redelivered == other.redelivered
         )
 
 

@@ -1,7 +1,7 @@
 """TaskMessage and the columns that carry many of them.
 
-Source: Storm's `TaskMessage`. A batch is columns from end to end: no layer makes an object, a protobuf
-message or a metric call per message; a TaskMessage exists only while somebody looks at one.
+A batch is columns from end to end: no layer makes an object, a protobuf message or a metric call per message.
+A TaskMessage exists only while you look at one. Source: Storm's `TaskMessage`.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     """An immutable sequence of TaskMessages, held as columns.
 
     Iterating and indexing make TaskMessages; everything else (`groups`, slices, `+`) works on columns.
-    A batch keeps the order in which it was built. What travels is its groups, so that another process
-    sees the messages in order within each (source, task), which is the order that Tuplewire promises.
+    A batch keeps the order in which you built it. Its groups travel, so another process sees the messages in
+    order within each (source, task). That is the order that Tuplewire promises.
 
     A group's mark `redelivered` belongs to whole columns: it stays in `groups`, in plain slices of a batch
     built from groups, and in sums of such batches. Equality is of tasks, sources and payloads.
@@ -87,7 +87,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     def __init__(self, messages: Iterable[TaskMessage] = (), source: SupportsIndex | None = None) -> None:
         """Build from TaskMessages, all from one source task (None: the sender is not a task).
 
-        Raises InvalidTaskError for a bad task id, MessageError for what is no TaskMessage or no payload.
+        Raises InvalidTaskError for a bad task id, MessageError for anything but TaskMessages with payloads.
         """
         messages = list(messages)
         try:
@@ -294,7 +294,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
 
 def as_groups(messages: Any, payload: Any = None, source: int | None = None) -> tuple[TaskGroup, ...]:
-    """Return what a `send` was called with: a batch, an iterable of TaskMessages, or a task and a payload.
+    """Return the groups of a batch, an iterable of TaskMessages, or a task and a payload.
 
     source: the sending task of messages that do not name their own.
     """

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from tuplewire.control import ControlClient
-from tuplewire.credentials import Credentials
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.registry import Report
 from tuplewire.wire import control_pb2
 

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from tuplewire.addresses import check_reachable
-from tuplewire.channel import resolve_topology
-from tuplewire.credentials import Credentials
+from tuplewire.connection.channel import resolve_topology
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.group import check_task
+from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.contacts import Contacts
 from tuplewire.membership.registry import Registry
 from tuplewire.membership.status import MembershipStatus, Phase

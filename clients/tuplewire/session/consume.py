@@ -1,4 +1,4 @@
-"""The consuming end of a Recv session: what has arrived, what is done with, what there is room for."""
+"""The consuming end of a Recv session: received and acknowledged messages, and room for more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tuplewire.session.delivery import Delivery
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a consumer stands in one task: sequences; and room in bytes after `received`."""
+    """A consumer's place in one task, as sequences. credit_bytes: its room in bytes after `received`."""
 
     task: int
     acknowledged: int
@@ -24,7 +24,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Messages that are new to the consumer; hand it to acknowledge() when they are done with."""
+    """Messages that are new to the consumer; pass them to acknowledge() once they are processed."""
 
     epoch: int
     deliveries: tuple[Delivery, ...]
@@ -63,10 +63,10 @@ class ConsumeWindow:
         """The incarnation of the worker that the sequences belong to; 0 before the first connection."""
 
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
-        """Go on over a new stream: delivery goes on after these (task, sequence) positions.
+        """Continue over a new stream, after these (task, sequence) pairs.
 
-        A task starts anew where the worker says, and what was not acknowledged in it is void, when the worker
-        is another one, or another consumer has had the task meanwhile.
+        If the worker is another one, or another consumer had the task meanwhile, the task starts anew where
+        the worker says. Its unacknowledged messages are then void.
         """
         self._epoch += 1
         if worker_incarnation != self.worker_incarnation:
@@ -79,11 +79,11 @@ class ConsumeWindow:
 
     def _start_anew(self, task: int, received: int) -> None:
         if self._tasks[task].held_bytes:
-            self._moved[task] = None  # subscribing, we have told of less room than there is now
+            self._moved[task] = None  # the subscribe named less room than there is now
         self._tasks[task] = _Task(self._epoch, received)
 
     def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
-        """Take messages in; return those that are new. MalformedError for a gap or a foreign task."""
+        """Take in messages, and return the new ones; MalformedError for a gap or an unsubscribed task."""
         new = []
         for delivery in deliveries:
             group, first = delivery.group, delivery.first_sequence
@@ -107,7 +107,7 @@ class ConsumeWindow:
         return Arrived(self._epoch, tuple(new))
 
     def acknowledge(self, arrived: Arrived) -> bool:
-        """Take account of messages that are done with; False when all of it is void, see opened()."""
+        """Acknowledge messages; return False if all of them are void, see opened()."""
         counts = False
         for delivery in arrived.deliveries:
             task = delivery.group.task
@@ -118,13 +118,13 @@ class ConsumeWindow:
                 counts = True
         return counts
 
-    def moved(self) -> list[Cursor]:
-        """Return the cursors that have moved since the last call."""
+    def take_moved(self) -> list[Cursor]:
+        """Take out the cursors that have moved since the last call."""
         moved, self._moved = self._moved, {}
         return [self._cursor(task) for task in moved]
 
     def repeat(self) -> None:
-        """Let moved() return every cursor next time: the worker asks for it."""
+        """Let take_moved() return every cursor next time: the worker has sent a probe."""
         self._moved.update(dict.fromkeys(self._tasks))
 
     def all(self) -> list[Cursor]:

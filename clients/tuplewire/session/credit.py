@@ -1,34 +1,37 @@
-"""What a receiver grants: permission to send, per task, as absolute offsets.
+"""Credit at the receiver: permission to send, per task, as absolute counts.
 
-The grant for a task is what the session's messages to it have already been done with (released) plus a
-window. It is a count from the session's start and never falls, so that a lost or repeated grant changes
-nothing: the next one says everything again. Source: TCP's receive window; Flink's credits.
+The grant for a task is the number of released messages plus a window. It counts from the session's start and
+never falls. A lost or repeated grant changes nothing, because the next one says everything again.
+
+Source: TCP's receive window; Flink's credits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from tuplewire.errors import CreditExceededError, RefusedError, ResourceLimitError
+from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.session.pressure import Exhausted
 from tuplewire.session.shares import QueueShares, Window
 
 MAX_TASKS = 65_536
-"""Tasks that one session may send to; bounds what a hostile sender makes us remember."""
+"""Tasks that one session may use at a time; bounds the memory that a hostile sender can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Absolute permission to send to a task, and how far its messages are processed.
+    """Absolute permission to send to a task, and how many of its messages are processed.
 
-    lane: see tuplewire.group.lane_of; what is passed on needs no permission, and is only counted.
-    messages: may have been sent in total. size_bytes: a message may start while fewer payload bytes were
-    sent in total. processed: messages done with, in total.
+    flow: see tuplewire.group.flow_of. Forwarded messages need no permission, and are only counted.
+    messages: how many may have been sent, in total.
+    size_bytes: a message may start while fewer payload bytes were sent, in total.
+    processed: how many messages are released, in total.
     """
 
-    lane: int
+    flow: int
     messages: int
     size_bytes: int
     processed: int
@@ -61,12 +64,12 @@ class CreditBook:
     __slots__ = (
         "_accounts",
         "_changed",
-        "_eager",
         "_exhausted",
-        "_followed",
         "_max_message_bytes",
         "_shares",
         "_used_up",
+        "_wants_releases",
+        "_watched",
         "initial",
     )
 
@@ -75,144 +78,176 @@ class CreditBook:
         shares: QueueShares,
         *,
         max_message_bytes: int,
-        eager: bool,
+        wants_releases: bool,
         exhausted: Exhausted | None = None,
     ) -> None:
         """Start with a window for every task.
 
-        shares: asked at every grant, so that the window may change while the session runs.
-        eager: tell every release, since the sender waits for it (ack mode `processed`); otherwise a grant
-        is worth a message only once a quarter of the window is free again, or everything is released: a
-        sender that passes on what others sent may have a smaller window of its own to give back.
-        exhausted: told the tasks for which the window is used up.
+        shares: asked at every grant, so the window may change while the session runs.
+        wants_releases: grant at every release, as the sender waits for each (ack mode `processed`). Otherwise
+        grant when a quarter of the window is free, or when everything is released: an upstream worker's
+        window may be smaller than our quarter.
+        exhausted: notes the tasks for which the window is used up.
         """
         self.initial = shares.initial
         """The grant for every task without one of its own."""
         self._shares = shares
         self._max_message_bytes = max_message_bytes
-        self._eager = eager
-        self._followed: set[int] = set()
+        self._wants_releases = wants_releases
+        self._watched: set[int] = set()
         self._accounts = {task: _Account(shares.window(task)) for task in shares.crowded}
         self._changed: dict[int, None] = {}
         self._exhausted = exhausted or Exhausted()
         self._used_up: set[int] = set()
 
+    def too_many(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
+        """Return the groups to more tasks than a session may use at a time; forwarded ones never are."""
+        room = MAX_TASKS - len(self._accounts)
+        if len(groups) <= room:
+            return []
+        new = dict.fromkeys(
+            group.flow for group in groups if group.flow >= 0 and group.flow not in self._accounts
+        )
+        without = set(islice(new, max(0, room), None))
+        return [group for group in groups if group.flow in without]
+
     def received(self, groups: Iterable[TaskGroup]) -> None:
-        """Take account of a frame; CreditExceededError or ResourceLimitError: nothing of it is counted."""
+        """Count messages. After a CreditExceededError nothing of them is counted."""
         counted: list[TaskGroup] = []
         try:
             for group in groups:
-                account = self._account(group.lane)
+                account = self._accounts.get(group.flow)
+                if account is None:
+                    account = self._accounts[group.flow] = _Account(self.initial)
                 account.received_messages += len(group)
                 account.received_bytes += len(group.data)
                 counted.append(group)
-                self._check(group.lane, account)
+                self._check(group.flow, account)
         except RefusedError:
             for group in counted:
-                account = self._accounts[group.lane]
-                account.received_messages -= len(group)
-                account.received_bytes -= len(group.data)
-                self._take_stock(group.lane, account)
+                self.refused(group)
             raise
 
-    def _account(self, lane: int) -> _Account:
-        account = self._accounts.get(lane)
-        if account is None:
-            if lane >= 0 and len(self._accounts) >= MAX_TASKS:
-                raise ResourceLimitError(f"one session sends to at most {MAX_TASKS} tasks")
-            account = self._accounts[lane] = _Account(self.initial)
-        return account
+    def refused(self, group: TaskGroup) -> None:
+        """Take back what was counted of messages that are refused: neither side counts them."""
+        account = self._accounts[group.flow]
+        account.received_messages -= len(group)
+        account.received_bytes -= len(group.data)
+        self._take_stock(group.flow, account)
+        if not account.received_messages and account.granted_messages == self.initial.messages:
+            self._forget(group.flow)
 
-    def _check(self, lane: int, account: _Account) -> None:
-        if lane < 0 or (
+    def close(self, flow: int) -> None:
+        """Forget a flow as its sender has; MalformedError while something of it is outstanding."""
+        account = self._accounts.get(flow)
+        if account is None or account.released_messages < account.received_messages:
+            raise MalformedError(f"flow {flow} is closed while something of it is outstanding, or unknown")
+        self._forget(flow)
+
+    def _forget(self, flow: int) -> None:
+        del self._accounts[flow]
+        self._changed.pop(flow, None)
+        self._watched.discard(flow)
+        if flow in self._used_up:
+            self._used_up.discard(flow)
+            self._exhausted.remove(flow)
+
+    def _check(self, flow: int, account: _Account) -> None:
+        if flow < 0 or (
             account.received_messages < account.granted_messages
             and account.received_bytes < account.granted_bytes
         ):
             return
-        self._take_stock(lane, account)
+        self._take_stock(flow, account)
         if (
             account.received_messages > account.granted_messages
             or account.received_bytes >= account.granted_bytes + self._max_message_bytes
         ):
             raise CreditExceededError(
-                f"task {lane}: {account.received_messages} messages of {account.received_bytes} bytes "
+                f"task {flow}: {account.received_messages} messages of {account.received_bytes} bytes "
                 f"were sent, {account.granted_messages} of {account.granted_bytes} bytes were granted"
             )
 
-    def _take_stock(self, lane: int, account: _Account) -> None:
-        """Note whether the sender may send anything to a task."""
+    def _take_stock(self, flow: int, account: _Account) -> None:
+        """Note whether the sender has credit left for a task."""
         if account.has_room:
-            if lane in self._used_up:
-                self._used_up.discard(lane)
-                self._exhausted.remove(lane)
-        elif lane not in self._used_up:
-            self._used_up.add(lane)
-            self._exhausted.add(lane)
+            if flow in self._used_up:
+                self._used_up.discard(flow)
+                self._exhausted.remove(flow)
+        elif flow not in self._used_up:
+            self._used_up.add(flow)
+            self._exhausted.add(flow)
 
     def end(self) -> None:
-        """Hold nobody back any more: the session is over."""
-        for lane in self._used_up:
-            self._exhausted.remove(lane)
+        """Note that the session is over, and holds no task up any more."""
+        for flow in self._used_up:
+            self._exhausted.remove(flow)
         self._used_up.clear()
 
-    def released(self, lane: int, messages: int, size_bytes: int) -> bool:
-        """Take account of messages that are done with; return whether the sender should hear of it."""
-        account = self._accounts[lane]
+    def released(self, flow: int, messages: int, size_bytes: int) -> bool:
+        """Count released messages; return True if the sender should hear of it now."""
+        account = self._accounts[flow]
         account.released_messages += messages
         account.released_bytes += size_bytes
-        window = self._shares.window(lane)
+        window = self._shares.window(flow)
         if (
-            not self._eager
-            and lane >= 0
-            and lane not in self._followed
+            not self._wants_releases
+            and flow >= 0
+            and flow not in self._watched
             and account.released_messages < account.received_messages
             and account.released_messages + window.messages - account.granted_messages < window.messages >> 2
             and account.released_bytes + window.size_bytes - account.granted_bytes < window.size_bytes >> 2
         ):
             return False
-        self._changed[lane] = None
+        self._changed[flow] = None
         return True
 
-    def follow(self, tasks: Iterable[int]) -> None:
-        """Tell every release of these tasks' messages from now on, and what has been released so far."""
-        self._followed.update(tasks)
-        if len(self._followed) > MAX_TASKS:
-            raise ResourceLimitError(f"one session sends to at most {MAX_TASKS} tasks")
-        self._changed.update(dict.fromkeys(self._followed & self._accounts.keys()))
+    def watch_releases(self, tasks: Iterable[int]) -> None:
+        """Grant at every release of these tasks' messages from now on, and once for those before.
+
+        Until the sender closes the flow to a task. Beyond MAX_TASKS, releases come with the other grants.
+        """
+        self._watched.update(islice(tasks, MAX_TASKS - len(self._watched)))
+        self._changed.update(dict.fromkeys(self._watched & self._accounts.keys()))
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was received is done with."""
+        """Whether every received message is released."""
         return all(each.released_messages >= each.received_messages for each in self._accounts.values())
 
     def freed(self, task: int) -> bool:
-        """Note that there is more room in a task's queue; return whether the sender should hear of it."""
+        """Note that a task's queue has more room; return True if the sender should hear of it."""
         if task in self._accounts:
             self._changed[task] = None
         return task in self._changed
 
+    def widened(self) -> bool:
+        """Note that shares may have grown; return whether a sender without credit should hear of it."""
+        self._changed.update(dict.fromkeys(self._used_up))
+        return bool(self._used_up)
+
     def outstanding(self) -> list[tuple[int, int, int]]:
-        """Return (task, messages, bytes) of what was granted, has come and is not done with."""
+        """Return (task, messages, bytes) of received messages that are not released."""
         return [
-            (lane, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
-            for lane, each in self._accounts.items()
-            if lane >= 0 and each.received_messages > each.released_messages
+            (flow, each.received_messages - each.released_messages, each.received_bytes - each.released_bytes)
+            for flow, each in self._accounts.items()
+            if flow >= 0 and each.received_messages > each.released_messages
         ]
 
-    def changes(self) -> list[Grant]:
-        """Return the grants that have changed since the last call."""
+    def take_changes(self) -> list[Grant]:
+        """Take out the grants that have changed since the last call."""
         changed, self._changed = self._changed, {}
-        return [self._grant(lane) for lane in changed]
+        return [self._grant(flow) for flow in changed]
 
     def all(self) -> list[Grant]:
         """Return every grant, for a sender that reconnects."""
-        return [self._grant(lane) for lane in self._accounts]
+        return [self._grant(flow) for flow in self._accounts]
 
-    def _grant(self, lane: int) -> Grant:
-        account = self._accounts[lane]
-        window = self._shares.window(lane)
+    def _grant(self, flow: int) -> Grant:
+        account = self._accounts[flow]
+        window = self._shares.window(flow)
         account.granted_messages = max(account.granted_messages, account.released_messages + window.messages)
         account.granted_bytes = max(account.granted_bytes, account.released_bytes + window.size_bytes)
-        if lane in self._used_up:
-            self._take_stock(lane, account)
-        return Grant(lane, account.granted_messages, account.granted_bytes, account.released_messages)
+        if flow in self._used_up:
+            self._take_stock(flow, account)
+        return Grant(flow, account.granted_messages, account.granted_bytes, account.released_messages)

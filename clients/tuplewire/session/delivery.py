@@ -1,8 +1,9 @@
 """One task's receive queue: a log with a delivery cursor and an acknowledgement behind it.
 
-Every message gets a sequence within the task, from 1. A consumer that comes back goes on where it stands;
-one that does not leaves what it had not acknowledged, in order, to the next. Source: Storm's receive queue
-(there a Disruptor ring without acknowledgement), with Kafka's consumer positions.
+Every message gets a sequence within the task, from 1. A consumer that comes back continues at its cursor. If
+it does not come back, its unacknowledged messages go, in order, to the next consumer.
+
+Source: Storm's receive queue (there a Disruptor ring without acknowledgement); Kafka's consumer offsets.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tuplewire.session.pieces import LENGTH_BYTES, cut, starting_within, wire_by
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Messages on their way to a consumer; the first has this sequence, the others follow by one."""
+    """Messages on their way to a consumer, numbered from `first_sequence` without gaps."""
 
     first_sequence: int
     group: TaskGroup
@@ -70,11 +71,11 @@ class DeliveryLog:
         self.taken = 0
         """The sequence of the last message that was handed out."""
         self.received = 0
-        """The sequence of the last message that has arrived at the consumer, as far as we know."""
+        """The sequence of the last message that is known to have arrived at the consumer."""
         self.acknowledged = 0
-        """The sequence of the last message that is done with."""
+        """The sequence of the last message that the consumer has acknowledged."""
         self.queued_bytes = 0
-        """Payload bytes that are held: waiting, or not acknowledged."""
+        """Held payload bytes: waiting, or not acknowledged."""
         self._waiting: deque[_Entry] = deque()
         self._delivered: deque[_Entry] = deque()
         self._marks: deque[tuple[int, int]] = deque()
@@ -82,16 +83,16 @@ class DeliveryLog:
 
     @property
     def queued_messages(self) -> int:
-        """Messages that are held: waiting, or not acknowledged."""
+        """Held messages: waiting, or not acknowledged."""
         return self.tail - self.acknowledged
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something that was not handed out."""
+        """Whether there are messages that were not handed out."""
         return self.taken < self.tail
 
     def append(self, group: TaskGroup, token: Any = None) -> None:
-        """Add messages at the tail; the token comes back when they are done with."""
+        """Add messages at the tail; the token comes back when they are acknowledged."""
         self._waiting.append(_Entry(self.tail + 1, group, token))
         self.tail += len(group)
         self.queued_bytes += len(group.data)
@@ -99,9 +100,10 @@ class DeliveryLog:
     def take(self, credit: int, credit_bytes: int, max_bytes: int) -> list[Delivery]:
         """Hand out messages from the cursor on.
 
-        credit: up to this sequence. credit_bytes: a message may start while fewer bytes than this are on the
-        way (handed out after `received`). max_bytes: likewise for this call, and lengths count; the frame
-        that comes of it holds less than twice that and one message.
+        credit: the last sequence that may be handed out.
+        credit_bytes: a message may start while fewer bytes than this are on the way (after `received`).
+        max_bytes: the same for this call, where lengths count too. The resulting frame holds less than twice
+        that, and one message.
         """
         deliveries: list[Delivery] = []
         room = credit_bytes - self._taken_bytes
@@ -127,9 +129,9 @@ class DeliveryLog:
         return deliveries
 
     def progress(self, acknowledged: int, received: int) -> list[Done]:
-        """Take the consumer's word for what has arrived and what is done with; return the latter.
+        """Move the cursors as the consumer says; return the newly acknowledged messages.
 
-        What it says beyond what was handed out is cut to that; what it says again changes nothing.
+        Sequences beyond the handed-out messages are cut to those. A repeated call changes nothing.
         """
         self.received = max(self.received, min(received, self.taken))
         while self._marks and self._marks[0][0] <= self.received:
@@ -147,9 +149,10 @@ class DeliveryLog:
         return done
 
     def rewind(self, received: int | None = None) -> None:
-        """Put the cursor back: to what a returning consumer has received, or else to what is acknowledged.
+        """Put the cursor back, for a returning consumer or (None) for another one.
 
-        What goes to another consumer is marked as redelivered.
+        received: the last sequence that the returning consumer has. Another consumer begins after the last
+        acknowledged message, and gets its first messages marked as redelivered.
         """
         position = (
             self.acknowledged if received is None else max(self.acknowledged, min(received, self.taken))
@@ -169,7 +172,7 @@ class DeliveryLog:
         self._taken_bytes = 0
 
     def remove(self) -> list[tuple[TaskGroup, Any]]:
-        """Take out everything that is not acknowledged, in order, each with its token."""
+        """Take out the unacknowledged messages, in order, each with its token."""
         self.rewind()
         left = [(entry.group, entry.token) for entry in self._waiting]
         self._waiting.clear()

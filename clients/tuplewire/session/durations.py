@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections import deque
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""The upper bound of each bucket in seconds; what takes longer is in one more."""
+"""The upper bound of each bucket in seconds; one more bucket has everything longer."""
 _ONE_TIME_SECONDS = 0.001
-"""What comes within so much time has one time: a queue of single messages needs no number for each."""
+"""Messages that come within so much time share one time, so single messages need no number each."""
 
 
 class Durations:
-    """How long things took: how many fall into each bucket, and all of them added up, in seconds."""
+    """Durations as a histogram: a count for each bucket, and the sum in seconds."""
 
     __slots__ = ("counts", "seconds")
 
@@ -21,14 +21,14 @@ class Durations:
         self.seconds = 0.0
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Note that so many took so long. Less than nothing, as clocks of two hosts may say, counts as 0."""
+        """Add `count` durations. A negative one, as two hosts' clocks may give, counts as 0."""
         if seconds < 0:
             seconds = 0.0
         self.counts[bisect_left(BOUNDS, seconds)] += count
         self.seconds += seconds * count
 
     def copy(self) -> Durations:
-        """Return the same, to be read while this goes on."""
+        """Return a copy, to be read while this one changes."""
         copied = Durations()
         copied.counts = self.counts.copy()
         copied.seconds = self.seconds
@@ -53,7 +53,7 @@ class QueueTimes:
             came.append((last, now))
 
     def left(self, last: int, now: float, into: Durations) -> None:
-        """Note that the messages up to a number have left; those that leave again are not counted again."""
+        """Note that the messages up to a number have left; a message counts once."""
         came = self._came
         while self._gone < last and came:
             until, since = came[0]
@@ -65,7 +65,7 @@ class QueueTimes:
             self._gone = until
 
     def skip(self, last: int) -> None:
-        """Forget the messages up to a number: they have left by another way."""
+        """Forget the messages up to a number: they did not go to a consumer."""
         self._came.clear()
         self._gone = last
 
@@ -79,7 +79,7 @@ class FrameTimes:
         self._written: deque[tuple[int, int, float]] = deque()
 
     def written(self, sequence: int, messages: int, now: float) -> None:
-        """Note that a frame was written; what is written again is not noted again."""
+        """Note that a frame was written; a repeated writing counts once."""
         if not self._written or sequence > self._written[-1][0]:
             self._written.append((sequence, messages, now))
 

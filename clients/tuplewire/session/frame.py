@@ -1,4 +1,4 @@
-"""A frame at its sender: as it is kept until it is acknowledged, and as it is written."""
+"""A frame at its sender: kept until it is acknowledged, and written."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuplewire.group import TaskGroup
-from tuplewire.session.lane import Entry
+from tuplewire.session.flow import Entry
 
 _ONE_TIME_MICROS = 2_000
-"""What was accepted within so much time after the first of a frame is told with the time of that."""
+"""Groups accepted within so much time after a frame's first share that one's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,22 @@ class OutFrame:
     """When the first message of each run was accepted."""
     messages: int
     size_bytes: int
+    closed: Sequence[int] = ()
+    """The flows that the receiver may forget before it takes the messages in."""
 
 
 class InFlight:
     """A frame that is not acknowledged."""
 
-    __slots__ = ("entries", "sequence")
+    __slots__ = ("closed", "entries", "sequence")
 
-    def __init__(self, sequence: int, entries: list[Entry]) -> None:
+    def __init__(self, sequence: int, entries: list[Entry], closed: Sequence[int] = ()) -> None:
         self.sequence = sequence
         self.entries = entries
+        self.closed = closed
 
     def out(self) -> OutFrame:
-        """Return it as it is written; groups that follow each other within (task, source) are one run."""
+        """Return the frame to write; groups that follow each other within (task, source) are one run."""
         runs: list[list[TaskGroup]] = []
         accepted: list[int] = []
         messages = size = 0
@@ -50,7 +53,7 @@ class InFlight:
             if (
                 last is not None
                 and group.joins(last)
-                and group.position == (last.position and last.position + len(last))
+                and group.entry_sequence == (last.entry_sequence and last.entry_sequence + len(last))
                 and micros - accepted[-1] < _ONE_TIME_MICROS
             ):
                 runs[-1].append(group)
@@ -58,4 +61,4 @@ class InFlight:
                 runs.append([group])
                 accepted.append(micros)
             last = group
-        return OutFrame(self.sequence, runs, accepted, messages, size)
+        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed)

@@ -26,7 +26,7 @@ class DropReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Messages that are done with: acknowledged, or dropped for a reason; and the token they came with."""
+    """Settled messages, acknowledged or dropped for a reason, and the token that came with them."""
 
     token: Any
     task: int
@@ -37,7 +37,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """A balance in messages; `pending` is counted where the messages are, not derived."""
+    """A balance in messages; `pending` is counted where the messages are, and not derived."""
 
     accepted: int = 0
     acknowledged: int = 0
@@ -72,7 +72,7 @@ class LedgerSnapshot:
 
 
 class Ledger:
-    """Counts what was accepted and what became of it."""
+    """Counts accepted messages and what became of them."""
 
     __slots__ = ("accepted", "acknowledged", "dropped")
 
@@ -82,7 +82,7 @@ class Ledger:
         self.dropped: dict[DropReason, int] = dict.fromkeys(DropReason, 0)
 
     def snapshot(self, pending: int) -> LedgerSnapshot:
-        """Return the balance, given how many messages are held now."""
+        """Return the balance. pending: how many messages are held now."""
         return LedgerSnapshot(
             self.accepted,
             self.acknowledged,

@@ -7,9 +7,9 @@ from heapq import heappop, heappush, heapreplace
 
 
 def excess(held: int, offered: int, bound: int) -> int:
-    """Return how much of what is held is in the way of an offer.
+    """Return how much of `held` is in the way of an offer.
 
-    That is all of it when the offer itself is over the bound: such a one is taken when nothing else is held.
+    An offer that is itself over the bound is taken only when nothing else is held, so all of it is.
     """
     over = held + offered - bound
     return min(held, over) if over > 0 else 0
@@ -18,8 +18,8 @@ def excess(held: int, offered: int, bound: int) -> int:
 class OldestTask:
     """Finds the task with the oldest message, at a cost that does not grow with the number of messages.
 
-    What is known of a task is the age of a message that it had first at some time. It may have gone since:
-    that is found out, and put right, when the task comes up.
+    A heap holds, for each task, the age of its first message at some earlier time. That message may be gone.
+    find() notices this when the task comes up, and corrects the entry.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class OldestTask:
         self._known: set[int] = set()
 
     def add(self, task: int, age: int) -> None:
-        """Take note of a message that was put behind the others of its task; ages never fall."""
+        """Note a message that was put behind the others of its task; ages never fall."""
         if task not in self._known:
             self._known.add(task)
             heappush(self._heap, (age, task))

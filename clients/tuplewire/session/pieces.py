@@ -1,4 +1,4 @@
-"""Cutting groups where credit or a frame ends, and what a group takes up in a frame."""
+"""Cutting groups where credit or a frame ends, and the size of a group in a frame."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import accumulate, groupby
 from tuplewire.group import TaskGroup
 
 LENGTH_BYTES = 4
-"""What a frame holds for each message beside its payload."""
+"""The bytes of a frame for each message beside its payload."""
 
 _GROUP_BYTES = 48
-"""At most what a frame holds for each group beside its columns."""
+"""The most bytes of a frame for each group beside its columns."""
 
 
 def wire_bytes(group: TaskGroup) -> int:
@@ -29,7 +29,7 @@ def starting_within(group: TaskGroup, size_bytes: int) -> int:
 def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
     """Return the first `count` messages (some, not all), then the rest in pieces that double in size.
 
-    Taking few messages at a time off a large group would copy the rest of it every time; like this each
+    Taking few messages at a time off a large group would copy its rest every time. With doubling pieces each
     message is copied log(n) times at most.
     """
     ends = list(accumulate(group.sizes(), initial=0))
@@ -42,13 +42,13 @@ def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
 
 
 def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]:
-    """Return the fewest first messages that are so many and so large together, or all; then the rest."""
+    """Return the shortest head with at least so many messages and bytes (or all), then the rest."""
     count = max(messages, starting_within(group, size_bytes)) if size_bytes > 0 else messages
     return cut(group, count) if count < len(group) else [group]
 
 
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
-    """Return the group, cut if it is too large for a frame: by payload, and apart from it by lengths."""
+    """Return the group, cut if its payload or its lengths are too large for a frame."""
     if len(group.data) <= max_bytes and len(group.lengths) <= max_bytes:
         return [group]
     most = max(1, max_bytes // LENGTH_BYTES)

@@ -1,16 +1,16 @@
-"""What holds messages up at the moment: noted where it begins and ends, for whoever accounts for time."""
+"""What holds messages up at the moment, noted where each cause begins and ends. For metrics of time."""
 
 from __future__ import annotations
 
 from tuplewire.session.durations import Durations
 
 HELD_SECONDS = 0.005
-"""A connection that takes nothing for no longer than this is as usual: it writes, or its peer gathers what to
-acknowledge."""
+"""A connection that takes nothing for this long is held up. A shorter pause is usual: it writes, or its peer
+gathers acknowledgements."""
 
 
 class Exhausted:
-    """The tasks for which senders have used their windows up, with how many senders that are."""
+    """The tasks for which senders have used up their windows, with the number of these senders."""
 
     __slots__ = ("tasks",)
 
@@ -22,7 +22,7 @@ class Exhausted:
         self.tasks[task] = self.tasks.get(task, 0) + 1
 
     def remove(self, task: int) -> None:
-        """Note that one of them has room again, or is gone."""
+        """Note that one of these senders has room again, or is gone."""
         left = self.tasks[task] - 1
         if left:
             self.tasks[task] = left
@@ -31,24 +31,24 @@ class Exhausted:
 
 
 class OutboundPressure:
-    """What all connections of a process tell of themselves, together. Belongs to the event loop."""
+    """What holds messages up in all connections of a process. Belongs to the event loop."""
 
-    __slots__ = ("held", "send_to_ack", "starved")
+    __slots__ = ("held", "send_to_ack", "without_credit")
 
     def __init__(self) -> None:
-        self.starved = 0
-        """Tasks, connection by connection, for which something waits for the receiver's credit."""
+        self.without_credit = 0
+        """How many flows wait for credit, added up over the connections."""
         self.held: dict[object, float] = {}
-        """Connections that take nothing, though something waits, and since when by the loop's clock."""
+        """Connections that take nothing while messages wait, and since when by the loop's clock."""
         self.send_to_ack = Durations()
         """From the writing of a frame to its acknowledgement."""
 
     def hold(self, connection: object, now: float) -> None:
-        """Note that a connection takes nothing from now on; it may be noted already."""
+        """Note that a connection takes nothing from now on; a second call changes nothing."""
         self.held.setdefault(connection, now)
 
     def free(self, connection: object) -> None:
-        """Note that it takes something again, or that nothing waits for it."""
+        """Note that a connection takes messages again, or that none wait for it."""
         self.held.pop(connection, None)
 
     def holds(self, connection: object, now: float) -> bool:

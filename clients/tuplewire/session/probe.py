@@ -1,13 +1,13 @@
 """When to ask the other side to say everything again.
 
-Acknowledgements and credit are absolute, so that the next one makes up for a lost one; this makes sure that
+Acknowledgements and credit are absolute, so the next one makes up for a lost one. A probe makes sure that
 there is a next one. Source: TCP's window probe.
 """
 
 from __future__ import annotations
 
 PROBE_SECONDS = 1.0
-"""After so long without news, whoever waits for some asks."""
+"""A side that waits for news sends a probe after so long without any."""
 
 
 class ProbeTimer:

@@ -1,8 +1,8 @@
 """The sending end of a session: what is accepted, what is on the way, what is settled.
 
-Everything that was accepted stays here until it is acknowledged or given up, so that a new stream can go on
-where the old one broke off: frames that the receiver has not accepted are sent again under the same numbers;
-a receiver that has lost its memory gets everything again, under new numbers and marked as redelivered.
+Every accepted message stays here until it is acknowledged or given up, so a new stream can continue where the
+old one broke off. Frames that the receiver has not accepted are sent again under the same numbers. A receiver
+that has lost its memory gets everything again, under new numbers and marked as redelivered.
 """
 
 from __future__ import annotations
@@ -15,67 +15,71 @@ from typing import Any
 
 from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import ProtocolError
-from tuplewire.group import TaskGroup, check_sizes, first_worker, task_and_via
+from tuplewire.group import TaskGroup, check_sizes, entry_worker, flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
+from tuplewire.session.flow import Entry, Flow
 from tuplewire.session.frame import InFlight, OutFrame
-from tuplewire.session.lane import Entry, Lane
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.overflow import OldestTask, excess
 from tuplewire.session.pieces import by_size, cut_off, frame_pieces
 from tuplewire.session.receive import AckUpdate, Refusal
 
 MAX_FRAMES_IN_FLIGHT = 8
-"""Frames that may be on the way at once. A stream takes any number of frames without complaint and lets them
-queue up inside; held back here instead, what they would carry goes into few large ones."""
+"""Frames that may be unacknowledged at once. A stream takes any number of frames without complaint and queues
+them inside. Held back here, their messages go into few large frames instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the receiver's welcome says."""
+    """The receiver's welcome, as far as the window needs it."""
 
     receiver_incarnation: int
     initial: Grant
     """Holds for every task without a grant of its own."""
     update: AckUpdate
     max_message_bytes: int
-    """The largest payload that it takes."""
+    """The largest payload that the receiver takes."""
     max_request_bytes: int
-    """The largest request that it takes."""
+    """The largest request that the receiver takes."""
+    assignment_version: int = 0
+    """That of its assignment; 0: it has none."""
 
 
 class SendWindow:
     """State of one session at its sender; outlives the streams that carry it.
 
-    Bounded by the settings in messages and bytes, in total and per task; a batch larger than a bound is taken
-    when nothing else is held against that bound. With the policy `drop_oldest` room is made by giving up
-    messages that have never been written; what may have arrived stays.
+    Bounded by the settings in messages and bytes, in total and per task. A batch larger than a bound is taken
+    when nothing else counts against that bound. The policy `drop_oldest` makes room: it gives up messages
+    that have never been written. Written ones stay, as they may have arrived.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
         self._settings = settings
         self._retain = settings.ack_mode is AckMode.PROCESSED
-        self._lanes: dict[int, Lane] = {}
-        self._lanes_to: dict[int, list[Lane]] = {}
+        self._flows: dict[int, Flow] = {}
+        self._flows_to: dict[int, list[Flow]] = {}
         self._ready: dict[int, None] = {}
         self._in_flight: deque[InFlight] = deque()
         self._resend: deque[InFlight] = deque()
         self._next_sequence = 1
         self._initial = Grant(0, 0, 0, 0)
         self._exceptions: dict[int, Grant] = {}
+        self._closing: dict[int, None] = {}
+        self._closed: dict[int, int] = {}
         self._ledger = Ledger()
         self._released: list[Settled] = []
         self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
         self._oldest = OldestTask()
         self._overflowed: list[Settled] = []
         self._written = self._written_bytes = 0
-        self.starved: dict[int, None] = {}
-        """The lanes that have something to send and no credit for it, as of the last next_frame()."""
+        self.without_credit: dict[int, None] = {}
+        """The flows with messages to send and no credit for them, as of the last next_frame()."""
         self.messages = 0
-        """Messages that are held: waiting, on the way, or not processed."""
+        """Held messages: waiting, on the way, or not processed."""
         self.size_bytes = 0
         """The same in payload bytes."""
         self.acknowledged = 0
-        """The last frame that is known to be accepted."""
+        """The last frame that the receiver is known to have accepted."""
         self.receiver_incarnation = 0
         """The incarnation of the receiver that this numbering belongs to; 0 before the first welcome."""
         self.max_message_bytes = settings.max_message_bytes
@@ -91,38 +95,69 @@ class SendWindow:
     def offer(
         self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
     ) -> bool:
-        """Accept all of these messages, or (no room) none of them. The token comes back when they settle.
+        """Accept all of these messages and return True, or none of them for want of room and return False.
 
+        token: comes back when the messages settle.
         retain: keep them until they are processed, as the mode `processed` does with every message.
-        now_micros: when that is, for those that do not say when they were accepted (see TaskGroup).
-        With the policy `drop_oldest` room is made where that is possible; overflowed() has what went for it.
+        now_micros: the time of acceptance of groups without one (see TaskGroup), in microseconds since 1970.
+        The policy `drop_oldest` makes room if it can; take_overflowed() returns what it gave up.
         """
         messages = sum(map(len, groups))
         size = sum(len(group.data) for group in groups)
         if not self._has_room(groups, messages, size):
             return False
-        age = self._ledger.accepted + 1
-        for group in groups:
-            lane = self._lanes.get(group.lane)
-            if lane is None:
-                lane = self._lanes[group.lane] = self._new_lane(group.lane)
-            accepted = group.accepted_micros or now_micros
-            for piece in frame_pieces(group, self._max_frame_bytes):
-                lane.pending.append(Entry(piece, token, age, retain or self._retain, accepted))
-            if lane.quiet:
-                lane.highest = 0
-            lane.held += len(group)
-            lane.highest = max(lane.highest, group.end - 1)
-            self._ready[group.lane] = None
-            if self._drops_oldest:
-                self._oldest.add(group.lane, age)
-        self.messages += messages
-        self.size_bytes += size
-        self._ledger.accepted += messages
+        self.accept(groups, token, retain=retain, now_micros=now_micros)
         return True
 
+    def accept(
+        self, groups: Iterable[TaskGroup], token: Any = None, *, retain: bool = False, now_micros: int = 0
+    ) -> None:
+        """Accept messages for which fits() has said that there is room; see offer."""
+        age = self._ledger.accepted + 1
+        for group in groups:
+            flow = self._flows.get(group.flow)
+            if flow is None:
+                flow = self._flows[group.flow] = self._new_flow(group.flow)
+            accepted = group.accepted_micros or now_micros
+            for piece in frame_pieces(group, self._max_frame_bytes):
+                flow.pending.append(Entry(piece, token, age, retain or self._retain, accepted))
+            if flow.all_released:
+                flow.highest = 0
+            flow.used = True
+            messages = len(group)
+            flow.held += messages
+            flow.highest = max(flow.highest, group.end - 1)
+            self._ready[group.flow] = None
+            if self._drops_oldest:
+                self._oldest.add(group.flow, age)
+            self.messages += messages
+            self.size_bytes += len(group.data)
+            self._ledger.accepted += messages
+
+    def fits(self, groups: Iterable[TaskGroup], more_messages: int, more_bytes: int) -> bool:
+        """Whether there is room for messages beside so many others, which may be to the same tasks."""
+        settings = self._settings
+        messages = size = 0
+        to_task: dict[int, int] = {}
+        for group in groups:
+            messages += len(group)
+            size += len(group.data)
+            offered = to_task[group.flow] = to_task.get(group.flow, 0) + len(group)
+            held = self.held_of(group.flow) + more_messages
+            if excess(held, offered, settings.max_pending_task_messages):
+                return False
+        return not (
+            excess(self.messages + more_messages, messages, settings.max_pending_messages)
+            or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
+        )
+
+    def held_of(self, number: int) -> int:
+        """Return how many messages of a flow are held."""
+        flow = self._flows.get(number)
+        return flow.held if flow is not None else 0
+
     def _has_room(self, groups: Iterable[TaskGroup], messages: int, size: int) -> bool:
-        """Whether there is room for so much, or was made."""
+        """Return True if there is room for so many messages and bytes, or if it could be made."""
         settings = self._settings
         most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
         most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
@@ -137,71 +172,71 @@ class SendWindow:
         offered: dict[int, int] = {}
         crowded: dict[int, int] = {}
         for group in groups:
-            lane = self._lanes.get(group.lane)
-            if lane is not None and lane.held:
-                count = offered[group.lane] = offered.get(group.lane, 0) + len(group)
-                if too_many := excess(lane.held, count, limit):
-                    crowded[group.lane] = lane.held - too_many
+            flow = self._flows.get(group.flow)
+            if flow is not None and flow.held:
+                count = offered[group.flow] = offered.get(group.flow, 0) + len(group)
+                if too_many := excess(flow.held, count, limit):
+                    crowded[group.flow] = flow.held - too_many
         return crowded
 
     def _make_room(self, crowded: dict[int, int], most: int, most_bytes: int) -> bool:
         """Give up the oldest messages that have never been written, no more than needed.
 
-        crowded: how many messages of a task may stay. most, most_bytes: how many of all.
-        Returns False, and gives up nothing, when these are too few.
+        crowded: per flow, how many messages may stay. most, most_bytes: the total that may stay.
+        Returns False, and gives up nothing, if the written messages alone exceed that.
         """
-        lanes = self._lanes
+        flows = self._flows
         if self._written > most or self._written_bytes > most_bytes:
             return False
-        if any(lanes[number].written > stay for number, stay in crowded.items()):
+        if any(flows[number].written > stay for number, stay in crowded.items()):
             return False
         for number, stay in crowded.items():
-            while (too_many := lanes[number].held - stay) > 0:
+            while (too_many := flows[number].held - stay) > 0:
                 self._give_up(number, too_many, 0)
         while self.messages > most or self.size_bytes > most_bytes:
-            number = self._oldest.find(lambda each: lanes[each].oldest)
+            number = self._oldest.find(lambda each: flows[each].oldest if each in flows else 0)
             self._give_up(number, self.messages - most, self.size_bytes - most_bytes)
         return True
 
     def _give_up(self, number: int, messages: int, size_bytes: int) -> None:
-        """Drop a task's oldest entry that has never been written; of a larger one only what must go."""
-        lane = self._lanes[number]
-        first = lane.first_unwritten
-        lane.pending.rotate(-first)
-        entry = lane.pending.popleft()
+        """Drop a flow's oldest unwritten entry; cut a larger one, and drop no more than must go."""
+        flow = self._flows[number]
+        first = flow.first_unwritten
+        flow.pending.rotate(-first)
+        entry = flow.pending.popleft()
         gone, *rest = cut_off(entry.group, messages, size_bytes)
-        lane.pending.extendleft(entry.having(piece) for piece in reversed(rest))
-        lane.pending.rotate(first)
-        if not lane.pending:
-            self.starved.pop(number, None)
+        flow.pending.extendleft(entry.having(piece) for piece in reversed(rest))
+        flow.pending.rotate(first)
+        if not flow.pending:
+            self.without_credit.pop(number, None)
         self._settle(entry.having(gone), DropReason.OVERFLOW, self._overflowed)
 
-    def overflowed(self) -> list[Settled]:
-        """Return what was given up for room since the last call."""
+    def take_overflowed(self) -> list[Settled]:
+        """Take out the messages that were given up for room since the last call."""
         overflowed, self._overflowed = self._overflowed, []
         return overflowed
 
-    def _new_lane(self, number: int) -> Lane:
-        task, via = task_and_via(number)
-        lane = Lane(first_worker(via))
-        self._limit(number, lane)
-        self._lanes_to.setdefault(task, []).append(lane)
-        return lane
+    def _new_flow(self, number: int) -> Flow:
+        task, forwarded = task_and_forwarded(number)
+        flow = Flow(entry_worker(forwarded), self._closed.pop(number, self.acknowledged))
+        self._limit(number, flow)
+        self._flows_to.setdefault(task, []).append(flow)
+        return flow
 
-    def _limit(self, number: int, lane: Lane) -> None:
-        """Set the credit that a lane starts with; what is passed on has that of a worker before."""
+    def _limit(self, number: int, flow: Flow) -> None:
+        """Set a flow's first credit. Forwarded messages need none: they have it from their entry worker."""
         if number < 0:
-            lane.limit_messages = lane.limit_bytes = sys.maxsize
+            flow.limit_messages = flow.limit_bytes = sys.maxsize
         else:
             grant = self._exceptions.get(number, self._initial)
-            lane.limit_messages, lane.limit_bytes = grant.messages, grant.size_bytes
+            flow.limit_messages, flow.limit_bytes = grant.messages, grant.size_bytes
 
     # --- streams ----------------------------------------------------------------------------
 
     def opened(self, opened: Opened) -> list[Settled]:
-        """Go on over a new stream, as the receiver's welcome says; return what is settled by it.
+        """Continue over a new stream as the receiver's welcome says; return what that settles.
 
-        Raises ProtocolError when the receiver knows frames that are not ours.
+        Raises ProtocolError if the receiver knows frames that are not ours.
         """
         known = (
             opened.receiver_incarnation == self.receiver_incarnation != 0
@@ -222,15 +257,15 @@ class SendWindow:
             self._resend = deque(self._in_flight)
         else:
             settled = []
-            self._exceptions = {grant.lane: grant for grant in opened.update.grants}
+            self._exceptions = {grant.flow: grant for grant in opened.update.grants}
             self._start_over()
         settled += self._fit(opened)
-        self._ready = {number: None for number, lane in self._lanes.items() if lane.pending}
-        self.starved.clear()
+        self._ready = {number: None for number, flow in self._flows.items() if flow.pending}
+        self.without_credit.clear()
         return settled
 
     def _fit(self, opened: Opened) -> list[Settled]:
-        """Keep to the receiver's limits: give up what it would never take, cut what is too large for it."""
+        """Keep to the receiver's limits: give up messages over its limit, cut groups into smaller frames."""
         settings = self._settings
         self.max_message_bytes = min(settings.max_message_bytes, opened.max_message_bytes)
         # A frame may be over its size by one message, and gRPC counts the columns too.
@@ -240,36 +275,38 @@ class SendWindow:
             return []
         self._max_frame_bytes = frame_bytes
         settled: list[Settled] = []
-        for lane in self._lanes.values():
-            waiting, lane.pending = lane.pending, deque()
+        for flow in self._flows.values():
+            waiting, flow.pending = flow.pending, deque()
             for entry in waiting:
                 for piece in frame_pieces(entry.group, frame_bytes):
                     for kept, part in by_size(piece, self.max_message_bytes):
                         if kept:
-                            lane.pending.append(entry.having(part))
+                            flow.pending.append(entry.having(part))
                         else:
                             self._settle(entry.having(part), DropReason.TOO_LARGE, settled)
         return settled
 
     def _start_over(self) -> None:
-        """Put everything back to the head of its task's queue: the receiver knows nothing of it."""
+        """Put everything back to the head of its flow: this receiver has no memory of the session."""
         for frame in reversed(self._in_flight):
             for entry in reversed(frame.entries):
-                self._lanes[entry.group.lane].pending.appendleft(entry.redelivered())
-        for number, lane in self._lanes.items():
-            kept, released = lane.unsettled()
+                self._flows[entry.group.flow].pending.appendleft(entry.redelivered())
+        for number, flow in self._flows.items():
+            kept, released = flow.unsettled()
             self._released += released
             for entry in reversed(kept):
-                lane.pending.appendleft(entry.redelivered())
-            lane.sent_messages = lane.sent_bytes = lane.processed = lane.released = 0
-            self._limit(number, lane)
+                flow.pending.appendleft(entry.redelivered())
+            flow.sent_messages = flow.sent_bytes = flow.processed = flow.released = flow.since = 0
+            self._limit(number, flow)
         self._in_flight.clear()
         self._resend.clear()
+        self._closing.clear()
+        self._closed.clear()
         self._next_sequence = 1
         self.acknowledged = 0
 
     def next_frame(self) -> OutFrame | None:
-        """Return what to write next: everything that has credit, up to the frame's size; None if nothing."""
+        """Return the next frame: all messages with credit, up to a frame's size. None if there are none."""
         if self._resend:
             frame = self._resend.popleft()
             return frame.out()
@@ -280,69 +317,116 @@ class SendWindow:
         while self._ready and room > 0:
             number = next(iter(self._ready))
             del self._ready[number]
-            lane = self._lanes[number]
-            written, written_bytes = lane.written, lane.written_bytes
-            room = lane.take(entries, room)
-            self._written += lane.written - written
-            self._written_bytes += lane.written_bytes - written_bytes
-            if not lane.pending:
-                self.starved.pop(number, None)
-            elif lane.has_credit:
+            flow = self._flows[number]
+            written, written_bytes = flow.written, flow.written_bytes
+            room = flow.take(entries, room)
+            self._written += flow.written - written
+            self._written_bytes += flow.written_bytes - written_bytes
+            if not flow.pending:
+                self.without_credit.pop(number, None)
+            elif flow.has_credit:
                 self._ready[number] = None
             else:
-                self.starved[number] = None
-        if not entries:
+                self.without_credit[number] = None
+        if not entries and not self._closing:
             return None
-        frame = InFlight(self._next_sequence, entries)
+        frame = InFlight(self._next_sequence, entries, self._take_closing())
         self._next_sequence += 1
         self._in_flight.append(frame)
         return frame.out()
 
+    # --- what is no longer used -----------------------------------------------------------------
+
+    def close_unused(self) -> list[int]:
+        """Forget the flows that nothing was sent to since the last call, once the receiver is done with them.
+
+        The next frame tells the receiver, which forgets them too, and that releases of a task are watched.
+        Returns these tasks. Called now and then: an account exists while something is outstanding, and a
+        little longer.
+        """
+        tasks: list[int] = []
+        for number, flow in list(self._flows.items()):
+            if flow.used or flow.pending or not flow.all_released:
+                flow.used = False
+                continue
+            del self._flows[number]
+            self._ready.pop(number, None)
+            self.without_credit.pop(number, None)
+            if flow.sent_messages:
+                self._closing[number] = None
+                self._exceptions.pop(number, None)
+            task, forwarded = task_and_forwarded(number)
+            self._flows_to[task].remove(flow)
+            if not self._flows_to[task]:
+                del self._flows_to[task]
+            if not forwarded:
+                tasks.append(task)
+        return tasks
+
+    @property
+    def closing(self) -> bool:
+        """Whether the next frame has flows to close."""
+        return bool(self._closing)
+
+    def _take_closing(self) -> Sequence[int]:
+        if not self._closing:
+            return ()
+        closing, self._closing = tuple(self._closing), {}
+        for number in closing:
+            if number in self._flows:  # used again meanwhile
+                self._flows[number].since = self._next_sequence
+            else:
+                self._closed[number] = self._next_sequence
+        return closing
+
     # --- what the receiver says ---------------------------------------------------------------
 
     def update(self, update: AckUpdate) -> list[Settled]:
-        """Take an acknowledgement with grants and refusals in; return what is settled by it.
+        """Take in an acknowledgement with its grants and refusals; return what it settles.
 
-        Saying it again changes nothing. Raises ProtocolError when it acknowledges what was never sent. One
-        that missed() says to follow a lost one must not be taken in.
+        A repeated one changes nothing. Never pass one for which missed() returns True.
+        Raises ProtocolError if it acknowledges a frame that was never sent.
         """
         self._check_sent(update)
         settled: list[Settled] = []
-        for refusal in update.refusals:
-            self._refuse(refusal, settled)
+        self._refuse(update.refusals, settled)
         while self._in_flight and self._in_flight[0].sequence <= update.sequence:
             for entry in self._in_flight.popleft().entries:
-                lane = self._lanes[entry.group.lane]
+                flow = self._flows[entry.group.flow]
                 if entry.retain:
-                    lane.unprocessed.append(entry)
+                    flow.unprocessed.append(entry)
                     continue
                 self._settle(entry, None, settled)
                 if entry.token is not None:
-                    lane.unprocessed.append(settled[-1])
+                    flow.unprocessed.append(settled[-1])
         self.acknowledged = max(self.acknowledged, update.sequence)
+        if self._closed:
+            self._closed = {
+                number: frame for number, frame in self._closed.items() if frame > self.acknowledged
+            }
         while self._resend and self._resend[0].sequence <= update.sequence:
             self._resend.popleft()
         for grant in update.grants:
-            self._grant(grant, settled)
+            self._grant(grant, update.sequence, settled)
         return settled
 
     def missed(self, update: AckUpdate) -> bool:
-        """Whether an acknowledgement before this one was lost, and perhaps refusals with it."""
+        """Return True if an acknowledgement before this one was lost, perhaps with refusals in it."""
         return update.after > self.acknowledged
 
     @property
     def full(self) -> bool:
-        """Whether as many frames are on the way as may be, and something waits behind them."""
+        """Whether the bound on unacknowledged frames is reached, and messages wait behind it."""
         return len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and bool(self._ready)
 
     def waiting_tasks(self) -> set[int]:
-        """Return the tasks that have something which was not written yet."""
-        return {task_and_via(number)[0] for number in (*self._ready, *self.starved)}
+        """Return the tasks with messages that were not written yet."""
+        return {task_and_forwarded(number)[0] for number in (*self._ready, *self.without_credit)}
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something that the receiver still has to say: whoever waits in vain must probe."""
-        return bool(self.messages) or any(lane.unprocessed for lane in self._lanes.values())
+        """Whether the receiver still owes an acknowledgement or release. If none comes, send a probe."""
+        return bool(self.messages) or any(flow.unprocessed for flow in self._flows.values())
 
     def _check_sent(self, update: AckUpdate) -> None:
         if update.sequence >= self._next_sequence:
@@ -350,43 +434,58 @@ class SendWindow:
                 f"frame {update.sequence} was acknowledged, and {self._next_sequence - 1} were sent"
             )
 
-    def _grant(self, grant: Grant, settled: list[Settled]) -> None:
-        lane = self._lanes.get(grant.lane)
-        if lane is None:
-            if grant.lane in self._exceptions:
-                self._exceptions[grant.lane] = grant
+    def _grant(self, grant: Grant, sequence: int, settled: list[Settled]) -> None:
+        flow = self._flows.get(grant.flow)
+        if flow is None:
+            if grant.flow in self._exceptions:
+                self._exceptions[grant.flow] = grant
             return
-        lane.limit_messages = max(lane.limit_messages, grant.messages)
-        lane.limit_bytes = max(lane.limit_bytes, grant.size_bytes)
-        lane.released = max(lane.released, grant.processed)
-        if lane.pending:
-            self._ready[grant.lane] = None
-            if lane.has_credit:
-                self.starved.pop(grant.lane, None)
-        while lane.unprocessed and lane.processed + lane.unprocessed[0].messages <= grant.processed:
-            done = lane.unprocessed.popleft()
-            lane.processed += done.messages
+        if sequence < flow.since or grant.flow in self._closing:
+            return  # it is about a flow that was closed
+        flow.limit_messages = max(flow.limit_messages, grant.messages)
+        flow.limit_bytes = max(flow.limit_bytes, grant.size_bytes)
+        flow.released = max(flow.released, grant.processed)
+        if flow.pending:
+            self._ready[grant.flow] = None
+            if flow.has_credit:
+                self.without_credit.pop(grant.flow, None)
+        while flow.unprocessed and flow.processed + flow.unprocessed[0].messages <= grant.processed:
+            done = flow.unprocessed.popleft()
+            flow.processed += done.messages
             if isinstance(done, Entry):
                 self._settle(done, None, settled)
             else:
                 self._released.append(done)
 
-    def _refuse(self, refusal: Refusal, settled: list[Settled]) -> None:
-        reason = DropReason.UNKNOWN_TASK if refusal.code == "UNKNOWN_TASK" else DropReason.REFUSED
-        # The frames' numbers follow by one.
-        position = refusal.sequence - self._in_flight[0].sequence if self._in_flight else -1
-        if not 0 <= position < len(self._in_flight):
-            return
-        frame = self._in_flight[position]
-        kept = []
-        for entry in frame.entries:
-            if entry.group.lane == refusal.task:
-                self._settle(entry, reason, settled)
-                # The receiver counts what it refuses as processed.
-                self._lanes[refusal.task].processed += len(entry.group)
-            else:
-                kept.append(entry)
-        frame.entries = kept
+    def _refuse(self, refusals: Iterable[Refusal], settled: list[Settled]) -> None:
+        by_frame: dict[int, dict[int, DropReason]] = {}
+        for refusal in refusals:
+            reason = DropReason.UNKNOWN_TASK if refusal.code == "UNKNOWN_TASK" else DropReason.REFUSED
+            by_frame.setdefault(refusal.sequence, {}).setdefault(
+                flow_of(refusal.task, refusal.forwarded), reason
+            )
+        first = self._in_flight[0].sequence if self._in_flight else 0
+        for sequence, reasons in by_frame.items():
+            if not first <= sequence < first + len(self._in_flight):
+                continue
+            frame = self._in_flight[sequence - first]  # frames are numbered without gaps
+            kept = []
+            for entry in frame.entries:
+                if (why := reasons.get(entry.group.flow)) is None:
+                    kept.append(entry)
+                else:
+                    self._settle(entry, why, settled)
+                    self._uncount(entry.group)
+            frame.entries = kept
+
+    def _uncount(self, group: TaskGroup) -> None:
+        """Take back what was counted of a refused group: neither side counts it."""
+        flow = self._flows[group.flow]
+        flow.sent_messages -= len(group)
+        flow.sent_bytes -= len(group.data)
+        if flow.pending and flow.has_credit:
+            self._ready[group.flow] = None
+            self.without_credit.pop(group.flow, None)
 
     def _settle(self, entry: Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
         settled.append(self._account(entry, dropped))
@@ -404,51 +503,51 @@ class SendWindow:
         return Settled(entry.token, group.task, count, size, dropped)
 
     def _let_go(self, entry: Entry, messages: int, size_bytes: int) -> None:
-        """Hold an entry of so many messages no longer."""
-        lane = self._lanes[entry.group.lane]
+        """Take an entry of so many messages off the counts."""
+        flow = self._flows[entry.group.flow]
         self.messages -= messages
         self.size_bytes -= size_bytes
-        lane.held -= messages
+        flow.held -= messages
         if not entry.age:
-            lane.written -= messages
-            lane.written_bytes -= size_bytes
+            flow.written -= messages
+            flow.written_bytes -= size_bytes
             self._written -= messages
             self._written_bytes -= size_bytes
 
-    def released(self) -> list[Settled]:
-        """Return what the receiver is done with since the last call, of what came with a token.
+    def take_released(self) -> list[Settled]:
+        """Take out what the receiver released since the last call; only messages with a token.
 
-        That is after it was settled; at once where it was refused, or when the receiver has gone.
+        A release comes after the settlement; at once for refused messages, or if the receiver is gone.
         """
         released, self._released = self._released, []
         return released
 
-    def quiet(self, task: int) -> bool:
-        """Whether nothing of a task is held here, and the receiver is done with all that it was sent."""
-        return all(lane.quiet for lane in self._lanes_to.get(task, ()))
+    def all_released(self, task: int) -> bool:
+        """Whether the receiver has released every message to a task, and none is held here."""
+        return all(flow.all_released for flow in self._flows_to.get(task, ()))
 
-    def follows(self, task: int, workers: Collection[int], position: int) -> bool:
-        """Whether the receiver is not done yet with what comes before a position.
+    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
+        """Return True while the receiver has unreleased messages with a lower entry sequence.
 
-        workers: the number of the worker that had the messages from a program; 0: the one that sends them.
+        workers: the numbers of the entry workers that count; 0 stands for this sender.
         """
         return any(
-            lane.highest < position and not lane.quiet and lane.worker in workers
-            for lane in self._lanes_to.get(task, ())
+            flow.highest < entry_sequence and not flow.all_released and flow.worker in workers
+            for flow in self._flows_to.get(task, ())
         )
 
     # --- the end --------------------------------------------------------------------------------
 
     def abandon(self, reason: DropReason) -> list[Settled]:
-        """Give up everything that is held, and return it.
+        """Give up every held message, and return it.
 
-        In the mode `queued`, what the receiver has accepted was kept only in case that it dies: it counts as
-        acknowledged, and as released by nobody.
+        In the mode `queued`, messages that the receiver has accepted were kept only in case it dies. They
+        count as acknowledged, and nobody has released them.
         """
         settled: list[Settled] = []
         if not self._retain:
-            for lane in self._lanes.values():
-                accepted, released = lane.unsettled()
+            for flow in self._flows.values():
+                accepted, released = flow.unsettled()
                 self._released += released
                 settled += [self._account(entry, None) for entry in accepted]
         for entry in self._remove_all():
@@ -456,9 +555,9 @@ class SendWindow:
         return settled
 
     def take_back(self) -> list[tuple[TaskGroup, Any]]:
-        """Take out everything that is held as if it had never been accepted; in order within each task.
+        """Take out every held message as if it had never been accepted; in order within each task.
 
-        What was on the way may have arrived all the same, and is marked as redelivered.
+        Messages that were on the way may have arrived all the same, and are marked as redelivered.
         """
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
@@ -470,24 +569,24 @@ class SendWindow:
 
     def _remove_all(self) -> list[Entry]:
         entries: list[Entry] = []
-        for lane in self._lanes.values():
-            kept, released = lane.unsettled()
+        for flow in self._flows.values():
+            kept, released = flow.unsettled()
             entries += kept
             self._released += released
         entries += [entry for frame in self._in_flight for entry in frame.entries]
-        entries += [entry for lane in self._lanes.values() for entry in lane.pending]
-        for lane in self._lanes.values():
-            lane.pending.clear()
+        entries += [entry for flow in self._flows.values() for entry in flow.pending]
+        for flow in self._flows.values():
+            flow.pending.clear()
         self._in_flight.clear()
         self._resend.clear()
         self._ready.clear()
-        self.starved.clear()
+        self.without_credit.clear()
         return entries
 
     def ledger(self) -> LedgerSnapshot:
-        """Return the balance; what is pending is counted entry by entry."""
+        """Return the balance; pending messages are counted entry by entry."""
         pending = sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
-        for lane in self._lanes.values():
-            pending += sum(len(entry.group) for entry in lane.pending)
-            pending += sum(len(each.group) for each in lane.unprocessed if isinstance(each, Entry))
+        for flow in self._flows.values():
+            pending += sum(len(entry.group) for entry in flow.pending)
+            pending += sum(len(each.group) for each in flow.unprocessed if isinstance(each, Entry))
         return self._ledger.snapshot(pending)

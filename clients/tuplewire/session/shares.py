@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much a sender may have outstanding to one task."""
+    """How much a session may have outstanding to one task."""
 
     messages: int
     size_bytes: int
@@ -17,23 +17,23 @@ _NOTHING = Window(0, 0)
 
 
 class QueueShares:
-    """The share of each session in any task's queue, and what those that are gone have left in it.
+    """The share of each session in any task's queue, and what ended sessions have left in it.
 
-    A sender may fill its share and go, again and again, while the task's consumer stands still. What it has
-    left is taken off the others' shares once it is a quarter of the queue: it is told to new sessions task by
-    task, and few tasks are so full.
+    Sender after sender may fill its share and go while the task's consumer stands still. Once their messages
+    fill a quarter of the queue, they are taken off the others' shares. New sessions hear of such tasks one by
+    one, and few tasks are so full.
     """
 
-    __slots__ = ("_left", "_sessions", "_share", "_told", "least", "total")
+    __slots__ = ("_announced", "_left", "_sessions", "_share", "least", "total")
 
     def __init__(self, total: Window, least: Window) -> None:
-        """Share out so much of each task's queue; no share is under the least, where there is room at all."""
+        """Share out so much of each task's queue; no share is under `least` while there is room at all."""
         self.total = total
         self.least = least
         self._sessions = 1
         self._share = self._share_of(total)
         self._left: dict[int, Window] = {}
-        self._told: dict[int, Window] = {}
+        self._announced: dict[int, Window] = {}
 
     def _share_of(self, room: Window) -> Window:
         return Window(
@@ -48,12 +48,12 @@ class QueueShares:
 
     @property
     def initial(self) -> Window:
-        """The share in a queue in which nobody has left much."""
+        """The share in a queue in which ended sessions have left little."""
         return self._share
 
     def window(self, task: int) -> Window:
         """Return the share of each session in a task's queue, as of now."""
-        if task not in self._told:
+        if task not in self._announced:
             return self._share
         left = self._left.get(task, _NOTHING)
         room = Window(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
@@ -63,32 +63,32 @@ class QueueShares:
 
     @property
     def crowded(self) -> list[int]:
-        """The tasks whose shares are smaller for what was left."""
-        return list(self._told)
+        """The tasks whose shares are smaller because of messages that ended sessions left."""
+        return list(self._announced)
 
     def leave(self, task: int, messages: int, size_bytes: int) -> None:
-        """Note what a session that is gone has left in a task's queue."""
+        """Note the messages that an ended session has left in a task's queue."""
         left = self._left.get(task, _NOTHING)
         left = self._left[task] = Window(left.messages + messages, left.size_bytes + size_bytes)
         if self._is_much(left):
-            self._told[task] = left
+            self._announced[task] = left
 
     def released(self, task: int, messages: int, size_bytes: int) -> bool:
-        """Note that so much of what was left is done with; return whether others should hear of the room."""
+        """Note that so many left messages are released; return True if the others should hear of the room."""
         left = self._left[task]
         left = Window(left.messages - messages, left.size_bytes - size_bytes)
         if left.messages:
             self._left[task] = left
         else:
             del self._left[task]
-        told = self._told.get(task)
-        if told is None:
+        announced = self._announced.get(task)
+        if announced is None:
             return False
         if not self._is_much(left):
-            del self._told[task]
+            del self._announced[task]
             return True
-        if self._is_much(Window(told.messages - left.messages, told.size_bytes - left.size_bytes)):
-            self._told[task] = left
+        if self._is_much(Window(announced.messages - left.messages, announced.size_bytes - left.size_bytes)):
+            self._announced[task] = left
             return True
         return False
 

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any
 from weakref import ref
 
-from tuplewire.channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.client import Client, Subscription
 from tuplewire.config import SessionSettings
-from tuplewire.credentials import Credentials
+from tuplewire.connection.channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.errors import ClosedError, TuplewireError
+from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_end import check_at_task_end

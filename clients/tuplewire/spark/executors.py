@@ -18,7 +18,7 @@ DEFAULT_PORT = 6700
 
 
 @dataclass(frozen=True, slots=True)
-class Executor:
+class SparkExecutor:
     """An executor: Spark's id for it, and the host where it runs; on Kubernetes its pod's address."""
 
     id: str
@@ -43,7 +43,7 @@ class Executors:
             )
         self._context = java
 
-    def __call__(self) -> list[Executor]:
+    def __call__(self) -> list[SparkExecutor]:
         """Return those that run and are to go on: not one that is being decommissioned or killed.
 
         Raises UnreachableError when Spark does not answer, as after its end.
@@ -55,7 +55,9 @@ class Executors:
             found = [known.apply(index) for index in range(known.size())]
             named = [(each.id(), each.hostPort()) for each in found]
             return [
-                Executor(number, _host_of(host)) for number, host in named if backend.isExecutorActive(number)
+                SparkExecutor(number, _host_of(host))
+                for number, host in named
+                if backend.isExecutorActive(number)
             ]
         except (Py4JError, OSError) as error:
             raise UnreachableError(
@@ -74,7 +76,7 @@ def membership(
     tasks: Collection[int],
     *,
     port: int = DEFAULT_PORT,
-    worker_of: Callable[[Executor], str | None] | None = None,
+    worker_of: Callable[[SparkExecutor], str | None] | None = None,
     workers: Workers | None = None,
     **settings: Any,
 ) -> Membership:

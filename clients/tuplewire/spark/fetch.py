@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 
 from tuplewire.config import SessionSettings
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     DrainingError,
     NotLocalError,
@@ -21,7 +21,7 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire.session.backoff import Backoff
-from tuplewire.spark.offsets import DataLossError, Held, Position, Range
+from tuplewire.spark.offsets import DataLossError, Held, Range, TaskOffset
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.recv_stream import RecvStream, Stretch, within
 from tuplewire.spark.schema import read_batch
@@ -113,18 +113,18 @@ class RangeReader:
 
 
 def acknowledge(
-    positions: Mapping[int, Position], held: Mapping[int, Held], topology: str, settings: SessionSettings
+    offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str, settings: SessionSettings
 ) -> None:
-    """Tell the workers that a query is done with the messages up to these positions, for good.
+    """Tell the workers that a query is done with the messages up to these offsets, for good.
 
-    A position at a worker that is gone is passed over. What was read by this module needs no reading again;
+    A offset at a worker that is gone is passed over. What was read by this module needs no reading again;
     what the worker has given to others meanwhile is fetched and thrown away.
     """
     by_worker: dict[tuple[str, int], dict[int, Stretch]] = {}
     for task, each in held.items():
-        position = positions[task]
-        if position.worker == each.worker and each.acknowledged < position.sequence:
-            sequence = position.sequence
+        offset = offsets[task]
+        if offset.worker == each.worker and each.acknowledged < offset.sequence:
+            sequence = offset.sequence
             stretches = by_worker.setdefault((each.address, each.worker), {})
             stretches[task] = Stretch(sequence, sequence, sequence)
     for (address, worker), stretches in by_worker.items():

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import NotReadyError, UnknownTaskError, UnreachableError, WrongTopologyError
 from tuplewire.spark.offsets import Held
 

@@ -1,4 +1,4 @@
-"""Where a query stands: a position in each task's sequence, as Spark's checkpoint keeps it.
+"""Where a query stands: a offset in each task's sequence, as Spark's checkpoint keeps it.
 
 Pure: what there is comes in, what to read goes out.
 """
@@ -17,7 +17,7 @@ class DataLossError(TuplewireError):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class TaskOffset:
     """A place in one task's sequence.
 
     worker: the incarnation of the worker that counts. sequence: of the last message before it; 0: none.
@@ -55,9 +55,9 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A position in each task; seen_millis: when the messages before it were first seen."""
+    """A offset in each task; seen_millis: when the messages before it were first seen."""
 
-    positions: Mapping[int, Position]
+    offsets: Mapping[int, TaskOffset]
     seen_millis: int
 
     def to_json(self) -> dict[str, Any]:
@@ -65,49 +65,49 @@ class Offset:
         return {
             "seen": self.seen_millis,
             "tasks": {
-                str(task): {"worker": position.worker, "sequence": position.sequence}
-                for task, position in self.positions.items()
+                str(task): {"worker": offset.worker, "sequence": offset.sequence}
+                for task, offset in self.offsets.items()
             },
         }
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any], tasks: Iterable[int]) -> Offset:
         """Read what to_json() wrote; ConfigError when it is not for these tasks."""
-        positions = {
-            int(task): Position(each["worker"], each["sequence"]) for task, each in offset["tasks"].items()
+        offsets = {
+            int(task): TaskOffset(each["worker"], each["sequence"]) for task, each in offset["tasks"].items()
         }
-        if positions.keys() != set(tasks):
+        if offsets.keys() != set(tasks):
             raise ConfigError(
-                f"the checkpoint is of tasks {sorted(positions)}, and the option tasks says {sorted(tasks)}: "
+                f"the checkpoint is of tasks {sorted(offsets)}, and the option tasks says {sorted(tasks)}: "
                 "restart with the same tasks, or with a new checkpointLocation"
             )
-        return cls(positions, offset["seen"])
+        return cls(offsets, offset["seen"])
 
 
 def initial_offset(held: Mapping[int, Held]) -> Offset:
     """Return the place before everything that no consumer has acknowledged."""
-    return Offset({task: Position(each.worker, each.acknowledged) for task, each in held.items()}, 0)
+    return Offset({task: TaskOffset(each.worker, each.acknowledged) for task, each in held.items()}, 0)
 
 
-def tails(held: Mapping[int, Held]) -> dict[int, Position]:
+def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
     """Return the place after everything that is there."""
-    return {task: Position(each.worker, each.tail) for task, each in held.items()}
+    return {task: TaskOffset(each.worker, each.tail) for task, each in held.items()}
 
 
 def check_held(start: Offset, held: Mapping[int, Held]) -> None:
     """Raise DataLossError unless the workers still hold everything after an offset."""
     for task, each in held.items():
-        position = start.positions[task]
-        if position.worker != each.worker:
+        offset = start.offsets[task]
+        if offset.worker != each.worker:
             raise DataLossError(
                 f"task {task} is at a worker that has been restarted, or has moved to another one "
                 f"({each.address}): what this query has not committed may be lost, or come again. "
                 "Set failOnDataLoss=false to go on with what that worker holds"
             )
-        if each.acknowledged > position.sequence or each.tail < position.sequence:
+        if each.acknowledged > offset.sequence or each.tail < offset.sequence:
             raise DataLossError(
                 f"task {task} is acknowledged up to {each.acknowledged} of {each.tail}, and this query "
-                f"stands at {position.sequence}: somebody else consumes the task. A task has "
+                f"stands at {offset.sequence}: somebody else consumes the task. A task has "
                 "one consumer: give each query tasks of its own, or set failOnDataLoss=false to go on with "
                 "what is left"
             )
@@ -116,7 +116,7 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
 def next_offset(
     start: Offset,
     held: Mapping[int, Held],
-    bounds: Mapping[int, Position],
+    bounds: Mapping[int, TaskOffset],
     now_millis: int,
     *,
     max_messages: int | None = None,
@@ -128,7 +128,7 @@ def next_offset(
     proportion to what waits in each. Bytes go by the mean size of what a task's worker holds, and at least
     one message is read.
     """
-    begins = {task: _begin(start.positions[task], each) for task, each in held.items()}
+    begins = {task: _begin(start.offsets[task], each) for task, each in held.items()}
     ends = {
         task: min(each.tail, bounds[task].sequence) if bounds[task].worker == each.worker else each.tail
         for task, each in held.items()
@@ -143,18 +143,18 @@ def next_offset(
     taken = waiting if max_messages is None else share(waiting, max_messages)
     if not any(taken.values()):
         return start
-    positions = {
-        task: Position(each.worker, begins[task] + taken[task]) if taken[task] else start.positions[task]
+    offsets = {
+        task: TaskOffset(each.worker, begins[task] + taken[task]) if taken[task] else start.offsets[task]
         for task, each in held.items()
     }
-    return Offset(positions, max(now_millis, start.seen_millis))
+    return Offset(offsets, max(now_millis, start.seen_millis))
 
 
-def _begin(position: Position, held: Held) -> int:
+def _begin(offset: TaskOffset, held: Held) -> int:
     """Return the sequence after which to read; another incarnation counts anew."""
-    if position.worker != held.worker:
+    if offset.worker != held.worker:
         return held.acknowledged
-    return max(position.sequence, held.acknowledged)
+    return max(offset.sequence, held.acknowledged)
 
 
 def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
@@ -173,8 +173,8 @@ def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
 def ranges(start: Offset, end: Offset, addresses: Mapping[int, str]) -> list[Range]:
     """Return what a micro-batch reads; from the beginning where the worker is not that of the start."""
     found = []
-    for task, last in end.positions.items():
-        first = start.positions[task]
+    for task, last in end.offsets.items():
+        first = start.offsets[task]
         begin = first.sequence if first.worker == last.worker else 0
         if last.sequence > begin:
             found.append(Range(task, addresses[task], last.worker, begin, last.sequence, end.seen_millis))

@@ -6,19 +6,33 @@ They are written like those of Spark's Kafka connector, and case does not matter
 from __future__ import annotations
 
 import enum
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.channel import resolve_address, resolve_topology
+from tuplewire.connection.channel import resolve_address, resolve_topology
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.group import check_task
+from tuplewire.settings import (
+    ANY_TEXT,
+    FLAG,
+    REQUIRED,
+    SECONDS,
+    Kind,
+    Settings,
+    choice,
+    count,
+    same,
+    setting,
+    settings_of,
+)
 
 _MAX_TASKS = 100_000
 _SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark passes on of its own options."""
+_ADDRESS = Kind("ADDRESS", "host:port or unix:///path", str, resolve_address)
 
 
 class GroupingName(enum.StrEnum):
@@ -34,83 +48,6 @@ class GroupingName(enum.StrEnum):
     """Among the option `tasks`, by the load that they report."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """What to read, and how.
-
-    address: of any worker of the topology. tasks: those to read. timeout: seconds without an answer after
-    which it fails. max_messages, max_bytes: of a micro-batch, all tasks together; None: no bound.
-    fail_on_data_loss: whether what is gone for good fails the query.
-    """
-
-    address: str
-    topology: str
-    tasks: tuple[int, ...]
-    timeout: float
-    max_messages: int | None
-    max_bytes: int | None
-    fail_on_data_loss: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """Where and how to write.
-
-    address: None: that of TUPLEWIRE_ADDRESS, where the writing happens. tasks: to choose from; empty where
-    the rows name theirs. source: the sending task, if it is one. timeout: seconds for which a full queue or
-    an absent worker is waited for. atomic: nothing of a batch write is sent before all of it is computed.
-    """
-
-    address: str | None
-    topology: str
-    grouping: GroupingName
-    tasks: tuple[int, ...]
-    source: int | None
-    timeout: float
-    atomic: bool
-
-
-def source_options(options: Mapping[str, str]) -> SourceOptions:
-    """Read the options of a `read` or `readStream`.
-
-    Raises ConfigError, which lists the right options, for an unknown one, a wrong value or a missing one.
-    """
-    given = _Given(options, _READ_OPTIONS, "reading")
-    return SourceOptions(
-        address=given.take("address", resolve_address, None) or resolve_address(None),
-        topology=given.take("topology", str, None) or resolve_topology(None),
-        tasks=given.take("tasks", parse_tasks),
-        timeout=given.take("timeout", _seconds, 30.0),
-        max_messages=given.take("maxMessagesPerTrigger", _count, None),
-        max_bytes=given.take("maxBytesPerTrigger", _count, None),
-        fail_on_data_loss=given.take("failOnDataLoss", _flag, default=True),
-    )
-
-
-def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Read the options of a `write` or `writeStream`.
-
-    Raises ConfigError, which lists the right options, for an unknown one, a wrong value or a missing one.
-    """
-    given = _Given(options, _WRITE_OPTIONS, "writing")
-    grouping = given.take("grouping", _grouping, GroupingName.DIRECT)
-    chooses = grouping is not GroupingName.DIRECT
-    if not chooses and "tasks" in given:
-        raise ConfigError(
-            "the option tasks is for a grouping that chooses among them, and grouping is direct: set "
-            "grouping to fields, shuffle or loadAwareShuffle, or leave tasks out"
-        )
-    return SinkOptions(
-        address=given.take("address", resolve_address, None),
-        topology=given.take("topology", str, None) or resolve_topology(None),
-        grouping=grouping,
-        tasks=given.take("tasks", parse_tasks) if chooses else (),
-        source=given.take("source", lambda text: check_task(int(text)), None),
-        timeout=given.take("timeout", _seconds, 60.0),
-        atomic=given.take("atomic", _flag, default=False),
-    )
-
-
 def parse_tasks(text: str) -> tuple[int, ...]:
     """Read task ids and ranges of them, `1,2,10-19`, in the order given; ConfigError for anything else."""
     tasks: dict[int, None] = {}
@@ -123,80 +60,129 @@ def parse_tasks(text: str) -> tuple[int, ...]:
     return tuple(tasks)
 
 
-_REQUIRED: Any = object()
-
-_COMMON = {
-    "address": "a worker, host:port or unix:///path; default: TUPLEWIRE_ADDRESS",
-    "topology": "default: TUPLEWIRE_TOPOLOGY, or default",
-    "timeout": "seconds to wait for a worker that does not answer, or has no room",
-}
-_READ_OPTIONS = {
-    **_COMMON,
-    "tasks": "the tasks to read, like 1,2,10-19; required",
-    "maxMessagesPerTrigger": "the most messages of a micro-batch",
-    "maxBytesPerTrigger": "about the most payload bytes of a micro-batch",
-    "failOnDataLoss": "true (default) or false: go on when messages are gone for good",
-}
-_WRITE_OPTIONS = {
-    **_COMMON,
-    "grouping": ", ".join(GroupingName) + "; default: direct, by the column task",
-    "tasks": "the tasks that a grouping chooses from, like 1,2,10-19",
-    "source": "the task that the messages come from",
-    "atomic": "true or false (default): send nothing of a batch write before all of it is computed",
-}
+_TASKS = Kind(
+    "TASKS",
+    "task ids",
+    (list, tuple),
+    lambda tasks: tuple(map(check_task, tasks)),
+    parse_tasks,
+    list,
+    lambda tasks: ",".join(map(str, tasks)),
+)
 
 
-class _Given:
-    """What a user has set, read one by one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions(Settings):
+    """What to read, and how."""
 
-    def __init__(self, options: Mapping[str, str], known: Mapping[str, str], purpose: str) -> None:
-        self._values = {name.lower(): value for name, value in options.items()}
-        self._known = "".join(f"\n  {name}: {meaning}" for name, meaning in sorted(known.items()))
-        self._purpose = purpose
-        names = {name.lower() for name in known}
-        for name in options:
-            if name.lower() not in names and name.lower() not in _SPARKS_OWN:
-                raise ConfigError(f"unknown option {name!r}; {self._right()}")
-
-    def __contains__(self, name: str) -> bool:
-        return name.lower() in self._values
-
-    def _right(self) -> str:
-        return f"the options for {self._purpose} are:{self._known}"
-
-    def take(self, name: str, parse: Callable[[str], Any], default: Any = _REQUIRED) -> Any:
-        text = self._values.get(name.lower())
-        if text is None:
-            if default is _REQUIRED:
-                raise ConfigError(f"the option {name} is missing; {self._right()}")
-            return default
-        try:
-            return parse(text)
-        except ValueError as error:  # ours are, too
-            raise ConfigError(f"option {name}={text!r}: {error}; {self._right()}") from error
-
-
-def _seconds(text: str) -> float:
-    if not 0 < (value := float(text)) < math.inf:
-        raise ConfigError("it is a number of seconds more than 0")
-    return value
+    address: str = setting(
+        _ADDRESS, REQUIRED, "any worker of the topology (default: TUPLEWIRE_ADDRESS)", option="address"
+    )
+    topology: str = setting(
+        ANY_TEXT, REQUIRED, "its name (default: TUPLEWIRE_TOPOLOGY, or default)", option="topology"
+    )
+    tasks: tuple[int, ...] = setting(
+        _TASKS, REQUIRED, "the tasks to read, like 1,2,10-19; required", option="tasks"
+    )
+    timeout: float = setting(
+        SECONDS, 30.0, "without an answer from a worker after which reading fails", option="timeout"
+    )
+    max_messages: int | None = setting(
+        count(),
+        None,
+        "the most messages of a micro-batch, all tasks together",
+        option="maxMessagesPerTrigger",
+    )
+    max_bytes: int | None = setting(
+        count(), None, "about the most payload bytes of a micro-batch", option="maxBytesPerTrigger"
+    )
+    fail_on_data_loss: bool = setting(
+        FLAG, True, "false: go on when messages are gone for good", option="failOnDataLoss"
+    )
 
 
-def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ConfigError("it is a whole number more than 0")
-    return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions(Settings):
+    """Where and how to write. address: None: looked up where the writing happens. tasks: may be empty."""
+
+    address: str | None = setting(
+        _ADDRESS, None, "a worker, as for reading (default: TUPLEWIRE_ADDRESS)", option="address"
+    )
+    topology: str = same(SourceOptions, "topology")
+    grouping: GroupingName = setting(
+        choice(GroupingName),
+        GroupingName.DIRECT,
+        "how a row's task is chosen; direct: by the column task",
+        option="grouping",
+    )
+    tasks: tuple[int, ...] = setting(
+        _TASKS, (), "the tasks that a grouping chooses from, like 1,2,10-19", option="tasks"
+    )
+    source: int | None = setting(
+        count(0, MAX_TASK), None, "the task that the messages come from", option="source"
+    )
+    timeout: float = setting(
+        SECONDS, 60.0, "for which a full queue or an absent worker is waited for", option="timeout"
+    )
+    atomic: bool = setting(
+        FLAG, False, "true: send nothing of a batch write before all of it is computed", option="atomic"
+    )
 
 
-def _flag(text: str) -> bool:
+def source_options(options: Mapping[str, str]) -> SourceOptions:
+    """Read the options of a `read` or `readStream`.
+
+    Raises ConfigError, which lists the right options, for an unknown one, a wrong value or a missing one.
+    """
+    with _listing(SourceOptions, "reading"):
+        given = _given(SourceOptions, options)
+        _require_tasks(given)
+        given["address"] = given.get("address") or resolve_address(None)
+        return SourceOptions(**given)
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Read the options of a `write` or `writeStream`.
+
+    Raises ConfigError, which lists the right options, for an unknown one, a wrong value or a missing one.
+    """
+    with _listing(SinkOptions, "writing"):
+        given = _given(SinkOptions, options)
+        if given.get("grouping", GroupingName.DIRECT) is not GroupingName.DIRECT:
+            _require_tasks(given)
+        elif "tasks" in given:
+            raise ConfigError(
+                "the option tasks is for a grouping that chooses among them, and grouping is direct: set "
+                "grouping to fields, shuffle or loadAwareShuffle, or leave tasks out"
+            )
+        return SinkOptions(**given)
+
+
+def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the user has set, in whatever case, and the topology."""
+    known = {each.option.lower(): each for each in settings_of(kind).values()}
+    values: dict[str, Any] = {}
+    for name, text in options.items():
+        each = known.get(name.lower())
+        if each is not None:
+            values[each.name] = each.parse(text, f"option {each.option}")
+        elif name.lower() not in _SPARKS_OWN:
+            raise ConfigError(f"unknown option {name!r}")
+    values["topology"] = resolve_topology(values.get("topology"))
+    return values
+
+
+def _require_tasks(given: Mapping[str, Any]) -> None:
+    if "tasks" not in given:
+        raise ConfigError("the option tasks is missing")
+
+
+@contextmanager
+def _listing(kind: type[Settings], purpose: str) -> Iterator[None]:
+    """List the right options in an error."""
     try:
-        return {"true": True, "false": False}[text.lower()]
-    except KeyError:
-        raise ConfigError("it is true or false") from None
-
-
-def _grouping(text: str) -> GroupingName:
-    for name in GroupingName:
-        if name.lower() == text.lower():
-            return name
-    raise ConfigError(f"it is one of {', '.join(GroupingName)}")
+        yield
+    except ConfigError as error:
+        known = sorted(settings_of(kind).values(), key=lambda each: each.option)
+        lines = "".join(f"\n  {each.option}: {each.kind.allowed}; {each.help}" for each in known)
+        raise ConfigError(f"{error}; the options for {purpose} are:{lines}") from error

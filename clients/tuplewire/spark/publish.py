@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from tuplewire.config import KIB, SessionSettings
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     DrainingError,
     NotLocalError,

@@ -25,8 +25,8 @@ from tuplewire.spark.held import HeldTasks
 from tuplewire.spark.offsets import (
     Held,
     Offset,
-    Position,
     Range,
+    TaskOffset,
     check_held,
     initial_offset,
     next_offset,
@@ -94,7 +94,7 @@ class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvai
         self._options = options
         self._settings = SessionSettings()
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
-        self._target: dict[int, Position] | None = None
+        self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -165,7 +165,7 @@ class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvai
     def _acknowledge(self, offset: Offset) -> None:
         """Acknowledge up to an offset. A failure does no harm: the next time says it again."""
         try:
-            acknowledge(offset.positions, self._tasks.look(), self._options.topology, self._settings)
+            acknowledge(offset.offsets, self._tasks.look(), self._options.topology, self._settings)
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from tuplewire.channel import resolve_address
-from tuplewire.control import ControlClient
+from tuplewire.connection.channel import resolve_address
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
@@ -20,7 +20,7 @@ _REFRESH_SECONDS = 1.0
 _LOAD_SECONDS = 1.0
 
 
-class Router:
+class RowRouter:
     """Turns batches of rows into groups of messages by task, without an object per row.
 
     partition: of the write; the turns of a shuffle begin at different tasks in different partitions.

@@ -17,16 +17,16 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from tuplewire.channel import resolve_address
 from tuplewire.client import Client
 from tuplewire.config import MIB
-from tuplewire.control import ControlClient
+from tuplewire.connection.channel import resolve_address
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import WrongTopologyError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
 from tuplewire.spark.options import SinkOptions
 from tuplewire.spark.publish import Publisher
-from tuplewire.spark.routing import Router
+from tuplewire.spark.routing import RowRouter
 from tuplewire.spark.shipped import Shipped
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
         options = self._options
         partition, attempt = _attempt(_context())
         _check_worker(options)
-        router = Router(options, partition)
+        router = RowRouter(options, partition)
         count = 0
         # A newer attempt fences an older one off that still runs.
         client = Client(
@@ -153,7 +153,7 @@ def _check_worker(options: SinkOptions) -> None:
 
 def _gathered(options: SinkOptions, sink: str, batches: Iterable[pa.RecordBatch]) -> Part:
     partition, attempt = _attempt(_context())
-    router = Router(options, partition)
+    router = RowRouter(options, partition)
     groups = [group for batch in batches for group in router.groups(batch)]
     return Part(sink, partition, attempt, sum(map(len, groups)), groups)
 

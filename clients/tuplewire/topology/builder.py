@@ -9,9 +9,9 @@ from tuplewire.errors import TopologyError
 from tuplewire.topology.component import BasicBolt, BasicBoltExecutor, Bolt, Spout, streams_of
 from tuplewire.topology.description import (
     Component,
+    ComponentKind,
     GroupingType,
     Input,
-    Kind,
     Topology,
     check_reserved,
 )
@@ -41,7 +41,7 @@ class TopologyBuilder:
         """Add a spout under an id of its own, with so many executors; TopologyError for what is no spout."""
         if not isinstance(spout, Spout):
             raise TopologyError(f"spout {name!r} is of type {type(spout).__name__}, which is no Spout")
-        declarer = ComponentDeclarer(Kind.SPOUT, name, spout, parallelism)
+        declarer = ComponentDeclarer(ComponentKind.SPOUT, name, spout, parallelism)
         self._add(declarer)
         return declarer
 
@@ -51,7 +51,7 @@ class TopologyBuilder:
             bolt = BasicBoltExecutor(bolt)
         if not isinstance(bolt, Bolt):
             raise TopologyError(f"bolt {name!r} is of type {type(bolt).__name__}, which is no Bolt")
-        declarer = BoltDeclarer(Kind.BOLT, name, bolt, parallelism)
+        declarer = BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism)
         self._add(declarer)
         return declarer
 
@@ -71,7 +71,7 @@ class TopologyBuilder:
 class ComponentDeclarer:
     """Says more of a component that was added to a builder; each call returns the declarer."""
 
-    def __init__(self, kind: Kind, name: str, template: Spout | Bolt, parallelism: int) -> None:
+    def __init__(self, kind: ComponentKind, name: str, template: Spout | Bolt, parallelism: int) -> None:
         self.id = name
         self._kind = kind
         self._template = template
@@ -87,7 +87,7 @@ class ComponentDeclarer:
         return self
 
     def add_configuration(self, key: str, value: Any) -> Self:
-        """Give the component a setting of its own; its value is one that JSON has a form for."""
+        """Give the component a setting of its own."""
         self._configuration[key] = value
         return self
 

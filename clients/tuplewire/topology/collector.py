@@ -13,7 +13,7 @@ from typing import Any
 from tuplewire.errors import MessageError
 from tuplewire.topology.description import Topology
 from tuplewire.topology.streams import DEFAULT_STREAM
-from tuplewire.topology.tuples import UNANCHORED, MessageId, Origin, Tuple
+from tuplewire.topology.tuples import UNANCHORED, MessageId, Tuple, TupleSource
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Emitted:
     task: the one that gets them, on a direct stream; None where the groupings decide.
     """
 
-    origin: Origin
+    source: TupleSource
     task: int | None
     tuples: list[Tuple]
 
@@ -32,7 +32,7 @@ class Emitted:
 class _Port:
     """One stream of a task. direct: the tasks that may be named on it; None where none may."""
 
-    origin: Origin
+    source: TupleSource
     n_fields: int
     direct: frozenset[int] | None
 
@@ -44,11 +44,11 @@ class Outbox:
         self.task = task
         self._component = topology.component_of(task)
         self._ports = {
-            stream.name: _Port(topology.origin(task, stream.name), len(stream.fields), None)
+            stream.name: _Port(topology.source(task, stream.name), len(stream.fields), None)
             for stream in self._component.streams
         }
         for name, port in self._ports.items():
-            if port.origin.stream.direct:
+            if port.source.stream.direct:
                 targets = topology.targets_of(self._component.id, name)
                 named = frozenset(target for bolt, _ in targets for target in topology.tasks_of(bolt))
                 self._ports[name] = replace(port, direct=named)
@@ -70,10 +70,10 @@ class Outbox:
             raise self._misfit(port, stream, values)
         if (task is None) != (port.direct is None) or (port.direct is not None and task not in port.direct):
             raise self._misdirected(port, task)
-        message = Tuple(values, port.origin, message_id)
+        message = Tuple(values, port.source, message_id)
         last = self._emitted[-1] if self._emitted else None
-        if last is None or last.origin is not port.origin or last.task != task:
-            self._emitted.append(Emitted(port.origin, task, [message]))
+        if last is None or last.source is not port.source or last.task != task:
+            self._emitted.append(Emitted(port.source, task, [message]))
         else:
             last.tuples.append(message)
         self._count += 1
@@ -87,7 +87,7 @@ class Outbox:
         if port is None:
             known = ", ".join(map(repr, self._ports)) or "none"
             return MessageError(f"{self._component.id!r} declares no stream {stream!r}; it declares {known}")
-        fields = ", ".join(port.origin.stream.fields) or "none"
+        fields = ", ".join(port.source.stream.fields) or "none"
         if isinstance(values, str | bytes):
             what = f"a single {type(values).__name__}: write [value]"
         else:
@@ -97,7 +97,7 @@ class Outbox:
         )
 
     def _misdirected(self, port: _Port, task: int | None) -> MessageError:
-        what = f"stream {port.origin.stream.name!r} of {self._component.id!r}"
+        what = f"stream {port.source.stream.name!r} of {self._component.id!r}"
         if port.direct is None:
             return MessageError(f"{what} is not direct: use emit, or declare the stream with direct=True")
         if task is None:

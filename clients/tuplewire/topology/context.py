@@ -11,12 +11,15 @@ from tuplewire.topology.description import Component, Topology
 class TopologyContext:
     """One task's place in a topology; `topology` answers what else there is to ask.
 
-    topology_id: the name under which the topology runs.
+    topology_id: the name under which the topology runs. worker_port: the one that its worker listens on; 0
+    where it has none. worker_tasks: those of its worker when the task was opened.
     """
 
     topology_id: str
     topology: Topology
     task: int
+    worker_port: int = 0
+    worker_tasks: frozenset[int] = frozenset()
 
     @property
     def component(self) -> Component:

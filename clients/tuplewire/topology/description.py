@@ -1,7 +1,7 @@
 """What a topology is made of, as data: components, streams, inputs, tasks. Source: Storm's `StormTopology`.
 
-It is what a worker must know to route and to read tuples, and it travels as JSON. The user's own spouts and
-bolts are code, and do not: a process that runs them builds the same topology from the same program.
+It does not travel, as the user's own spouts and bolts do not: every process that runs some of them builds the
+same topology from the same program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
 from tuplewire.topology.streams import DEFAULT_STREAM, Stream, check_name
-from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, Origin
+from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, TupleSource
 
 FIRST_TASK = 1
 SYSTEM_PREFIX = "__"
@@ -24,7 +24,7 @@ ACKER_COMPONENT = "__acker"
 _SYSTEM_NAMES = frozenset({ACKER_COMPONENT, INIT_STREAM, ACK_STREAM, FAIL_STREAM})
 
 
-class Kind(StrEnum):
+class ComponentKind(StrEnum):
     """The two kinds of component."""
 
     SPOUT = "spout"
@@ -54,7 +54,7 @@ KEYED = (GroupingType.FIELDS, GroupingType.PARTIAL_KEY)
 class Input:
     """A bolt's subscription to a stream. Source: Storm's `GlobalStreamId` with its `Grouping`.
 
-    fields: those that the grouping looks at. custom: the user's object, of which only the class travels.
+    fields: those that the grouping looks at. custom: the user's object.
     """
 
     component: str
@@ -72,11 +72,11 @@ class Component:
     """A spout or a bolt, and how many there are of it. Source: Storm's `ComponentCommon`.
 
     parallelism: its executors. n_tasks: its tasks, divided among the executors. configuration: settings of
-    its own, by their keys. template: the user's object, of which each task gets a copy; it does not travel.
+    its own, by their keys. template: the user's object, of which each task gets a copy.
     """
 
     id: str
-    kind: Kind
+    kind: ComponentKind
     streams: tuple[Stream, ...] = ()
     inputs: tuple[Input, ...] = ()
     parallelism: int = 1
@@ -112,7 +112,7 @@ class Topology:
             _check_component(component)
             for subscription in component.inputs:
                 self._check_input(component, subscription)
-        if not any(component.kind is Kind.SPOUT for component in self.components.values()):
+        if not any(component.kind is ComponentKind.SPOUT for component in self.components.values()):
             raise TopologyError("a topology needs at least one spout")
         self._ids = list(self.components)
         self._starts = list(
@@ -181,10 +181,10 @@ class Topology:
             if (subscription.component, subscription.stream) == (component, stream)
         ]
 
-    def origin(self, task: int, stream: str) -> Origin:
+    def source(self, task: int, stream: str) -> TupleSource:
         """Return what tuples of a task's stream come from; TopologyError for an unknown task or stream."""
         component = self.component_of(task)
-        return Origin(component.id, task, component.stream(stream))
+        return TupleSource(component.id, task, component.stream(stream))
 
 
 def check_reserved(component: Component, but: Collection[str] = ()) -> None:
@@ -213,7 +213,7 @@ def _check_component(component: Component) -> None:
             f"{what} has {component.parallelism} executors for {component.n_tasks} task(s); "
             "every executor runs at least one"
         )
-    if component.kind is Kind.SPOUT:
+    if component.kind is ComponentKind.SPOUT:
         for subscription in component.inputs:
             if subscription.component != ACKER_COMPONENT:
                 raise TopologyError(f"{what} subscribes to {subscription}; only bolts do")
@@ -227,3 +227,15 @@ def _check_component(component: Component) -> None:
                 f"and {len(subscription.fields)} field(s): "
                 "the fields and the partial key grouping look at one or more, and no other does"
             )
+
+
+def shares_of(topology: Topology, workers: int) -> list[list[int]]:
+    """Deal the executors out to workers in turn, of which there are no more than executors.
+
+    Source: Storm's `EvenScheduler`.
+    """
+    executors = [tasks for name in topology.components for tasks in topology.executors_of(name)]
+    shares: list[list[int]] = [[] for _ in range(min(workers, len(executors)))]
+    for number, tasks in enumerate(executors):
+        shares[number % len(shares)] += tasks
+    return shares

@@ -26,7 +26,7 @@ ACK_STREAM = "__ack_ack"
 FAIL_STREAM = "__ack_fail"
 
 
-class Origin:
+class TupleSource:
     """Who emitted a tuple, and on which stream; one object for all tuples of a task's stream.
 
     key: the same as text, which no other task and stream of a topology have.
@@ -41,7 +41,7 @@ class Origin:
         self.key = f"{task}:{component}:{stream.name}"
 
     def __repr__(self) -> str:
-        return f"<Origin: task {self.task} of {self.component!r}, stream {self.stream.name!r}>"
+        return f"<TupleSource: task {self.task} of {self.component!r}, stream {self.stream.name!r}>"
 
 
 class Tuple:
@@ -51,37 +51,39 @@ class Tuple:
     when they are one object, as Storm's are; to compare what they carry, compare `values`.
     """
 
-    __slots__ = ("message_id", "origin", "values")
+    __slots__ = ("message_id", "source", "values")
 
-    def __init__(self, values: Sequence[Any], origin: Origin, message_id: MessageId = UNANCHORED) -> None:
+    def __init__(
+        self, values: Sequence[Any], source: TupleSource, message_id: MessageId = UNANCHORED
+    ) -> None:
         self.values = tuple(values)
-        self.origin = origin
+        self.source = source
         self.message_id = message_id
 
     @property
     def source_component(self) -> str:
         """The id of the component that emitted it."""
-        return self.origin.component
+        return self.source.component
 
     @property
     def source_task(self) -> int:
         """The task that emitted it."""
-        return self.origin.task
+        return self.source.task
 
     @property
     def source_stream(self) -> str:
         """The name of the stream that it was emitted on."""
-        return self.origin.stream.name
+        return self.source.stream.name
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of the values."""
-        return self.origin.stream.fields
+        return self.source.stream.fields
 
     @property
     def is_tick(self) -> bool:
         """Whether it only says that time has passed, and comes from no component of the topology."""
-        return self.origin.stream.name == TICK_STREAM and self.origin.component == SYSTEM_COMPONENT
+        return self.source.stream.name == TICK_STREAM and self.source.component == SYSTEM_COMPONENT
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values by field."""
@@ -94,7 +96,7 @@ class Tuple:
             return self.values[self.fields.index(field)]
         except ValueError:
             raise KeyError(
-                f"{field!r} is no field of {self.origin!r}; it has {', '.join(self.fields)}"
+                f"{field!r} is no field of {self.source!r}; it has {', '.join(self.fields)}"
             ) from None
 
     def __iter__(self) -> Iterator[Any]:
@@ -105,7 +107,7 @@ class Tuple:
 
     def __repr__(self) -> str:
         shown = (f"{field}={_shown(value)}" for field, value in zip(self.fields, self.values, strict=False))
-        return f"<Tuple {self.origin.key} {' '.join(shown)}>"
+        return f"<Tuple {self.source.key} {' '.join(shown)}>"
 
 
 def _shown(value: Any) -> str:
@@ -116,18 +118,18 @@ def _shown(value: Any) -> str:
 
 
 _TICK = Stream("rate_secs", name=TICK_STREAM)
-_TICK_ORIGIN = Origin(SYSTEM_COMPONENT, SYSTEM_TASK, _TICK)
+_TICK_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, _TICK)
 
 
 def tick(seconds: float) -> Tuple:
     """Return the tuple that tells a bolt that so many seconds have passed since the last one."""
-    return Tuple([seconds], _TICK_ORIGIN)
+    return Tuple([seconds], _TICK_SOURCE)
 
 
-_ACK_ORIGIN = Origin(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=ACK_STREAM))
-_FAIL_ORIGIN = Origin(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=FAIL_STREAM))
+_ACK_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=ACK_STREAM))
+_FAIL_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, Stream("id", name=FAIL_STREAM))
 
 
 def fate(message_id: Any, *, processed: bool) -> Tuple:
     """Return the tuple that tells a spout what has become of one of its own."""
-    return Tuple([message_id], _ACK_ORIGIN if processed else _FAIL_ORIGIN)
+    return Tuple([message_id], _ACK_SOURCE if processed else _FAIL_SOURCE)

@@ -8,9 +8,9 @@ from enum import Enum, auto
 from typing import Any
 
 from tuplewire.errors import TuplewireError
-from tuplewire.spark.topology.mail import Kind, Mail
-from tuplewire.topology.reporting import to_report
-from tuplewire.topology.termination import ProcessFailedError, Termination
+from tuplewire.spark.topology.mail import Mail, MailKind
+from tuplewire.topology.running.reporting import to_report
+from tuplewire.topology.running.termination import ProcessFailedError, Termination
 
 _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_SECONDS = 0.1
@@ -27,7 +27,7 @@ class SilentError(TuplewireError):
 class Order:
     """What is told to every PySpark task; PROGRESS is for the submitter alone."""
 
-    kind: Kind
+    kind: MailKind
     values: tuple[Any, ...] = ()
 
 
@@ -73,12 +73,12 @@ class Coordinator:
     def take(self, mail: Mail, now: float) -> None:
         """Take in a mail to the coordinator."""
         match mail.kind:
-            case Kind.READY:
+            case MailKind.READY:
                 self._ready.add(mail.rank)
                 self._heard = now
-            case Kind.REPORT:
+            case MailKind.REPORT:
                 self._take_report(mail, now)
-            case Kind.STOP:
+            case MailKind.STOP:
                 (output_wanted,) = mail.values
                 self._stop = bool(output_wanted) and self._stop is not False
                 self._pause = _FIRST_PAUSE_SECONDS
@@ -108,11 +108,11 @@ class Coordinator:
             return orders
         if self._failure is not None:
             self._phase = _Phase.OVER
-            return [Order(Kind.ABORT)]
+            return [Order(MailKind.ABORT)]
         if self._phase is _Phase.OPENING and len(self._ready) == self._ranks:
             self._phase = _Phase.RUNNING
             if self._stop is None:
-                orders.append(Order(Kind.ACTIVATE))
+                orders.append(Order(MailKind.ACTIVATE))
         if self._phase is not _Phase.OPENING:
             orders += self._go_on(now)
         if not self.over and now - self._heard > SILENCE_SECONDS:
@@ -131,19 +131,19 @@ class Coordinator:
         orders = []
         if self._stop is not None and not self._switched:
             self._switched = True
-            orders.append(Order(Kind.DEACTIVATE, (self._stop,)))
+            orders.append(Order(MailKind.DEACTIVATE, (self._stop,)))
         if self._termination.over:
             if self._phase is _Phase.RUNNING:
                 self._phase = _Phase.LAST_TICK
                 self._termination, self._asked = self._asking(), 0
                 self._pause, self._ask_at = _FIRST_PAUSE_SECONDS, now
-                orders.append(Order(Kind.TICK))
+                orders.append(Order(MailKind.TICK))
             else:
                 self._phase = _Phase.OVER
-                return [*orders, self._progress(), Order(Kind.CLOSE)]
+                return [*orders, self._progress(), Order(MailKind.CLOSE)]
         if self._asked < self._termination.wave and now >= self._ask_at:
             self._asked = self._termination.wave
-            orders.append(Order(Kind.ASK, (self._asked,)))
+            orders.append(Order(MailKind.ASK, (self._asked,)))
         if now - self._told >= _PROGRESS_SECONDS:
             self._told = now
             orders.append(self._progress())
@@ -151,7 +151,7 @@ class Coordinator:
 
     def _progress(self) -> Order:
         counts: Sequence[tuple[int, int]] = list(self._counts.values())
-        return Order(Kind.PROGRESS, (sum(each for each, _ in counts), sum(each for _, each in counts)))
+        return Order(MailKind.PROGRESS, (sum(each for each, _ in counts), sum(each for _, each in counts)))
 
     def wait_seconds(self, now: float) -> float:
         """Return how long there is nothing to do without mail."""

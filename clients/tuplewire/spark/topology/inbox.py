@@ -12,7 +12,7 @@ from tuplewire.topology.collector import Emitted
 _MOST_ROWS = 65_536
 
 
-class Inbox:
+class Mailbox:
     """Mail, and runs of tuples to put out; thread-safe.
 
     A bolt that hands out more than is taken waits, so that a slow reader of the output slows the topology.

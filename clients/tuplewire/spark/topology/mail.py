@@ -11,14 +11,14 @@ from enum import StrEnum
 from typing import Any, Self
 
 from tuplewire.errors import MalformedError
-from tuplewire.topology.packing import pack_values
-from tuplewire.topology.unpacking import FAULTS, read_value
+from tuplewire.topology.serial.packing import pack_values
+from tuplewire.topology.serial.unpacking import FAULTS, read_value
 
 SUBMITTER = -1
 """The rank, in a mail, of the program that submitted the topology."""
 
 
-class Kind(StrEnum):
+class MailKind(StrEnum):
     """What a mail is about."""
 
     READY = "ready"
@@ -51,7 +51,7 @@ class Mail:
     run: str
     generation: int
     rank: int
-    kind: Kind
+    kind: MailKind
     values: tuple[Any, ...] = ()
 
     def to_bytes(self) -> bytes:
@@ -63,6 +63,6 @@ class Mail:
         """Read what to_bytes() wrote; MalformedError for what is no mail."""
         try:
             (run, generation, rank, kind, *values), _ = read_value(payload, 0)
-            return cls(run, generation, rank, Kind(kind), tuple(values))
+            return cls(run, generation, rank, MailKind(kind), tuple(values))
         except (*FAULTS, TypeError) as error:
             raise MalformedError(f"{len(payload)} bytes are no mail of a topology: {error}") from error

@@ -8,27 +8,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
-from tuplewire.spark.topology.inbox import Inbox
-from tuplewire.spark.topology.mail import Kind, Mail
+from tuplewire.spark.topology.inbox import Mailbox
+from tuplewire.spark.topology.mail import Mail, MailKind
 from tuplewire.spark.topology.nearest import nearest_worker
 from tuplewire.spark.topology.output import Output
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.post import Post
 from tuplewire.spark.topology.rows import ROWS_KEY
 from tuplewire.spark.topology.writer import Writer
-from tuplewire.topology.client_link import ClientLink
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
-from tuplewire.topology.reporting import from_report
-from tuplewire.topology.termination import Failure, ProcessReport
-from tuplewire.topology.worker import ExecutorWorker
+from tuplewire.topology.running.client_link import ClientLink
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.running.reporting import from_report
+from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.topology_settings import TopologySettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +75,7 @@ class Submitted:
                 yield Writer(self.output).failure(rank, error)
                 return
             if plan is not None:
-                yield from _Member(self, plan, rank).run(rows)
+                yield from _TopologyMember(self, plan, rank).run(rows)
 
     def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int) -> Plan | None:
         """Agree with the others, by one message through Spark; None where another says why not.
@@ -108,7 +109,7 @@ class Submitted:
             return None
 
 
-class _Member:
+class _TopologyMember:
     """What one PySpark task does, once all have joined.
 
     Raises UnreachableError or RefusedError where a worker does not take the assignment.
@@ -119,7 +120,7 @@ class _Member:
         self._plan = plan
         self._rank = rank
         self._writer = Writer(submitted.output)
-        self._inbox = Inbox()
+        self._inbox = Mailbox()
         self._problem: Exception | None = None
         self._worker: ExecutorWorker | None = None
         self._ends = False
@@ -137,23 +138,24 @@ class _Member:
             coordinator = None
             if self._rank == 0:
                 coordinator = Coordinator(self._submitted.n_members, time.monotonic())
-                self._to_submitter(Kind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
+                self._to_submitter(MailKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
             try:
                 self._start(rows)
-                self._to_coordinator(Kind.READY)
+                self._to_coordinator(MailKind.READY)
             except (TuplewireError, TimeoutError) as error:
                 self._note(error)
                 self._report(0)
             yield from self._loop(coordinator)
             yield from self._end()
-            self._to_submitter(Kind.CLOSED)
+            self._to_submitter(MailKind.CLOSED)
 
-    def _client(self, purpose: str) -> Client:
+    def _client(self, purpose: str, **session: Any) -> Client:
         return Client(
             self._plan.place(self._rank).address,
             topology=self._plan.topology,
             client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,
+            **session,
         )
 
     def _push_assignment(self) -> None:
@@ -167,6 +169,7 @@ class _Member:
 
     def _start(self, rows: Iterator[pa.RecordBatch]) -> None:
         conf = dict(self._submitted.conf)
+        session = asdict(TopologySettings.from_conf(conf).session)
         if self._submitted.has_rows:
             conf[ROWS_KEY] = rows
         self._worker = ExecutorWorker(
@@ -174,7 +177,7 @@ class _Member:
             self._plan.shares[self._rank],
             topology_id=self._submitted.name,
             conf=conf,
-            link=ClientLink(self._client("tuples"), self._plan.first_task),
+            link=ClientLink(self._client("tuples", **session), self._plan.first_task),
             emitted=self._put_out,
         )
         self._worker.start(START_SECONDS)
@@ -193,13 +196,13 @@ class _Member:
     def _note(self, error: Exception) -> None:
         self._problem = self._problem or error
 
-    def _mail(self, kind: Kind, *values: Any) -> Mail:
+    def _mail(self, kind: MailKind, *values: Any) -> Mail:
         return Mail(self._submitted.run, self._plan.generation, self._rank, kind, values)
 
-    def _to_coordinator(self, kind: Kind, *values: Any) -> None:
+    def _to_coordinator(self, kind: MailKind, *values: Any) -> None:
         self._post.send(self._plan.mailbox(0), self._mail(kind, *values))
 
-    def _to_submitter(self, kind: Kind, *values: Any) -> None:
+    def _to_submitter(self, kind: MailKind, *values: Any) -> None:
         if self._submitted.submitter is not None:
             self._post.send(SUBMITTER_TASK, self._mail(kind, *values))
 
@@ -214,7 +217,7 @@ class _Member:
             self._problem = self._problem or self._worker.failure
         if self._problem is not None:
             report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
-        self._to_coordinator(Kind.REPORT, wave, from_report(report), emitted, executed)
+        self._to_coordinator(MailKind.REPORT, wave, from_report(report), emitted, executed)
 
     # --- what happens -------------------------------------------------------------------------------------
 
@@ -227,31 +230,31 @@ class _Member:
             mail, runs = self._inbox.take(seconds)
             yield from self._batches(runs)
             for each in mail:
-                if coordinator is not None and each.kind in {Kind.READY, Kind.REPORT, Kind.STOP}:
+                if coordinator is not None and each.kind in {MailKind.READY, MailKind.REPORT, MailKind.STOP}:
                     coordinator.take(each, time.monotonic())
                 else:
                     self._obey(each)
 
     def _tell(self, order: Order) -> None:
-        if order.kind is Kind.PROGRESS:
+        if order.kind is MailKind.PROGRESS:
             self._to_submitter(order.kind, *order.values)
             return
         for rank in range(self._submitted.n_members):
             self._post.send(self._plan.mailbox(rank), self._mail(order.kind, *order.values))
 
     def _obey(self, mail: Mail) -> None:
-        if mail.kind is Kind.ASK:
+        if mail.kind is MailKind.ASK:
             (wave,) = mail.values
             self._report(wave)
-        elif mail.kind in {Kind.CLOSE, Kind.ABORT}:
+        elif mail.kind in {MailKind.CLOSE, MailKind.ABORT}:
             self._ends = True
-            self._aborted = mail.kind is Kind.ABORT
+            self._aborted = mail.kind is MailKind.ABORT
         elif self._worker is not None:
-            if mail.kind is Kind.ACTIVATE:
+            if mail.kind is MailKind.ACTIVATE:
                 self._worker.activate()
-            elif mail.kind is Kind.TICK:
+            elif mail.kind is MailKind.TICK:
                 self._worker.tick()
-            elif mail.kind is Kind.DEACTIVATE:
+            elif mail.kind is MailKind.DEACTIVATE:
                 (output_wanted,) = mail.values
                 if not output_wanted:
                     self._inbox.discard()

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Self
 
 from tuplewire.errors import TopologyError
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.description import Kind, Topology
-from tuplewire.topology.reporting import to_statistics
-from tuplewire.topology.statistics import ExecutorStatistics
+from tuplewire.topology.description import ComponentKind, Topology
+from tuplewire.topology.running.reporting import to_statistics
+from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire.topology.running.termination import Failure, ProcessFailedError
 from tuplewire.topology.streams import DEFAULT_STREAM
-from tuplewire.topology.termination import Failure, ProcessFailedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,7 +94,7 @@ class Output:
 
     def wants(self, run: Emitted) -> bool:
         """Whether tuples are among what comes back."""
-        return run.origin.stream.name == DEFAULT_STREAM and run.origin.component in self.schemas
+        return run.source.stream.name == DEFAULT_STREAM and run.source.component in self.schemas
 
 
 def _parsed(text: str) -> StructType:
@@ -114,7 +114,7 @@ def _terminal_bolts(topology: Topology) -> list[str]:
     return [
         component.id
         for component in topology.components.values()
-        if component.kind is Kind.BOLT
+        if component.kind is ComponentKind.BOLT
         and any(stream.name == DEFAULT_STREAM for stream in component.streams)
         and not topology.targets_of(component.id)
     ]

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.topology.description import Topology
-from tuplewire.topology.shares import shares_of
+from tuplewire.topology.description import Topology, shares_of
 from tuplewire.wire import control_pb2
 
 SUBMITTER_TASK = MAX_TASK

@@ -9,7 +9,7 @@ from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.topology.collector import SpoutOutputCollector
 from tuplewire.topology.component import Spout
 from tuplewire.topology.context import TopologyContext
-from tuplewire.topology.description import Kind, Topology
+from tuplewire.topology.description import ComponentKind, Topology
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,7 @@ def rows_spout(topology: Topology) -> str | None:
     found = [
         component.id
         for component in topology.components.values()
-        if component.kind is Kind.SPOUT and isinstance(component.template, Rows)
+        if component.kind is ComponentKind.SPOUT and isinstance(component.template, Rows)
     ]
     if len(found) > 1:
         raise TopologyError(

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError
 from tuplewire.spark.topology.job import Job, JobError
-from tuplewire.spark.topology.mail import SUBMITTER, Kind, Mail
+from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.output import failure_in, statistics_in
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
 from tuplewire.spark.topology.post import Post
 from tuplewire.spark.topology.progress import TopologyProgress
-from tuplewire.topology.statistics import ExecutorStatistics
+from tuplewire.topology.running.statistics import ExecutorStatistics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -159,16 +159,16 @@ class SparkTopology:
             current = self._progress.generation
             if current is not None and mail.generation < current:
                 return
-            if mail.kind is Kind.BEGUN:
+            if mail.kind is MailKind.BEGUN:
                 mailbox, members = mail.values
                 self._coordinator = (mail.generation, mailbox)
                 self._closed.clear()
                 self._progress = TopologyProgress(mail.generation, members)
                 if self._stop is not None:
                     self._send_stop()
-            elif mail.kind is Kind.PROGRESS and self._coordinator is not None:
+            elif mail.kind is MailKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
-            elif mail.kind is Kind.CLOSED:
+            elif mail.kind is MailKind.CLOSED:
                 self._closed.add(mail.rank)
                 self._lock.notify_all()
         if self._listener is not None:
@@ -190,7 +190,7 @@ class SparkTopology:
         assert self._post is not None  # noqa: S101 - there is a coordinator by its mail alone
         assert self._coordinator is not None  # noqa: S101 - as above
         generation, mailbox = self._coordinator
-        stop = Mail(self._submitted.run, generation, SUBMITTER, Kind.STOP, (bool(self._stop),))
+        stop = Mail(self._submitted.run, generation, SUBMITTER, MailKind.STOP, (bool(self._stop),))
         self._post.send(mailbox, stop)
 
     # --- the end ------------------------------------------------------------------------------------------

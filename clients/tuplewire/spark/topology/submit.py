@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from tuplewire.config import SessionSettings
 from tuplewire.errors import TopologyError
+from tuplewire.settings import OUR_PREFIX, keys_of, unknown
 from tuplewire.spark.connect import is_remote
 from tuplewire.spark.topology.job import Job, check_slots
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
@@ -16,10 +18,9 @@ from tuplewire.spark.topology.output import Output
 from tuplewire.spark.topology.progress import ProgressLine, TopologyProgress
 from tuplewire.spark.topology.rows import rows_spout
 from tuplewire.spark.topology.running import SparkTopology, TopologyResult
-from tuplewire.topology.acker_tasks import with_ackers
-from tuplewire.topology.description import Topology
-from tuplewire.topology.settings import TopologySettings
-from tuplewire.topology.shares import shares_of
+from tuplewire.topology.acking.acker_tasks import with_ackers
+from tuplewire.topology.description import Topology, shares_of
+from tuplewire.topology.topology_settings import TopologySettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +56,8 @@ def submit_topology(
     for a schema or rows that do not fit the topology.
     """
     conf = dict(conf or {})
-    settings = TopologySettings.of(conf)
+    settings = TopologySettings.from_conf(conf)
+    _check_keys(conf)
     full = with_ackers(topology, settings.ackers)
     members = len(shares_of(full, settings.workers))
     output = Output.of(topology, outputs)
@@ -108,6 +110,13 @@ def run_topology(
             running.cancel()
             running.wait(_CANCEL_SECONDS)
         raise
+
+
+def _check_keys(conf: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key of ours that is of no use on Spark, where messages go over sidecars."""
+    for key in conf:
+        if key.startswith(OUR_PREFIX) and not key.startswith(SessionSettings.PREFIX):
+            raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
 
 
 def _check_travels(submitted: Submitted) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import MessageError
 from tuplewire.spark.topology.output import FAILURE, REPORT, Output, failure_text
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.reporting import from_statistics
-from tuplewire.topology.statistics import ExecutorStatistics
-from tuplewire.topology.termination import Failure
+from tuplewire.topology.running.reporting import from_statistics
+from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire.topology.running.termination import Failure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ class Writer:
         """Return tuples as record batches; MessageError for a value that its column cannot hold."""
         rows: dict[str, list[Sequence[Any]]] = {}
         for run in runs:
-            rows.setdefault(run.origin.component, []).extend(message.values for message in run.tuples)
+            rows.setdefault(run.source.component, []).extend(message.values for message in run.tuples)
         for component, column in rows.items():
             for begin in range(0, len(column), _ROWS):
                 values = self._struct(component, column[begin : begin + _ROWS])

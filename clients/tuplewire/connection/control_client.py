@@ -1,0 +1,207 @@
+"""A blocking client of a worker's control service: status, load, assignment, drain, publishing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tuplewire.connection.channel import dialler_for, error_of, resolve_address
+from tuplewire.errors import ClosedError, UnreachableError
+from tuplewire.group import TaskGroup
+from tuplewire.identity.credentials import Credentials
+from tuplewire.wire import control_pb2, health_pb2
+from tuplewire.wire.control_pb2_grpc import ControlStub
+from tuplewire.wire.health_pb2_grpc import HealthStub
+from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
+
+_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # A worker is reached directly; a proxy of the environment would only stand in between.
+    ("grpc.enable_http_proxy", 0),
+)
+
+_POLL_SECONDS = 0.1
+
+
+class ControlClient:
+    """Talks to the worker at `address` (host:port, or unix:///path); use it as a context manager.
+
+    address: None takes TUPLEWIRE_ADDRESS. timeout: of each call, in seconds. credentials: None takes those of
+    TUPLEWIRE_TLS_CA and so on. Safe to use from several threads. Every call raises UnreachableError when
+    nobody answers in that time, and RefusedError (the subclass for the worker's error code) when it says no.
+    """
+
+    def __init__(
+        self, address: str | None = None, timeout: float = 5.0, *, credentials: Credentials | None = None
+    ) -> None:
+        self.address = resolve_address(address)
+        self.timeout = timeout
+        self._dialler = dialler_for(credentials)
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ControlClient {self.address}>"
+
+    def close(self) -> None:
+        """Close the channel; does nothing the second time."""
+        with self._lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.channel.close()
+
+    def _connected(self, timeout: float) -> _Connection:
+        """Return the connection; a new one where the files of the credentials have changed."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"the control client of {self.address} is closed; make another one")
+            identity = self._dialler.identity()
+            connection = self._connection
+            if connection is None or connection.identity is not identity:
+                channel = self._dialler.blocking_channel(self.address, _OPTIONS, timeout)
+                # Other threads' calls may be under way on the one before, which goes with the last of them.
+                self._connection = connection = _Connection(channel, identity)
+            return connection
+
+    def _broken(self, connection: _Connection) -> None:
+        """Let the next call look at the worker's certificate anew: it may be another one by then."""
+        with self._lock:
+            if self._connection is connection and connection.identity is not None:
+                self._connection = None
+
+    def status(self) -> control_pb2.GetStatusResponse:
+        """Return identity, state, ledger and counts; the parts were read together."""
+        response: control_pb2.GetStatusResponse = self._call("GetStatus", control_pb2.GetStatusRequest())
+        return response
+
+    def load(self, tasks: Iterable[int] = ()) -> dict[int, float]:
+        """Return the load, 0 (idle) to 1 (full), of those tasks that the worker knows; none named: of all."""
+        return dict(self._call("GetLoad", control_pb2.GetLoadRequest(tasks=tasks)).loads)
+
+    def assignment(self) -> control_pb2.Assignment | None:
+        """Return the assignment in force; None when there is none yet."""
+        response: control_pb2.GetAssignmentResponse = self._call(
+            "GetAssignment", control_pb2.GetAssignmentRequest()
+        )
+        return response.assignment if response.HasField("assignment") else None
+
+    def update_assignment(self, assignment: control_pb2.Assignment, *, force: bool = False) -> bool:
+        """Put an assignment in force; False when that version was in force already.
+
+        force: also where its version is so far ahead that it may be a slip.
+
+        Raises StaleAssignmentError for an older version, WrongTopologyError, and ProtocolError for one that
+        does not hold together; the old one then stays.
+        """
+        request = control_pb2.UpdateAssignmentRequest(assignment=assignment, force=force)
+        changed: bool = self._call("UpdateAssignment", request).changed
+        return changed
+
+    def drain(self, deadline: float | None = None) -> bool:
+        """Make the worker finish what it holds and exit; returns at once, False when it was draining already.
+
+        deadline: seconds; None: as the worker is configured.
+        """
+        millis = 0 if deadline is None else max(1, round(deadline * 1000))
+        started: bool = self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started
+        return started
+
+    def publish(
+        self, topology: str, sink: str, epoch: int, piece: int, groups: Iterable[TaskGroup], *, last: bool
+    ) -> int:
+        """Hand over a piece of what a sink writes in an epoch: all are seen at once, and once for each task.
+
+        piece: from 0, in order. last: whether this completes the epoch. groups: for tasks of this worker, at
+        most a frame's worth. Returns, with the last piece, how many messages were not published before.
+
+        Raises SequenceGapError when pieces before it are missing (begin with the first), ResourceLimitError
+        when there is no room for the epoch, or, at its last piece, not yet (send that one again later).
+        """
+        frame = OpaqueFrame(groups=map(_opaque, groups)).SerializeToString()
+        request = control_pb2.PublishRequest(
+            topology=topology, sink=sink, epoch=epoch, piece=piece, last=last, frame=frame
+        )
+        published: int = self._call("Publish", request).published
+        return published
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Wait until the worker is ready: it has its assignment and every connection that it needs.
+
+        Raises UnreachableError when it is not ready after `timeout` seconds, or stops meanwhile.
+        """
+        deadline = time.monotonic() + timeout
+        seen = "nobody answers"
+        with _mapped_errors(self.address, lambda: f"not ready after {timeout:g} s: {seen}"):
+            watch = self._connected_by(deadline).health.Watch(
+                health_pb2.HealthCheckRequest(), timeout=deadline - time.monotonic(), wait_for_ready=True
+            )
+            for response in watch:
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    watch.cancel()
+                    return
+                seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
+        raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
+
+    def _connected_by(self, deadline: float) -> _Connection:
+        """Return the connection, waiting for the worker where its certificate has to be seen first."""
+        while True:
+            try:
+                return self._connected(max(_POLL_SECONDS, deadline - time.monotonic()))
+            except UnreachableError:
+                if time.monotonic() + _POLL_SECONDS > deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+    def _call(self, method: str, request: Any) -> Any:
+        connection = self._connected(self.timeout)
+        metadata = self._dialler.metadata(self.address)
+        try:
+            hint = self._dialler.hint(self.address)
+            with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s", hint):
+                return getattr(connection.control, method)(request, timeout=self.timeout, metadata=metadata)
+        except UnreachableError:
+            self._broken(connection)
+            raise
+
+
+class _Connection:
+    """A channel, what it was made of, and the services behind it."""
+
+    def __init__(self, channel: grpc.Channel, identity: object) -> None:
+        self.channel = channel
+        self.identity = identity
+        self.control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
+        self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+
+
+def _opaque(group: TaskGroup) -> OpaqueGroup:
+    return OpaqueGroup(task=group.task, source=group.source, lengths=group.lengths, data=group.data)
+
+
+@contextmanager
+def _mapped_errors(address: str, on_deadline: Callable[[], str], hint: str = "") -> Iterator[None]:
+    """Turn gRPC's errors into ours; on_deadline: what a passed deadline means here. hint: see error_of."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        code = error.code()
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise UnreachableError(f"the worker at {address}: {on_deadline()}") from error
+        details = error.details() or ""
+        raise error_of(code, details, error.trailing_metadata(), address, hint) from error

@@ -1,0 +1,226 @@
+"""Channels as credentials want them: in the clear, or TLS to a worker whose certificate is on our list.
+
+gRPC for Python compares a certificate with one DNS name or IP address. Workers are dialled at addresses that
+their certificates do not have (a pod's IP), and may be known by one of several names or by a URI. So where
+names are listed, a handshake of our own comes first: it checks the signature and finds the names; the channel
+then takes this very certificate, and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tuplewire.addresses import split_host_port
+from tuplewire.errors import ConfigError, UnreachableError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.identity.names import allowed
+from tuplewire.identity.tokens import AUTHORIZATION, Token, read_tokens
+from tuplewire.identity.watched import UNREADABLE, WatchedFiles
+
+_HANDSHAKE_SECONDS = 5.0
+NOT_TRUSTED = (
+    "; has one of tls_ca (TUPLEWIRE_TLS_CA) signed the worker's certificate, and has that a name of "
+    "tls_worker_names (TUPLEWIRE_TLS_WORKER_NAMES; default: the host that is dialled)?"
+)
+"""What to look at where this side does not take a worker's certificate."""
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """What the files of Credentials hold; never printed. context: ready for a handshake of our own."""
+
+    ca: bytes = field(repr=False)
+    certificate: bytes | None = field(repr=False)
+    key: bytes | None = field(repr=False)
+    context: ssl.SSLContext = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A worker's certificate, which was checked, and a name in it that gRPC can compare."""
+
+    pem: bytes
+    name: str
+
+
+class Dialler:
+    """Makes channels for credentials. Thread-safe.
+
+    Whatever is wrong with a file is a ConfigError at the first use; later, what was read before stays.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        tls: Callable[[], TlsMaterial] | None = None,
+        worker_names: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """Read nothing yet. tls, worker_names: those of the moment, in place of the credentials' own."""
+        self.credentials = credentials
+        self._names = worker_names or (lambda: credentials.tls_worker_names)
+        self._tls = tls or WatchedFiles(credentials.files, lambda: read_tls(credentials)).get
+        self._tokens: WatchedFiles[tuple[Token, ...]] | None = None
+        if credentials.token_file is not None:
+            path = Path(credentials.token_file)
+            self._tokens = WatchedFiles([path], lambda: read_tokens(path))
+
+    def metadata(self, address: str) -> Metadata:
+        """Return what a call to an address shows of us; ConfigError where that should not go there."""
+        if self._tokens is None:
+            return ()
+        self.credentials.check_token_may_go_to(address)
+        return ((AUTHORIZATION, self._tokens.get()[0].shown),)
+
+    def hint(self, address: str) -> str:
+        """Return what to look at where a connection to an address is broken off at once."""
+        if self.credentials.secures(address):
+            shown = self.credentials.tls_certificate or "none, see TUPLEWIRE_TLS_CERTIFICATE"
+            return (
+                f"; has the worker's CA signed the certificate that was shown ({shown}), and is it in force?"
+            )
+        return "" if address.startswith("unix:") else "; does the worker ask for TLS (TUPLEWIRE_TLS_CA)?"
+
+    def identity(self) -> object:
+        """Return what differs once the files have changed, so that a channel should be made anew."""
+        return self._tls() if self.credentials.tls_ca is not None else None
+
+    async def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
+        """Return a channel to an address; UnreachableError when no worker of ours is there."""
+        if not self.credentials.secures(address):
+            return grpc.aio.insecure_channel(address, options=options)
+        tls, peer = self._tls(), None
+        if names := self._names():
+            peer = _peer_of(address, await _certificate_at(address, tls.context), names)
+        return grpc.aio.secure_channel(address, _credentials(tls, peer), options=[*options, *_override(peer)])
+
+    def blocking_channel(
+        self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
+    ) -> grpc.Channel:
+        """Do the same for a thread, in at most so many seconds."""
+        if not self.credentials.secures(address):
+            return grpc.insecure_channel(address, options=options)
+        tls, peer = self._tls(), None
+        if names := self._names():
+            peer = _peer_of(address, _certificate_at_blocking(address, tls.context, timeout), names)
+        return grpc.secure_channel(address, _credentials(tls, peer), options=[*options, *_override(peer)])
+
+
+def read_tls(credentials: Credentials) -> TlsMaterial:
+    """Read the files of TLS; ConfigError, naming the file, when one is missing or two do not fit."""
+    ca = _read(credentials.tls_ca)
+    assert ca is not None  # noqa: S101 - Credentials has seen to it
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # the names are compared with a list
+    context.set_alpn_protocols(["h2"])
+    try:
+        context.load_verify_locations(cadata=ca.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"{credentials.tls_ca} has no certificates in PEM: {error}") from error
+    certificate, key = _read(credentials.tls_certificate), _read(credentials.tls_key)
+    if credentials.tls_certificate is not None:
+        load_pair(context, credentials)
+    return TlsMaterial(ca, certificate, key, context)
+
+
+def load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
+    """Let a context show the certificate; ConfigError, naming both files, when the key does not fit it."""
+    assert credentials.tls_certificate is not None  # noqa: S101 - the caller has seen to it
+    try:
+        # An empty password, so that nobody is asked for one where the key has one.
+        context.load_cert_chain(credentials.tls_certificate, credentials.tls_key, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{credentials.tls_certificate} and {credentials.tls_key} are no certificate and its key "
+            f"(PEM, without a password): {error}"
+        ) from error
+
+
+def _read(name: str | None) -> bytes | None:
+    if name is None:
+        return None
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {name}: {error.strerror}; {UNREADABLE}") from error
+
+
+def names_in(certificate: dict[str, Any]) -> list[str]:
+    """Return the names in a certificate, as ssl decodes it: DNS names, IP addresses, URIs."""
+    return [name for _, name in certificate.get("subjectAltName", ())]
+
+
+def _credentials(tls: TlsMaterial, peer: _Peer | None) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(peer.pem if peer else tls.ca, tls.key, tls.certificate)
+
+
+def _override(peer: _Peer | None) -> list[tuple[str, Any]]:
+    return [("grpc.ssl_target_name_override", peer.name)] if peer else []
+
+
+_Certificate = tuple[dict[str, Any], bytes]
+"""As ssl decodes it, and in DER."""
+
+
+def _peer_of(address: str, certificate: _Certificate, names: Sequence[str]) -> _Peer:
+    """Return the certificate of whoever answers, where one of its names is on the list."""
+    decoded, der = certificate
+    own = names_in(decoded)
+    if not allowed(own, names):
+        raise UnreachableError(
+            f"{address} is no worker of ours: its certificate has the names {', '.join(own) or '(none)'}, "
+            f"and tls_worker_names are {', '.join(names)}; if it should be one, list its name"
+        )
+    comparable = [name for kind, name in decoded["subjectAltName"] if kind in {"DNS", "IP Address"}]
+    if not comparable:
+        raise UnreachableError(
+            f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
+            f"({', '.join(own)}); have a DNS name signed in as well"
+        )
+    return _Peer(ssl.DER_cert_to_PEM_cert(der).encode(), comparable[0].replace("*", "worker"))
+
+
+async def _certificate_at(address: str, context: ssl.SSLContext) -> _Certificate:
+    host, port = split_host_port(address)
+    try:
+        async with asyncio.timeout(_HANDSHAKE_SECONDS):
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                asyncio.Protocol, host, port, ssl=context, server_hostname=host
+            )
+    except (OSError, ValueError) as error:  # a ValueError: the host is no name that could be looked up
+        raise _no_handshake(address, error) from error
+    try:
+        return _certificate_of(transport.get_extra_info("ssl_object"))
+    finally:
+        transport.abort()
+
+
+def _certificate_at_blocking(address: str, context: ssl.SSLContext, timeout: float) -> _Certificate:
+    host, port = split_host_port(address)
+    try:
+        with (
+            socket.create_connection((host, port), min(timeout, _HANDSHAKE_SECONDS)) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            return _certificate_of(secured)
+    except (OSError, ValueError) as error:
+        raise _no_handshake(address, error) from error
+
+
+def _certificate_of(seen: ssl.SSLObject | ssl.SSLSocket) -> _Certificate:
+    return seen.getpeercert() or {}, seen.getpeercert(binary_form=True) or b""
+
+
+def _no_handshake(address: str, error: Exception) -> UnreachableError:
+    hint = NOT_TRUSTED if isinstance(error, ssl.SSLCertVerificationError) else ""
+    return UnreachableError(f"{address}: no TLS connection: {error or 'no answer'}{hint}")

@@ -1,0 +1,65 @@
+"""What callers have handed over and the loop has not taken in yet: one step, whoever interrupts it.
+
+A caller appends; the loop does the rest, in columns. So an interrupt or a signal handler in the middle of a
+`send` leaves nothing half done, and a message costs its caller an append and a few comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tuplewire.group import TaskGroup
+
+Batch = tuple[Sequence[TaskGroup], Any, bool]
+"""Groups, their token, and whether they are retained."""
+Single = tuple[int, int | None, bytes]
+"""Task, source and payload of one message."""
+
+
+class HandOver:
+    """Batches and single messages in the order in which they came; used with the lock of a sending end."""
+
+    __slots__ = ("_entries", "messages", "size_bytes")
+
+    def __init__(self) -> None:
+        self._entries: list[Batch | Single] = []
+        self.messages = 0
+        self.size_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def add(self, entry: Batch | Single, messages: int, size_bytes: int) -> None:
+        """Append an entry. Interrupted before that, it counts too much until take(), and is not sent."""
+        self.messages += messages
+        self.size_bytes += size_bytes
+        self._entries.append(entry)
+
+    def take(self) -> Iterator[Batch]:
+        """Take everything out; single messages in a row become a group for each task."""
+        entries, self._entries = self._entries, []
+        self.messages = self.size_bytes = 0
+        columns: dict[tuple[int, int | None], list[bytes]] = {}
+        for entry in entries:
+            first, second, third = entry
+            if isinstance(first, int):
+                columns.setdefault((first, second), []).append(third)  # type: ignore[arg-type]
+                continue
+            if columns:
+                yield _groups_of(columns)
+                columns = {}
+            yield entry  # type: ignore[misc]
+        if columns:
+            yield _groups_of(columns)
+
+    def count(self) -> int:
+        """Return how many messages there are, entry by entry."""
+        return sum(
+            1 if isinstance(entry[0], int) else sum(map(len, entry[0])) for entry in list(self._entries)
+        )
+
+
+def _groups_of(columns: dict[tuple[int, int | None], list[bytes]]) -> Batch:
+    groups = [TaskGroup.of(task, payloads, source) for (task, source), payloads in columns.items()]
+    return groups, None, False

@@ -1,0 +1,33 @@
+"""How often something may be logged that others can cause as often as they like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+
+_QUIET_SECONDS = 60.0
+_MOST_KINDS = 1000
+
+
+class LogRate:
+    """Lets each kind of event through once a minute, and counts those between. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._logged: dict[Hashable, float] = {}
+        self._since: dict[Hashable, int] = {}
+
+    def due(self, kind: Hashable, count: int = 1) -> int:
+        """Return how many there were since the last line of this kind; 0: write no line now."""
+        now = self._clock()
+        total = self._since.pop(kind, 0) + count
+        if now - self._logged.get(kind, -_QUIET_SECONDS) < _QUIET_SECONDS:
+            self._since[kind] = total
+            return 0
+        self._logged.pop(kind, None)
+        while len(self._logged) >= _MOST_KINDS:
+            oldest = next(iter(self._logged))
+            del self._logged[oldest]
+            self._since.pop(oldest, None)
+        self._logged[kind] = now
+        return total

@@ -1,0 +1,221 @@
+"""The one event-loop thread of a process, and what happens to it at a fork.
+
+gRPC's asyncio stack does not survive a fork: a child that inherits it hangs (measured: grpcio 1.85, with
+GRPC_ENABLE_FORK_SUPPORT unset, 0 and 1 alike). Connections here can be resumed, so before a fork every one is
+closed down, gRPC with them; afterwards the parent's go on where they were, and the child starts with nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from tuplewire.errors import ClosedError
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_SUSPEND_SECONDS = 5.0
+_GRPC_THREADS = ("event_engine", "grpc_", "lifeguard")
+"""How the names of gRPC's own threads begin (grpcio 1.74 to 1.85)."""
+
+
+class Suspendable(Protocol):
+    """A connection that can be closed down for a fork and go on after it; called on the loop."""
+
+    async def suspend(self) -> None:
+        """Give up everything that does not survive a fork: what belongs to gRPC, or to ZeroMQ."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where a loop waits; says how long it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_wait: Callable[[float, float], None] | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        on_wait = self.on_wait  # another thread may take it away while we wait
+        if on_wait is None or (timeout is not None and timeout <= 0):
+            return super().select(timeout)
+        began = time.monotonic()
+        ready = super().select(timeout)
+        on_wait(began, time.monotonic())
+        return ready
+
+
+class EventLoopThread:
+    """An asyncio loop in a daemon thread of its own."""
+
+    def __init__(self) -> None:
+        self._selector = _Selector()
+        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
+        self.suspendables: WeakSet[Suspendable] = WeakSet()
+        self.pinned = 0
+        """How many things (bound servers) cannot be suspended."""
+        self._thread = threading.Thread(target=self._main, name="tuplewire-loop", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def on_wait(self, listener: Callable[[float, float], None] | None) -> None:
+        """Tell of each wait of the loop when it began and ended, by the loop's clock; None: no more.
+
+        Called on the loop, between the wait and what it waited for; must not raise.
+        """
+        self._selector.on_wait = listener
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller runs on this loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Start a coroutine on the loop, from any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+        """Run a coroutine on the loop and return its result; from any thread but the loop's own."""
+        if self.inside:
+            coroutine.close()
+            raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
+        future = self.submit(coroutine)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], _Result]) -> _Result:
+        """Call a function on the loop and return its result; from any thread."""
+        if self.inside:
+            return function()
+
+        async def wrapped() -> _Result:
+            return function()
+
+        return self.run(wrapped())
+
+    async def _suspend(self) -> None:
+        await asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
+
+    def _resume(self) -> None:
+        for each in list(self.suspendables):
+            each.resume()
+
+
+async def in_own_thread(function: Callable[[], _Result]) -> _Result:
+    """Await a function that blocks, in a thread of its own: a pool may be full of others that wait."""
+    outcome: Future[_Result] = Future()
+    outcome.set_running_or_notify_cancel()  # whoever no longer awaits it does not stop it
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - for whoever awaits it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="tuplewire-blocking", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
+def watched(task: asyncio.Task[None]) -> asyncio.Task[None]:
+    """Report a background task's defect to its loop's exception handler, which nobody else would see."""
+    task.add_done_callback(_report)
+    return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": f"defect in {task.get_name()}", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)
+
+
+_lock = threading.Lock()
+_current: EventLoopThread | None = None
+_suspended: EventLoopThread | None = None
+_survives = True
+_unusable = ""
+
+
+def messaging_loop() -> EventLoopThread:
+    """Return the process's loop thread; started at the first call.
+
+    Raises ClosedError in a child that was forked while gRPC could not be closed down: it would hang.
+    """
+    global _current
+    if _unusable:
+        raise ClosedError(_unusable)
+    with _lock:
+        if _current is None:
+            _current = EventLoopThread()
+        return _current
+
+
+def _grpc_is_running() -> bool:
+    """Whether any thread of gRPC's core is alive; it ends some milliseconds after its last object."""
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            if (thread / "comm").read_text().startswith(_GRPC_THREADS):
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended between the two looks
+    return False
+
+
+def _before_fork() -> None:
+    global _suspended, _survives
+    _lock.acquire()
+    current = _current
+    if current is None:
+        return
+    _survives = False
+    if current.pinned or current.inside:
+        return
+    try:
+        current.run(current._suspend(), _SUSPEND_SECONDS)
+    except Exception:
+        logger.exception("fork.suspend_failed")
+    _suspended = current
+    deadline = time.monotonic() + _SUSPEND_SECONDS
+    gc.collect()  # gRPC ends with the last of its objects
+    while (running := _grpc_is_running()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    _survives = not running
+
+
+def _after_in_parent() -> None:
+    global _suspended
+    suspended, _suspended = _suspended, None
+    _lock.release()
+    if suspended is not None:
+        suspended.loop.call_soon_threadsafe(suspended._resume)
+
+
+def _after_in_child() -> None:
+    global _current, _suspended, _unusable, _lock
+    if not _survives:
+        _unusable = (
+            f"process {os.getpid()} was forked while a server was bound, or gRPC in use by other code, "
+            "which it does not survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
+        )
+    _current = _suspended = None
+    _lock = threading.Lock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

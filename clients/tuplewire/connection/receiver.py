@@ -1,0 +1,232 @@
+"""The driver of a consuming session: keeps a Recv stream up and the cursor moving.
+
+The loop reads frames into a buffer that the prefetch bounds; any one thread (or coroutine) takes batches out
+and acknowledges them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from tuplewire.config import PROTOCOL_VERSION, SessionSettings
+from tuplewire.connection.gathering import Gathering
+from tuplewire.connection.resumable import FATAL, Resumable
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
+from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
+from tuplewire.session.delivery import Delivery
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_recv_response, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import code_name
+
+logger = logging.getLogger(__name__)
+
+
+class Receiver(Resumable):
+    """One subscription to tasks of one worker. Thread-safe unless a method belongs to the loop."""
+
+    method = "Recv"
+    fatal = FATAL | {"UNKNOWN_TASK", "NOT_LOCAL"}
+
+    def __init__(
+        self,
+        address: str,
+        topology: str,
+        consumer_id: str,
+        incarnation: int,
+        tasks: Iterable[int],
+        settings: SessionSettings,
+        loop: asyncio.AbstractEventLoop,
+        dial: Dial,
+    ) -> None:
+        super().__init__(address, settings, loop, dial)
+        self._hello = (topology, consumer_id, incarnation)
+        self._lock = threading.Lock()
+        self._moved = threading.Condition(self._lock)
+        self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
+        self._buffer: deque[Arrived] = deque()
+        self._arrival = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._acknowledgements = Gathering(self._progress, loop)
+        self._broken_since = time.monotonic()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        connection = "connected" if self.connected else f"not connected: {self._last_problem}"
+        return f"<Receiver {self.address} {state} buffered={len(self._buffer)} {connection}>"
+
+    # --- for whoever consumes ----------------------------------------------------------------
+
+    def take(self, timeout: float | None = None) -> Arrived | None:
+        """Return the next batch, waiting at most so long; None when there is none. Not on the loop.
+
+        Raises ClosedError when closed, UnreachableError when there is none and the worker has been out of
+        reach for all of the timeout, or the error for which the subscription has ended.
+        """
+        with self._lock:
+            self._moved.wait_for(self._has_news, timeout)
+            return self._next(timeout)
+
+    async def take_async(self, timeout: float | None = None) -> Arrived | None:
+        """Do the same as take, on the loop. A cancelled call has taken nothing."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not self._has_news():
+                    self._arrival.clear()
+                    await self._arrival.wait()
+        with self._lock:
+            return self._next(timeout)
+
+    def _has_news(self) -> bool:
+        return bool(self._buffer) or self._error is not None or self._closed
+
+    def _next(self, timeout: float | None) -> Arrived | None:
+        if self._buffer:
+            return self._buffer.popleft()
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise ClosedError(f"the subscription at {self.address} is closed")
+        if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
+            raise UnreachableError(f"no worker at {self.address} for {timeout} s: {self._last_problem}")
+        return None
+
+    def acknowledge(self, arrived: Arrived) -> None:
+        """Say that a batch is done with; a batch of a worker that has died since is ignored."""
+        with self._lock:
+            if not self._window.acknowledge(arrived) or self._closed:
+                return
+        self._loop.call_soon_threadsafe(self._acknowledgements.add)
+
+    # --- life, on the loop ---------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
+    async def close(self) -> None:
+        """End the subscription; acknowledgements that were made are delivered first where possible.
+
+        After a cancelled call it is closed, and its stream ends by itself.
+        """
+        if self._closed:
+            return
+        with self._lock:
+            self._closed = True
+            self._moved.notify_all()
+        self._arrival.set()
+        self._progress.set()
+        if self.connected and self._task is not None:
+            await asyncio.wait([self._task], timeout=1.0)
+        await self._stop()
+
+    def resume(self) -> None:
+        """Go on after a fork."""
+        if not self._closed and self._error is None:
+            self.start()
+
+    @property
+    def _over(self) -> bool:
+        return self._closed
+
+    def _lost(self, error: TuplewireError) -> None:
+        if self._closed:
+            return
+        if self.connected or str(error) != self._last_problem:
+            logger.info("subscription.lost", extra={"peer": self.address, "reason": str(error)})
+        if self.connected:
+            self._broken_since = time.monotonic()
+        self._last_problem = str(error)
+
+    def _failed(self, error: TuplewireError) -> None:
+        with self._lock:
+            self._error = error
+            # It cannot be acknowledged any more, and comes to whoever has the task now.
+            self._buffer.clear()
+            self._moved.notify_all()
+        self._arrival.set()
+
+    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+        return (self._write(stream),)
+
+    async def _open(self, stream: ClientStream) -> None:
+        topology, consumer_id, incarnation = self._hello
+        with self._lock:
+            cursors = self._window.all()
+        subscribe = pb.Subscribe(
+            protocol_version=PROTOCOL_VERSION,
+            topology=topology,
+            consumer_id=consumer_id,
+            incarnation=incarnation,
+            tasks=[_cursor_to_wire(cursor) for cursor in cursors],
+            worker_incarnation=self._window.worker_incarnation,
+        )
+        await stream.write(pb.RecvRequest(subscribe=subscribe).SerializeToString())
+        data = await stream.read()
+        if data is None:
+            raise StreamBroken
+        subscribed = pb.RecvResponse.FromString(data).subscribed
+        with self._lock:
+            self._window.opened(
+                subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
+            )
+        self._progress.set()
+        self.connected = True
+        logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
+
+    async def _read(self, stream: ClientStream) -> None:
+        while (data := await stream.read()) is not None:
+            response = decode_recv_response(data)
+            if not isinstance(response, OpaqueFrame):
+                if response.HasField("probe"):
+                    with self._lock:
+                        self._window.repeat()
+                    self._progress.set()
+                elif response.HasField("ended"):
+                    raise refused(code_name(response.ended.code), response.ended.detail)
+                continue
+            deliveries = map(
+                Delivery, [group.first_sequence for group in response.groups], groups_of(response)
+            )
+            with self._lock:
+                arrived = self._window.arrived(deliveries)
+                if arrived.deliveries:
+                    self._buffer.append(arrived)
+                    self._moved.notify_all()
+            self._arrival.set()
+
+    async def _write(self, stream: ClientStream) -> None:
+        while True:
+            await self._progress.wait()
+            self._progress.clear()
+            self._acknowledgements.told()
+            with self._lock:
+                closed = self._closed  # before the cursors: what is acknowledged by then still goes out
+                cursors = self._window.take_moved()
+            if cursors:
+                progress = pb.Progress(tasks=[_cursor_to_wire(cursor) for cursor in cursors])
+                await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
+            if closed:
+                await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
+                await stream.done_writing()
+                return
+
+
+def _cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
+    return pb.TaskCursor(
+        task=cursor.task,
+        acknowledged=cursor.acknowledged,
+        received=cursor.received,
+        credit=cursor.credit,
+        credit_bytes=cursor.credit_bytes,
+    )

@@ -1,0 +1,148 @@
+"""What Sender and Receiver have in common: a stream that is opened again whenever it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar
+
+from google.protobuf.message import DecodeError
+
+from tuplewire.config import SessionSettings
+from tuplewire.connection.loop import watched
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
+from tuplewire.session.backoff import Backoff
+
+logger = logging.getLogger(__name__)
+
+CREDENTIALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+"""Refusals for what a side shows of itself. Two sides whose files are exchanged do not change at once."""
+FATAL = CREDENTIALS | {"WRONG_TOPOLOGY", "STALE_INCARNATION", "PROTOCOL_VERSION", "SUPERSEDED"}
+"""Refusals that the same request would meet again, however often it is made."""
+
+
+class Resumable(ABC):
+    """Keeps one stream up until it is over. Belongs to the loop."""
+
+    method: ClassVar[str]
+    fatal: ClassVar[frozenset[str]] = FATAL
+    """The codes of refusals after which it is of no use to try again."""
+
+    def __init__(
+        self, address: str, settings: SessionSettings, loop: asyncio.AbstractEventLoop, dial: Dial
+    ) -> None:
+        self.address = address
+        self.connected = False
+        self._settings = settings
+        self._loop = loop
+        self._dial = dial
+        self._admitted = False
+        """Whether the worker has let us in before, or others may exchange their files before we do ours."""
+        self._error: TuplewireError | None = None
+        self._last_problem = "not connected yet"
+        self._task: asyncio.Task[None] | None = None
+
+    # --- what a session does with its stream ---------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _over(self) -> bool:
+        """Whether no further stream is wanted."""
+
+    @abstractmethod
+    async def _open(self, stream: ClientStream) -> None:
+        """Say hello, and take the answer in."""
+
+    @abstractmethod
+    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return what runs while the stream is read, such as what writes to it."""
+
+    @abstractmethod
+    async def _read(self, stream: ClientStream) -> None:
+        """Read until the other side has ended the stream."""
+
+    @abstractmethod
+    def _lost(self, error: TuplewireError) -> None:
+        """Take account of a stream that is over, or could not be opened."""
+
+    @abstractmethod
+    def _failed(self, error: TuplewireError) -> None:
+        """Give up for good."""
+
+    def _dismissed_because(self) -> TuplewireError | None:
+        """Return why the stream was to end, where that is known better here than there."""
+        return None
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect; on the loop."""
+        name = f"{self.method.lower()} at {self.address}"
+        self._task = watched(self._loop.create_task(self._run(), name=name))
+
+    async def suspend(self) -> None:
+        """Give the stream up for a fork; see tuplewire.connection.loop."""
+        await self._stop()
+
+    async def _stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])  # what it raised, if anything, was reported
+
+    async def _run(self) -> None:
+        settings = self._settings
+        backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
+        while not self._over:
+            try:
+                await self._stream(backoff)
+            except TuplewireError as error:
+                self._lost(error)
+                if not self._over and not self._may_try_again(error):
+                    self._failed(error)
+                    return
+            except Exception as error:
+                self._failed(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
+                raise
+            finally:
+                self.connected = False
+            if not self._over:
+                await asyncio.sleep(backoff.next())
+
+    def _may_try_again(self, error: TuplewireError) -> bool:
+        if isinstance(error, RefusedError):
+            return error.code not in self.fatal or (error.code in CREDENTIALS and self._admitted)
+        return isinstance(error, UnreachableError)
+
+    async def _stream(self, backoff: Backoff) -> None:
+        """Keep one stream up until it ends; always raises what ended it."""
+        async with self._dial(self.method) as stream:
+            with contextlib.suppress(StreamBroken):  # the stream itself says why
+                try:
+                    await self._open(stream)
+                    backoff.succeeded()
+                    self._admitted = True
+                    await self._carry(stream)
+                except DecodeError as error:
+                    raise ProtocolError(
+                        f"{self.address} does not answer as a Tuplewire worker: {error}"
+                    ) from error
+            raise self._dismissed_because() or await stream.end()
+
+    async def _carry(self, stream: ClientStream) -> None:
+        beside = [self._loop.create_task(each) for each in self._beside(stream)]
+        try:
+            await self._read(stream)
+        finally:
+            for task in beside:
+                task.cancel()
+            # A cancellation that comes now is ours; it must not be taken for that of one of them.
+            ended = await asyncio.gather(*beside, return_exceptions=True)
+            for error in ended:
+                if error is not None and not isinstance(error, StreamBroken | asyncio.CancelledError):
+                    raise error

@@ -1,0 +1,412 @@
+"""The driver of a sending session: keeps a Send stream up and the window moving.
+
+Any thread may hand messages over to the sending end; the loop writes frames and reads acknowledgements.
+Whatever has queued up while a frame was being written goes into the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuplewire.config import PROTOCOL_VERSION, AckMode, Overflow, SessionSettings
+from tuplewire.connection.handover import HandOver
+from tuplewire.connection.resumable import Resumable
+from tuplewire.connection.sending_end import SendingEnd
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
+from tuplewire.group import TaskGroup
+from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.session.probe import ProbeTimer
+from tuplewire.session.sending_pressure import SendingPressure
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame
+from tuplewire.wire.translate import code_name, hello_to_wire, opened_from_wire, update_from_wire
+
+logger = logging.getLogger(__name__)
+
+_GOODBYE_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
+"""How long a caller waits for the loop to say whether there is room; it takes a turn of the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sends: fences and resumes sessions.
+
+    incarnation: grows with every start of the same sender id. worker: whether it is a worker.
+    """
+
+    topology: str
+    sender_id: str
+    incarnation: int
+    worker: bool = False
+
+
+@dataclass(slots=True)
+class _Offer:
+    """Messages of which the loop is to say whether there is room for them."""
+
+    groups: Sequence[TaskGroup]
+    token: Any
+    retain: bool
+    accepted: bool | None = None
+
+
+class Sender(SendingEnd, Resumable):
+    """One session to one worker. Thread-safe unless a method says that it belongs to the loop."""
+
+    method = "Send"
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        settings: SessionSettings,
+        loop: asyncio.AbstractEventLoop,
+        dial: Dial,
+    ) -> None:
+        """Describe a session. dial: opens streams to the address."""
+        Resumable.__init__(self, address, settings, loop, dial)
+        SendingEnd.__init__(self, address, settings, self._wake_writer)
+        self.identity = identity
+        self._admitted = identity.worker  # a worker never gives another one up for its certificate
+        self.receiver_id = ""
+        """The worker that is meant; empty: whoever answers at the address."""
+        self.pressure = SendingPressure(self._window, loop.time)
+        self._due = asyncio.Event()
+        """Set when the writer should look."""
+        self._waking = False
+        self._handed = HandOver()
+        self._offers: list[_Offer] = []
+        self._loop_thread = 0
+        self._probing = False
+        self._silence = ProbeTimer(0.0)
+        self._leaving = False
+        self._dismissed = False
+        self._changed = asyncio.Event()
+
+    # --- for whoever sends ---------------------------------------------------------------------
+
+    def send_one(self, task: int, source: int | None, payload: bytes) -> bool:
+        """Accept one message if that is a matter of an append; otherwise False, and send() must decide."""
+        settings, window, handed = self._settings, self._window, self._handed
+        size = len(payload)
+        with self._lock:
+            self._check_open()
+            more = handed.messages
+            if (
+                size > window.max_message_bytes
+                or window.messages + more >= settings.max_pending_messages
+                or window.size_bytes + handed.size_bytes + size > settings.max_pending_bytes
+                or window.held_of(task) + more >= settings.max_pending_task_messages
+            ):
+                return False
+            handed.add((task, source, payload), 1, size)
+        self._wake_writer()
+        return True
+
+    def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+        self._check_open()
+        self._window.check(groups)
+        if not groups:
+            return True
+        if threading.get_ident() == self._loop_thread:
+            self._take_in()
+            return self._offer_to_window(groups, token, retain=retain)
+        handed = self._handed
+        if self._window.fits(groups, handed.messages, handed.size_bytes):
+            size = sum(len(group.data) for group in groups)
+            handed.add((groups, token, retain), sum(map(len, groups)), size)
+            return True
+        if not handed and self._settings.overflow is not Overflow.DROP_OLDEST:
+            return False
+        return self._offer_on_loop(_Offer(groups, token, retain))
+
+    def _offer_on_loop(self, offer: _Offer) -> bool:
+        """Let the loop decide, which knows what may be given up, and to which tasks messages wait."""
+        try:
+            self._offers.append(offer)
+            self._loop.call_soon_threadsafe(self._woken)
+            self._wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
+        finally:  # the loop may have had no time for it, or the caller is interrupted
+            offer.accepted = bool(offer.accepted)
+        return offer.accepted
+
+    def _take_in(self) -> None:
+        if threading.get_ident() != self._loop_thread:
+            return
+        if self._handed:
+            now_micros = time.time_ns() // 1000
+            for groups, token, retain in self._handed.take():
+                self._window.accept(groups, token, retain=retain, now_micros=now_micros)
+        if self._offers:
+            offers, self._offers = self._offers, []
+            for offer in offers:
+                if offer.accepted is None:
+                    offer.accepted = self._error is None and self._offer_to_window(
+                        offer.groups, offer.token, retain=offer.retain
+                    )
+            self._moved.notify_all()
+
+    @property
+    def pending_messages(self) -> int:
+        """See SendingEnd."""
+        return self._window.messages + self._handed.messages
+
+    def ledger(self) -> LedgerSnapshot:
+        """See SendingEnd."""
+        with self._lock:
+            ledger, handed = self._window.ledger(), self._handed.count()
+            return replace(ledger, accepted=ledger.accepted + handed, pending=ledger.pending + handed)
+
+    def start(self) -> None:
+        """See Resumable."""
+        self._loop_thread = threading.get_ident()
+        super().start()
+
+    async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
+        """Do the same as send, on the loop. A cancelled call has accepted nothing."""
+        patience = self._settings.patience(timeout)
+        try:
+            async with asyncio.timeout(patience):
+                while not self.try_send(groups):
+                    await self.changed()
+        except TimeoutError:
+            with self._lock:
+                raise self._full(patience) from None
+
+    async def changed(self) -> None:
+        """Wait on the loop until something has settled, or the connection has come or gone."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        super()._notify()
+        self._changed.set()
+
+    def _wake_writer(self) -> None:
+        """Let the writer look; from any thread, once there is what it is to see."""
+        if not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._woken)
+            except BaseException:  # an interrupt: the next one wakes it
+                self._waking = False
+                raise
+        if self._settled:
+            self._loop.call_soon_threadsafe(self.tell)
+
+    def _woken(self) -> None:
+        with self._lock:
+            self._take_in()
+        self._due.set()
+        if not self.connected:  # nobody writes
+            self._waking = False
+            self.pressure.look(connected=False)
+
+    def blocked_tasks(self) -> Collection[int]:
+        """Return the tasks that have something which is not taken at the moment; on the loop."""
+        with self._lock:
+            return self.pressure.blocked_tasks()
+
+    # --- life, on the loop -----------------------------------------------------------------------
+
+    # Whichever of close, hand_back and abort first stops waiting says what becomes of the rest. A cancelled
+    # call leaves a session that accepts nothing more, and that is still to be ended by another call.
+
+    async def close(self, timeout: float) -> None:
+        """Wait for acknowledgements as long as the timeout, say goodbye, and drop the rest."""
+        await self._finish(timeout)
+        await self._end()
+
+    async def hand_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        """Close, and return what is not acknowledged by then, with its tokens, as if never accepted."""
+        await self._finish(timeout)
+        if self.ended:
+            return []
+        await self._stop()
+        left = self.take_back()
+        self._tell()
+        return left or []
+
+    async def _finish(self, timeout: float) -> None:
+        self.stop_accepting()
+        await self.wait_settled_async(timeout)
+        if self.connected and not self.pending_messages and self._task is not None:
+            self._leaving = True
+            self._due.set()
+            await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
+
+    async def abort(self) -> None:
+        """Drop everything that is pending, now."""
+        self.stop_accepting()
+        await self._end()
+
+    async def _end(self) -> None:
+        if not self.ended:
+            await self._stop()
+            self.give_up(DropReason.CLOSED)
+            self._tell()
+
+    def resume(self) -> None:
+        """Go on after a fork."""
+        if not self.ended and self._error is None:  # a close() may be waiting for acknowledgements
+            self.start()
+
+    @property
+    def _over(self) -> bool:
+        return self._leaving
+
+    def _lost(self, error: TuplewireError) -> None:
+        if self.connected or str(error) != self._last_problem:
+            logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
+        self._last_problem = str(error)
+        self.lost()
+        self._waking = False
+        self.pressure.look(connected=False)
+
+    def _failed(self, error: TuplewireError) -> None:
+        self.fail(error)
+        logger.error("connection.refused", extra={"peer": self.address, "reason": str(error)})
+        self._tell()
+
+    def _tell(self) -> None:
+        self.pressure.look(connected=self.connected)
+        self.tell()
+
+    def _may_try_again(self, error: TuplewireError) -> bool:
+        # Between workers nothing is final: the other one may be mended, or replaced, while messages wait.
+        return self.identity.worker or super()._may_try_again(error)
+
+    def _dismissed_because(self) -> TuplewireError | None:
+        if self._dismissed:
+            return DrainingError(f"{self.address} is draining; it takes nothing new")
+        return None
+
+    def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
+        return self._write(stream), self._probe()
+
+    async def _open(self, stream: ClientStream) -> None:
+        self._dismissed = False
+        hello = hello_to_wire(
+            topology=self.identity.topology,
+            sender_id=self.identity.sender_id,
+            incarnation=self.identity.incarnation,
+            worker=self.identity.worker,
+            processed=self._settings.ack_mode is AckMode.PROCESSED,
+            acknowledged=self.acknowledged,
+            receiver_incarnation=self.receiver_incarnation,
+            draining=self.draining(),
+            receiver_id=self.receiver_id,
+        )
+        await stream.write(pb.SendRequest(hello=hello).SerializeToString())
+        data = await stream.read()
+        if data is None:
+            raise StreamBroken
+        welcome = pb.SendResponse.FromString(data).welcome
+        if welcome.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"{self.address} speaks protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
+                "bring both to one release"
+            )
+        if self.receiver_id and welcome.receiver_id != self.receiver_id:  # of a release that does not compare
+            raise WrongWorkerError(
+                f"{self.address} is worker {welcome.receiver_id!r}, not {self.receiver_id!r}"
+            )
+        self.opened(opened_from_wire(welcome))
+        self._silence.heard(self._loop.time())
+        self._take_load(welcome.load)
+        self.pressure.opened()
+        logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
+        self._tell()
+        self._due.set()
+
+    async def _probe(self) -> None:
+        """Ask to be told everything again when there is no news of what we wait for: it may be lost."""
+        while True:
+            await asyncio.sleep(self._silence.wait(self._loop.time()))
+            now = self._loop.time()
+            if self._silence.wait(now):
+                continue
+            self._silence.heard(now)
+            with self._lock:
+                self._probing = self._window.waiting
+            if self._probing or self.close_unused_due:
+                self._due.set()
+
+    async def _write(self, stream: ClientStream) -> None:
+        pressure = self.pressure
+        while True:
+            self._due.clear()
+            if self._dismissed:
+                await stream.done_writing()  # the peer acknowledges what it has, and ends the stream
+                return
+            if self._probing:
+                self._probing = False
+                probe = pb.Probe(acknowledged=self._window.acknowledged)
+                await stream.write(pb.SendRequest(probe=probe).SerializeToString())
+            self._waking = False
+            if watched := self.take_watched():
+                request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
+                await stream.write(request.SerializeToString())
+            frame = self.next_frame()
+            pressure.look(connected=True)
+            if frame is None:
+                if self._asking:
+                    self._asking = False
+                    await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
+                    continue
+                if self._leaving:
+                    await stream.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
+                    await stream.done_writing()
+                    return
+                pressure.idles()
+                await self._due.wait()
+                pressure.goes_on()
+                continue
+            data = encode_frame(
+                frame.sequence,
+                frame.runs,
+                accepted_micros=frame.accepted_micros,
+                assignment_version=self.assignment_version(),
+                closed=frame.closed,
+            )
+            pressure.writes(frame)
+            await stream.write(data)
+            pressure.goes_on()
+
+    async def _read(self, stream: ClientStream) -> None:
+        while (data := await stream.read()) is not None:
+            response = pb.SendResponse.FromString(data)
+            kind = response.WhichOneof("kind")
+            if kind == "ack":
+                ack = response.ack
+                update = update_from_wire(ack.sequence, ack.credits, ack.refusals, ack.after)
+                if self._window.missed(update):
+                    self._probing = True
+                    self._due.set()
+                    continue
+                self._silence.heard(self._loop.time())
+                self.update(update)
+                self.pressure.acknowledged()
+                self._tell()
+                self._due.set()
+            elif kind == "load":
+                self._take_load(response.load)
+            elif kind == "backpressure":
+                self.take_status(response.backpressure.congested, response.backpressure.relieved)
+            elif kind == "drain":
+                logger.info("peer.draining", extra={"peer": self.address})
+                self._dismissed = True
+                self._due.set()
+            elif kind == "ended":
+                raise refused(code_name(response.ended.code), response.ended.detail)
+
+    def _take_load(self, report: pb.LoadReport) -> None:
+        self.take_load({entry.task: entry.load for entry in report.tasks})

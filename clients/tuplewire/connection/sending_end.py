@@ -1,0 +1,425 @@
+"""The sending end of a session, but for the I/O: a window behind a lock, and those who wait for it.
+
+Whatever carries it, streams on a loop or threads, says when a connection is there, asks for frames, takes
+acknowledgements in, and tells whoever has attached what has become of the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tuplewire.config import SessionSettings
+from tuplewire.connection.refused_messages import RefusedMessages
+from tuplewire.errors import (
+    BufferFullError,
+    ClosedError,
+    FlushTimeoutError,
+    RefusedMessagesError,
+    TuplewireError,
+)
+from tuplewire.group import TaskGroup
+from tuplewire.session.frame import OutFrame
+from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
+from tuplewire.session.loads import ReportedCongestion, ReportedLoads
+from tuplewire.session.receive import AckUpdate
+from tuplewire.session.send import Opened, SendWindow
+
+CLOSE_UNUSED_SECONDS = 10.0
+"""How long a flow is not used before both sides forget it, or up to twice as long."""
+
+Told = Callable[[Sequence[Settled]], None]
+
+
+@dataclass(slots=True)
+class SendCounts:
+    """What was given out to be written, including what was written again."""
+
+    messages: int = 0
+    frames: int = 0
+    bytes: int = 0
+    connections: int = 0
+
+
+class SendingEnd:
+    """Keeps what is sent until it is settled. From any thread."""
+
+    def __init__(self, address: str, settings: SessionSettings, wake: Callable[[], None]) -> None:
+        """Begin without a connection.
+
+        address: the receiver's, for errors. wake: called without the lock when there is something to write.
+        """
+        self.address = address
+        self.connected = False
+        self.closing = False
+        """Whether nothing more is accepted."""
+        self.ended = False
+        """Whether all that was left has been given up or taken back."""
+        self.counts = SendCounts()
+        self.receiver_assignment_version = 0
+        """That of the receiver, as of its last welcome; 0: it has none."""
+        self.assignment_version: Callable[[], int] = lambda: 0
+        self.draining: Callable[[], bool] = lambda: False
+        self._settings = settings
+        self._wake = wake
+        self._error: TuplewireError | None = None
+        self._last_problem = "not connected yet"
+        self._lock = threading.RLock()  # a signal handler may send while this thread sends
+        self._moved = threading.Condition(self._lock)
+        self._window = SendWindow(settings)
+        self._asking = False
+        self._watched: set[int] = set()
+        self._watched_told = True
+        self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
+        self._settled: list[Settled] = []
+        self._attached: tuple[Told, Told] | None = None
+        self._when_settled: set[Callable[[], object]] = set()
+        self._loads = ReportedLoads(settings.load_expires_seconds)
+        self._congestion = ReportedCongestion(settings.load_expires_seconds)
+        self._refused = RefusedMessages(address)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "closing" if self.closing else "open"
+        connection = "connected" if self.connected else f"not connected: {self._last_problem}"
+        window = self._window
+        return (
+            f"<{type(self).__name__} {self.address} {state} pending={window.messages} "
+            f"pending_bytes={window.size_bytes} {connection}>"
+        )
+
+    # --- for whoever sends ---------------------------------------------------------------------
+
+    def try_send(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+        """Accept all messages if there is room for them now, or can be made as the setting `overflow` says.
+
+        retain: keep these until they are processed, whatever the mode of the session.
+        Raises ClosedError, MessageTooLargeError, or the error for which the session has ended.
+        """
+        with self._lock:
+            accepted = self._offer(groups, token, retain=retain)
+        if accepted:
+            self._wake()
+        return accepted
+
+    def send(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
+        """Accept all messages, waiting for room as the setting `overflow` says; never call it on the loop.
+
+        Raises BufferFullError too.
+        """
+        patience = self._settings.patience(timeout)
+        with self._lock:
+            if not self._wait_for(lambda: self._offer(groups), patience):
+                raise self._full(patience)
+        self._wake()
+
+    def _wait_for(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait with the lock until a predicate holds; return whether it does.
+
+        An interrupt may end Condition.wait without the lock, which its caller gives back.
+        """
+        try:
+            return self._moved.wait_for(predicate, timeout)
+        except BaseException:
+            if not self._lock._is_owned():  # type: ignore[attr-defined]
+                self._lock.acquire()
+            raise
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self.closing:
+            raise ClosedError(f"the connection to {self.address} is closed")
+
+    def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+        self._check_open()
+        self._window.check(groups)
+        return not groups or self._offer_to_window(groups, token, retain=retain)
+
+    def _take_in(self) -> None:
+        """Take in what callers have handed over meanwhile; with the lock, where the I/O runs."""
+
+    def _offer_to_window(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
+        if not self._window.offer(groups, token, retain=retain, now_micros=time.time_ns() // 1000):
+            return False
+        self._settle(self._window.take_overflowed())
+        return True
+
+    def _full(self, waited: float | None) -> BufferFullError:
+        return BufferFullError(
+            f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} are pending, "
+            f"the receiver is slow or gone{self._trouble}"
+        )
+
+    @property
+    def _pending(self) -> str:
+        return f"{self.pending_messages} messages ({self._window.size_bytes} bytes)"
+
+    @property
+    def _trouble(self) -> str:
+        return "" if self.connected else f"; {self.address} is not connected: {self._last_problem}"
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing is pending; never call it on the loop.
+
+        Raises FlushTimeoutError, RefusedMessagesError for what was refused since the last call, or the error
+        for which the session has ended.
+        """
+        self.wait_settled(timeout)
+        self._raise_flush(timeout)
+
+    async def flush_async(self, timeout: float | None = None) -> None:
+        """Do the same as flush, on a loop. A cancelled call changes nothing."""
+        await self.wait_settled_async(timeout)
+        self._raise_flush(timeout)
+
+    def wait_settled(self, timeout: float | None) -> None:
+        """Wait until nothing is pending, or the session has ended; at most so long. Not on the loop."""
+        self._ask()
+        with self._lock:
+            self._wait_for(lambda: self._all_settled, timeout)
+
+    async def wait_settled_async(self, timeout: float | None) -> None:
+        """Do the same on a loop, without a thread; a cancelled call changes nothing."""
+        settled = asyncio.Event()
+        told = partial(asyncio.get_running_loop().call_soon_threadsafe, settled.set)
+        with self._lock:
+            if self._all_settled:
+                return
+            self._when_settled.add(told)
+        self._ask()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await settled.wait()
+        finally:
+            with self._lock:
+                self._when_settled.discard(told)
+
+    @property
+    def _all_settled(self) -> bool:
+        return not self.pending_messages or self._error is not None
+
+    def _ask(self) -> None:
+        """Let the receiver acknowledge at once what it has: somebody waits for it here."""
+        if self.pending_messages:
+            self._asking = True
+            self._wake()
+
+    def _raise_flush(self, timeout: float | None) -> None:
+        with self._lock:
+            refused = self._refused.take()
+            if self._error is not None:
+                raise self._error
+            if refused:
+                raise RefusedMessagesError(refused)
+            if not self._all_settled:
+                raise FlushTimeoutError(
+                    f"{self._pending} are not acknowledged after {timeout} s{self._trouble}; "
+                    "they stay pending"
+                )
+
+    @property
+    def pending_messages(self) -> int:
+        """Messages that are accepted and not settled."""
+        return self._window.messages
+
+    @property
+    def failed(self) -> TuplewireError | None:
+        """The error for which the session has ended, if it has."""
+        return self._error
+
+    def loads(self, tasks: Iterable[int]) -> dict[int, float]:
+        """Return the last reported load of those tasks of which the worker has reported lately."""
+        return self._loads.of(tasks, time.monotonic())
+
+    @property
+    def congested(self) -> frozenset[int]:
+        """The tasks that the receiver has called congested lately; for display only, credits decide."""
+        return self._congestion.tasks(time.monotonic())
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return the balance of this session."""
+        with self._lock:
+            return self._window.ledger()
+
+    # --- for a worker that passes on -------------------------------------------------------------
+
+    def attach(
+        self,
+        on_settled: Told,
+        on_released: Told,
+        assignment_version: Callable[[], int] = lambda: 0,
+        draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Say whom to tell, and whom to ask; before the first message. See IRelayConnection."""
+        self._attached = on_settled, on_released
+        self.assignment_version, self.draining = assignment_version, draining
+
+    def watch_releases(self, tasks: Collection[int]) -> None:
+        """Ask to hear of every release of these tasks' messages, and not only once it is worth a grant."""
+        with self._lock:
+            if self._watched.issuperset(tasks):
+                return
+            self._watched.update(tasks)
+            self._watched_told = False
+        self._wake()
+
+    def all_released(self, task: int) -> bool:
+        """Whether all messages to a task that were handed over are done with at the receiver."""
+        with self._lock:
+            self._take_in()
+            return self._window.all_released(task)
+
+    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
+        """See SendWindow.has_unreleased_before."""
+        with self._lock:
+            self._take_in()
+            return self._window.has_unreleased_before(task, workers, entry_sequence)
+
+    # --- for whatever carries it -------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """Whether anybody is told what has settled."""
+        return self._attached is not None
+
+    @property
+    def acknowledged(self) -> int:
+        """The last frame that is known to be accepted."""
+        return self._window.acknowledged
+
+    @property
+    def receiver_incarnation(self) -> int:
+        """The incarnation of the receiver that is known; 0: none."""
+        return self._window.receiver_incarnation
+
+    def opened(self, opened: Opened) -> None:
+        """Go on over a new connection, as the receiver's welcome says."""
+        with self._lock:
+            if self.ended:
+                return
+            settled = self._window.opened(opened)
+            self._refused.add_too_large(settled, self._window.max_message_bytes)
+            self._refused.add(opened.update.refusals)
+            self._settle(settled)
+            self._watched_told = not self._watched
+            self.receiver_assignment_version = opened.assignment_version
+            self.counts.connections += 1
+            self.connected = True
+            self._notify()
+
+    def lost(self) -> None:
+        """Take account of a connection that has broken, or whose receiver is gone."""
+        with self._lock:
+            self.connected = False
+            self._notify()
+
+    def next_frame(self) -> OutFrame | None:
+        """Return what to write next; None when there is nothing, or no connection."""
+        with self._lock:
+            if not self.connected:
+                return None
+            self._take_in()
+            if self.close_unused_due:
+                self._watched.difference_update(self._window.close_unused())
+                self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
+            frame = self._window.next_frame()
+            if frame is not None:
+                self.counts.messages += frame.messages
+                self.counts.frames += 1
+                self.counts.bytes += frame.size_bytes
+            return frame
+
+    @property
+    def close_unused_due(self) -> bool:
+        """Whether it is time to look for flows that are not used, and to close them with the next frame."""
+        return time.monotonic() >= self._close_unused_at
+
+    def take_watched(self) -> Collection[int]:
+        """Return the tasks whose releases the receiver is to tell; none when it knows."""
+        if self._watched_told:
+            return ()
+        with self._lock:
+            self._watched_told = True
+            return tuple(self._watched)
+
+    def update(self, update: AckUpdate) -> None:
+        """Take an acknowledgement in."""
+        with self._lock:
+            if not self.ended:
+                self._settle(self._window.update(update))
+                self._refused.add(update.refusals)
+                self._notify()
+
+    def take_load(self, loads: dict[int, float]) -> None:
+        """Take account of what the receiver says."""
+        self._loads.take(loads, time.monotonic())
+
+    def take_status(self, congested: Iterable[int], relieved: Iterable[int]) -> None:
+        """Take account of the receiver's backpressure status."""
+        self._congestion.take(congested, relieved, time.monotonic())
+
+    def tell(self) -> None:
+        """Tell whoever has attached what has settled, and what is released; from one thread at a time."""
+        with self._lock:
+            settled, self._settled = self._settled, []
+            released = self._window.take_released()
+        if self._attached is not None:
+            on_settled, on_released = self._attached
+            if settled:
+                on_settled(settled)
+            if released:
+                on_released(released)
+
+    def _settle(self, settled: list[Settled]) -> None:
+        """Keep what tell() is to tell; with the lock."""
+        if self._attached is not None:
+            self._settled += settled
+
+    def fail(self, error: TuplewireError) -> None:
+        """Drop what is pending, and raise this error to whoever sends or waits."""
+        with self._lock:
+            self._take_in()
+            self._error = error
+            self._settle(self._window.abandon(DropReason.REFUSED))
+            self._notify()
+
+    def stop_accepting(self) -> None:
+        """Accept nothing more."""
+        with self._lock:
+            self.closing = True
+
+    def give_up(self, reason: DropReason) -> bool:
+        """End, and drop what is pending; False when it had ended before."""
+        with self._lock:
+            if self.ended:
+                return False
+            self._take_in()
+            self.closing = self.ended = True
+            self._settle(self._window.abandon(reason))
+            self._notify()
+            return True
+
+    def take_back(self) -> list[tuple[TaskGroup, Any]] | None:
+        """End, and return what is pending as if it had never been accepted; None when it had ended before."""
+        with self._lock:
+            if self.ended:
+                return None
+            self._take_in()
+            self.closing = self.ended = True
+            left = self._window.take_back()
+            self._notify()
+            return left
+
+    def _notify(self) -> None:
+        """Wake all who wait; with the lock."""
+        self._moved.notify_all()
+        if self._when_settled and self._all_settled:
+            for told in self._when_settled:
+                told()

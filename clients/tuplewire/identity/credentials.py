@@ -1,0 +1,86 @@
+"""What a program shows of itself, and whom it takes for a worker: names of files, not what is in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tuplewire.addresses import is_loopback, split_host_port
+from tuplewire.errors import ConfigError
+from tuplewire.identity.names import parse_names
+from tuplewire.settings import FILE, FLAG, Kind, Settings, setting, settings_of
+
+NAMES = Kind(
+    "NAMES",
+    "a list of names in certificates",
+    (list, tuple),
+    lambda names: parse_names(",".join(names)),
+    parse_names,
+    list,
+    ",".join,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials(Settings):
+    """Files and names; safe to print and to pickle. Every file is read again once it has changed.
+
+    A Unix socket is never TLS: who may open it is decided by its owner and mode.
+    """
+
+    tls_ca: str | None = setting(
+        FILE, None, "certificates of those who sign workers' certificates; with it, TCP is TLS"
+    )
+    tls_certificate: str | None = setting(FILE, None, "certificate to show")
+    tls_key: str | None = setting(FILE, None, "its private key")
+    tls_worker_names: tuple[str, ...] = setting(
+        NAMES, (), "names in the certificates of workers, with commas (default: the host that is dialled)"
+    )
+    token_file: str | None = setting(FILE, None, "file whose first token to show")
+    allow_plaintext: bool = setting(FLAG, False, "show the token to another machine without TLS, too")
+
+    def _check(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate and tls_key belong together: give both, or none")
+        if self.tls_ca is None and (self.tls_certificate is not None or self.tls_worker_names):
+            raise ConfigError("tls_certificate, tls_key and tls_worker_names need tls_ca: name its file, too")
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Read TUPLEWIRE_TLS_CA and so on, which have the fields' names; an empty one counts as not set.
+
+        environment: None: that of the process. flags: fields that come before it. Raises ConfigError for what
+        does not hold together.
+        """
+        variables = os.environ if environment is None else environment
+        read = {
+            name: each.parse(variables[each.variable], each.variable)
+            for name, each in settings_of(cls).items()
+            if variables.get(each.variable)
+        }
+        return cls(**{**read, **(flags or {})})
+
+    def secures(self, address: str) -> bool:
+        """Whether a connection to an address (host:port or unix:///path) is TLS."""
+        return self.tls_ca is not None and not address.startswith("unix:")
+
+    def check_token_may_go_to(self, address: str) -> None:
+        """Raise ConfigError where a token would cross a network for everybody to read."""
+        if self.allow_plaintext or address.startswith("unix:") or self.secures(address):
+            return
+        if not is_loopback(split_host_port(address)[0]):
+            raise ConfigError(
+                f"the token of {self.token_file} would go to {address} in the clear: name a tls_ca "
+                "(TUPLEWIRE_TLS_CA), use a Unix socket, or set allow_plaintext (TUPLEWIRE_ALLOW_PLAINTEXT)"
+            )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of TLS, as far as they are named."""
+        named = (self.tls_ca, self.tls_certificate, self.tls_key)
+        return tuple(Path(name) for name in named if name is not None)

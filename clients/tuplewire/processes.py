@@ -1,0 +1,228 @@
+"""A process that this one starts: its command, environment, log and user. Source: Storm's `Container`.
+
+Whoever starts processes does it with this: `tuplewire run`, clusters, and Spark for a worker of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pwd
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.settings import ENVIRONMENT_PREFIX
+
+logger = logging.getLogger(__name__)
+
+PRIVATE = 0o600
+"""The mode of a file that is one user's alone."""
+_LAST_LINES = 20
+_POLL_SECONDS = 0.02
+
+
+class LaunchError(TuplewireError):
+    """A process did not start, or has failed; the message has what it said last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What is run. log: the file that gets its output, appended at a restart.
+
+    environment: added to that of this process, of which TUPLEWIRE_* variables do not reach it. user: whom it
+    runs as; None: as this process. descriptors: those that it inherits.
+    """
+
+    name: str
+    words: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    descriptors: Sequence[int] = ()
+
+
+class Child:
+    """A process that runs.
+
+    Guarantee: it need not outlive this one, even when this is killed, as its standard input then ends.
+    Raises LaunchError when it cannot be started, and ConfigError for a user that does not exist.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
+        }
+        user = _user_of(command)
+        if user is not None:
+            environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
+        try:
+            with command.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    command.words,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env={**environment, **command.environment},
+                    pass_fds=command.descriptors,
+                    user=None if user is None else user.pw_uid,
+                    group=None if user is None else user.pw_gid,
+                    extra_groups=None if user is None else os.getgrouplist(user.pw_name, user.pw_gid),
+                    # Ctrl-C is for this process, which then ends the others in its own order.
+                    start_new_session=True,
+                )
+        except PermissionError as error:
+            if user is None or error.filename is not None:
+                raise LaunchError(
+                    f"{command.name} cannot be started: {error}; "
+                    "give whoever it runs as the right to read and run that"
+                ) from error
+            raise _not_permitted(command.name, user.pw_name) from error
+        except OSError as error:
+            raise LaunchError(f"{command.name} cannot be started: {error}") from error
+
+    def __repr__(self) -> str:
+        code = self.poll()
+        return f"<Child {self.command.name}: {'runs' if code is None else f'ended with {code}'}>"
+
+    @property
+    def process_id(self) -> int:
+        """Its id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit code; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end, at most so many seconds, and return its exit code; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM); does nothing when it has."""
+        if self.poll() is None:
+            self._process.terminate()
+
+    def end(self, deadline: float) -> int:
+        """Wait for its end and return its exit code; kill it (-9) at the deadline, in monotonic time."""
+        code = self.wait(max(0.0, deadline - time.monotonic()))
+        if code is None:
+            logger.warning("launch.killed", extra={"process_id": self.process_id})
+            self._process.kill()
+            code = self._process.wait()
+        if self._process.stdin:
+            self._process.stdin.close()
+        return code
+
+    def last_words(self) -> str:
+        """Return the end of its log, for an error message."""
+        text = self.command.log.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()[-_LAST_LINES:]
+        return "\n".join([f"the last lines of {self.command.name}:", *lines])
+
+
+def worker_command(
+    worker_id: str,
+    topology: str,
+    log: Path,
+    *,
+    listen: str = "127.0.0.1:0",
+    drain_seconds: float,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Command:
+    """Return the command of a worker that stops when its standard input ends.
+
+    log: its file; the worker's socket and its file of addresses are beside it. flags: more of
+    `tuplewire worker`. environment: see Command.
+    """
+    settings = {
+        "worker-id": worker_id,
+        "topology": topology,
+        "listen": listen,
+        "listen-unix": log.with_suffix(".sock"),
+        "admin": "127.0.0.1:0",
+        "address-file": _address_file(log),
+        "drain-seconds": drain_seconds,
+    }
+    words = [
+        *(sys.executable, "-m", "tuplewire_service", "worker", "--until-input-ends"),
+        *(f"--{key}={value}" for key, value in settings.items()),
+        *flags,
+    ]
+    return Command(name=worker_id, words=words, log=log, environment=environment or {})
+
+
+def bound_addresses(worker: Child, deadline: float) -> dict[str, Any]:
+    """Wait until a worker of worker_command() has bound its addresses, and return what it says of itself.
+
+    deadline: in monotonic time. Raises LaunchError, with its last words, when it has not by then, or ends.
+    """
+    file = _address_file(worker.command.log)
+    while not file.exists():
+        # Both may happen first, and only the process can be waited for: its end cuts the wait short.
+        code = worker.wait(_POLL_SECONDS)
+        if code is not None:
+            raise LaunchError(f"{worker.command.name} ended with code {code}\n{worker.last_words()}")
+        if time.monotonic() > deadline:
+            raise LaunchError(f"{worker.command.name} did not bind in time\n{worker.last_words()}")
+    bound: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return bound
+
+
+def _address_file(log: Path) -> Path:
+    return log.with_suffix(".json")
+
+
+def _user_of(command: Command) -> pwd.struct_passwd | None:
+    return None if command.user is None else _find_user(command.user)
+
+
+def _find_user(name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError as error:
+        raise ConfigError(
+            f"processes are to run as {name!r}, and this machine has no such user: "
+            "name another, or set supervisor.run.worker.as.user to false"
+        ) from error
+
+
+def _not_permitted(what: str, user: str) -> LaunchError:
+    return LaunchError(
+        f"{what} cannot run as {user}: only root may start processes of other users; "
+        "run this as root, or set supervisor.run.worker.as.user to false"
+    )
+
+
+def directory_for(path: Path, user: str | None) -> Path:
+    """Make a directory for logs and sockets of processes, which may be another user's, and return it."""
+    path.mkdir(parents=True, exist_ok=True)
+    if user is not None:
+        path.chmod(0o711)
+    return path
+
+
+def write_private(path: Path, content: bytes, user: str | None) -> None:
+    """Write a new file that only one user may read, the one that processes run as; None: this process's.
+
+    Raises ConfigError for a user that does not exist, and LaunchError where it may not be another.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        if user is not None:
+            try:
+                os.fchown(descriptor, _find_user(user).pw_uid, -1)
+            except PermissionError as error:
+                raise _not_permitted("a process", user) from error

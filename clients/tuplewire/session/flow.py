@@ -1,0 +1,151 @@
+"""One flow at its sender: messages that wait for credit, and messages that the receiver works on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from operator import attrgetter
+from typing import Any
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.ledger import Settled
+from tuplewire.session.pieces import cut, starting_within, wire_bytes
+
+
+class Entry:
+    """Held messages of one flow: a batch's, or a piece of them."""
+
+    __slots__ = ("accepted_micros", "age", "group", "retain", "token")
+
+    def __init__(
+        self,
+        group: TaskGroup,
+        token: Any,
+        age: int,
+        retain: bool,  # noqa: FBT001
+        accepted_micros: int,
+    ) -> None:
+        self.group = group
+        self.token = token
+        self.age = age
+        """Grows from batch to batch, from 1; 0 once the entry was written, and may have arrived."""
+        self.retain = retain
+        self.accepted_micros = accepted_micros
+        """See TaskGroup; a group without a time was accepted here."""
+
+    @property
+    def messages(self) -> int:
+        """How many messages it has."""
+        return len(self.group)
+
+    def having(self, group: TaskGroup) -> Entry:
+        """Return this entry with other messages."""
+        return Entry(group, self.token, self.age, self.retain, self.accepted_micros)
+
+    def redelivered(self) -> Entry:
+        """Return this entry, marked as perhaps delivered before."""
+        return self.having(self.group.as_redelivered())
+
+
+class Flow:
+    """Messages with credit and an order of their own: to a task, or forwarded to it (TaskGroup.flow)."""
+
+    __slots__ = (
+        "held",
+        "highest",
+        "limit_bytes",
+        "limit_messages",
+        "pending",
+        "processed",
+        "released",
+        "sent_bytes",
+        "sent_messages",
+        "since",
+        "unprocessed",
+        "used",
+        "worker",
+        "written",
+        "written_bytes",
+    )
+
+    def __init__(self, worker: int, since: int) -> None:
+        self.worker = worker
+        self.since = since
+        """What the receiver says is about this flow once it has accepted this frame; before, about one that
+        was closed."""
+        self.used = True
+        """Whether it was used since the window last closed what is not."""
+        self.pending: deque[Entry] = deque()
+        self.unprocessed: deque[Entry | Settled] = deque()
+        """Messages that the receiver has and has not released, in order: kept, or settled already."""
+        self.highest = 0
+        """The highest entry_sequence handed over since the flow was last all released."""
+        self.held = 0
+        self.written = self.written_bytes = 0
+        """How many of the held messages were written, and may have arrived."""
+        self.processed = 0
+        self.released = 0
+        self.sent_messages = self.sent_bytes = 0
+        self.limit_messages = self.limit_bytes = 0
+
+    @property
+    def all_released(self) -> bool:
+        """Whether the receiver has released everything that was handed over."""
+        return not self.held and self.released >= self.sent_messages
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether another message may start."""
+        return self.sent_messages < self.limit_messages and self.sent_bytes < self.limit_bytes
+
+    @property
+    def first_unwritten(self) -> int:
+        """The index in `pending` of the first entry that was never written."""
+        pending = self.pending
+        return 0 if pending and pending[0].age else bisect_left(pending, 1, key=attrgetter("age"))
+
+    @property
+    def oldest(self) -> int:
+        """The age of the oldest entry that was never written; 0 if there is none."""
+        first = self.first_unwritten
+        return self.pending[first].age if first < len(self.pending) else 0
+
+    def take(self, entries: list[Entry], room: int) -> int:
+        """Move messages with credit into a frame; return its room in bytes, 0 if it is full."""
+        pending = self.pending
+        while pending:
+            entry = pending[0]
+            group = entry.group
+            count, size = len(group), len(group.data)
+            if entries and wire_bytes(group) > room:
+                return 0
+            allowed = self.limit_messages - self.sent_messages
+            allowed_bytes = self.limit_bytes - self.sent_bytes
+            if allowed <= 0 or allowed_bytes <= 0:
+                return room
+            if count > allowed or size > allowed_bytes:
+                allowed = min(allowed, starting_within(group, allowed_bytes))
+                if allowed < count:
+                    pieces = [entry.having(piece) for piece in cut(group, allowed)]
+                    pending.popleft()
+                    pending.extendleft(reversed(pieces))
+                    entry = pieces[0]
+                    count, size = allowed, len(entry.group.data)
+            pending.popleft()
+            entries.append(entry)
+            self.sent_messages += count
+            self.sent_bytes += size
+            if entry.age:
+                entry.age = 0
+                self.written += count
+                self.written_bytes += size
+            room -= wire_bytes(entry.group)
+        return room
+
+    def unsettled(self) -> tuple[list[Entry], list[Settled]]:
+        """Take out the messages that the receiver will never release: the kept ones, and the settled."""
+        unprocessed, self.unprocessed = self.unprocessed, deque()
+        return (
+            [each for each in unprocessed if isinstance(each, Entry)],
+            [each for each in unprocessed if isinstance(each, Settled)],
+        )

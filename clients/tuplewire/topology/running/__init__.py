@@ -1,0 +1,1 @@
+"""Executors of a topology: their threads, queues, links, timers and statistics."""

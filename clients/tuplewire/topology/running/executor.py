@@ -1,0 +1,335 @@
+"""Executors: a thread that runs some tasks of one component, whichever it is. Source: Storm's `Executor`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from tuplewire.errors import ClosedError
+from tuplewire.topology.acking.tracker import TupleTracker
+from tuplewire.topology.collector import Emitted, Outbox
+from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.description import Topology
+from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
+from tuplewire.topology.running.idle import IdleWatch
+from tuplewire.topology.running.pulse import Doing, Pulse
+from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.running.routing import Outgoing
+from tuplewire.topology.running.statistics import ExecutorStatistics, Tally
+from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings
+from tuplewire.topology.tuples import MessageId, Tuple
+
+logger = logging.getLogger(__name__)
+
+BATCH = 1024
+"""Tuples that are taken from the queue at once, or emitted by a task, before what was emitted goes out."""
+
+Undeliverable = Callable[[Tuple, Exception], None]
+
+
+def _nobody(_: int) -> TupleTracker | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an executor has of the process that it runs in; it calls everything in its own thread.
+
+    transfer: sends columns on their way, waiting for room; calls back for each tuple that has no form.
+    failed: told of the error that ends an executor. error: told of every error that is raised or reported.
+    dead_letter: gets the tuples that are given up, where the policy says so.
+    track: returns what follows a task's tuples; None where nobody does: a spout's tuple then counts as
+    processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
+    emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
+    received: gets every column, with its component, before it is executed; None where nobody looks.
+    ready: whether spouts may be asked for their first tuples. worker_port, worker_tasks: see TopologyContext.
+    """
+
+    topology_id: str
+    topology: Topology
+    conf: Mapping[str, Any]
+    transfer: Callable[[Sequence[AddressedTuples], Undeliverable], None]
+    failed: Callable[[TaskError], None]
+    error: Callable[[TaskError], None]
+    dead_letter: Callable[[DeadLetter], None]
+    track: Callable[[int], TupleTracker | None] = _nobody
+    emitted: Callable[[Sequence[Emitted]], None] | None = None
+    received: Callable[[str, Sequence[Tuple]], None] | None = None
+    ready: Callable[[], bool] = lambda: True
+    worker_port: int = 0
+    worker_tasks: Callable[[], frozenset[int]] = frozenset
+    idle: IdleWatch = field(default_factory=IdleWatch)
+    locality: LocalitySource = nothing
+    loads: LoadSource = nothing
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """What every task of an executor has; acked, failed: ids of tuples, for the acker to hear at the end."""
+
+    id: int
+    outbox: Outbox
+    outgoing: Outgoing
+    tracker: TupleTracker | None
+    acked: list[MessageId] = field(default_factory=list)
+    failed: list[MessageId] = field(default_factory=list)
+
+
+TaskKind = TypeVar("TaskKind", bound=Task)
+
+
+class Executor(ABC, Generic[TaskKind]):
+    """Runs tasks of one component in a thread of its own, fed by one receive queue.
+
+    tally: what it has done. pulse: what it is doing. opening, closing: what the user's code is called for.
+    """
+
+    opening = Doing.PREPARE
+    closing = Doing.CLEANUP
+
+    def __init__(self, tasks: range, surroundings: Surroundings) -> None:
+        self.tasks = tasks
+        self.component = surroundings.topology.component_of(tasks[0])
+        self.conf = {**surroundings.conf, **self.component.configuration}
+        self.settings = TopologySettings.from_conf(self.conf)
+        self.queue = ReceiveQueue(self.settings.receive_queue_tuples)
+        self.tally = Tally()
+        self.pulse = Pulse(tasks[0])
+        self._surroundings = surroundings
+        self._tasks: dict[int, TaskKind] = {}
+        self._refresh_due = False
+        self._stopping = self._finishing = False
+        self._abandoned = False
+        self._opened = threading.Event()
+        name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.component.id!r} tasks {self.tasks[0]}-{self.tasks[-1]}>"
+
+    # --- for its worker, from any thread ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin: open or prepare the tasks, then run them."""
+        self._thread.start()
+
+    def wait_opened(self, timeout: float) -> bool:
+        """Wait until all tasks are open, or one has failed to; False when the time is over first."""
+        return self._opened.wait(timeout)
+
+    def refresh(self) -> None:
+        """Have the groupings look again at loads and distances, before the next tuples go out."""
+        self._refresh_due = True
+
+    def stop(self) -> None:
+        """Ask it to end after the tuple that it is at; what is queued then is left. Does not wait."""
+        self._stopping = True
+        self.queue.close()
+
+    def finish(self) -> None:
+        """Ask it to end once its queue is empty. Does not wait."""
+        self._finishing = True
+        self.queue.wake()
+
+    def abandon(self) -> None:
+        """End it as if its process were killed: nothing more goes out, and spouts and bolts are not told."""
+        self._abandoned = True
+        self.stop()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until it has ended; False when the time is over first."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def thread_id(self) -> int:
+        """The number of its thread, as sys._current_frames() has it; -1 before it starts."""
+        return self._thread.ident or -1
+
+    @property
+    def pending(self) -> int:
+        """Tuples of its spouts that are on the way; bolts have none."""
+        return 0
+
+    def statistics(self) -> ExecutorStatistics:
+        """Return a snapshot."""
+        return ExecutorStatistics(
+            self.component.id, self.tasks, self.tally.snapshot(), self.queue.statistics(), self.pending
+        )
+
+    # --- its thread -----------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            for task in self.tasks:
+                self.pulse.enter(task, self.opening)
+                self._tasks[task] = self._always(task, partial(self._open, task))
+            self._wait()
+            self._opened.set()
+            while not self._stopping:
+                self.pulse.turn()
+                self._turn()
+                if self._finishing and self.queue.close_if_unused():
+                    break
+        except TaskError as error:
+            self._surroundings.failed(error)
+        except ClosedError:
+            # The executor of a task that this one sends to has ended, and whoever ended it knows why.
+            logger.info("executor.cut_off", extra={"component": self.component.id, "tasks": str(self.tasks)})
+        except Exception as error:  # noqa: BLE001 - a defect of ours; the worker must not go on without it
+            self._surroundings.failed(TaskError(self.component.id, self.tasks[0], error))
+        finally:
+            self.queue.close()
+            self._opened.set()
+            if not self._abandoned:
+                self._close_all()
+            self.pulse.doing = Doing.ENDED
+
+    def _wait(self) -> None:
+        self.pulse.doing = Doing.WAITING
+
+    def _close_all(self) -> None:
+        for task in self._tasks.values():
+            self.pulse.enter(task.id, self.closing)
+            try:
+                self._close(task)
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                self._surroundings.failed(self._told(task.id, error))
+
+    def _always(self, task: int, call: Callable[[], Any]) -> Any:
+        """Call the user's code; what that raises ends the executor, whatever the policy."""
+        try:
+            return call()
+        except Exception as error:
+            raise self._told(task, error) from error
+
+    @abstractmethod
+    def _open(self, task: int) -> TaskKind:
+        """Return a task whose spout or bolt is ready."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Do a batch of work, or wait for some."""
+
+    @abstractmethod
+    def _close(self, task: TaskKind) -> None:
+        """Have a task's spout or bolt let go of what it holds."""
+
+    def _context(self, task: int) -> TopologyContext:
+        around = self._surroundings
+        return TopologyContext(
+            around.topology_id, around.topology, task, around.worker_port, around.worker_tasks()
+        )
+
+    def _outgoing(self, task: int) -> Outgoing:
+        around = self._surroundings
+        return Outgoing(around.topology, task, around.locality, around.loads)
+
+    # --- errors -----------------------------------------------------------------------------------------
+
+    def _told(self, task: int, error: Exception, message: Tuple | None = None) -> TaskError:
+        """Count, log and tell an error."""
+        told = TaskError(self.component.id, task, error, message)
+        self.tally.errors += 1
+        logger.warning("task.error", extra={"reason": str(told)})
+        self._surroundings.error(told)
+        return told
+
+    def _raised(self, task: int, error: Exception, message: Tuple | None = None) -> None:
+        """Deal with an error as the policy says: raises TaskError when the worker is to fail by it."""
+        told = self._told(task, error, message)
+        policy = self.settings.error_policy
+        if policy is ErrorPolicy.FAIL:
+            raise told from error
+        if policy is ErrorPolicy.DEAD_LETTER and message is not None:
+            self._surroundings.dead_letter(DeadLetter(message, told))
+
+    # --- what tasks emit ----------------------------------------------------------------------------------
+
+    def _flush(self, task: TaskKind) -> list[Emitted]:
+        """Send on what a task has emitted, and return it; tell the acker what is acked and failed.
+
+        The acker hears of every copy before that is on its way. What cannot be sent has failed.
+        """
+        if self._abandoned:
+            raise ClosedError("this executor's worker was killed")
+        if self._refresh_due:
+            self._refresh_due = False
+            for each in self._tasks.values():
+                each.outgoing.refresh()
+        self.tally.count_acked()
+        runs = task.outbox.take()
+        began = self._began(task, runs)
+        lost: list[Tuple] = []
+        columns: list[AddressedTuples] = []
+        for run in runs:
+            copies = self._columns(task, run, lost)
+            stream = run.source.stream.name
+            self.tally.emitted[stream] += len(run.tuples)
+            self.tally.transferred[stream] += sum(len(column.tuples) for column in copies)
+            columns += copies
+        columns += self._tell_acker(task, began, columns, lost)
+        if runs and self._surroundings.emitted is not None:
+            self._surroundings.emitted(runs)
+        if columns:
+            self._transfer(task, columns)
+        if task.failed:  # copies that could not be sent
+            self._transfer(task, self._tell_acker(task))
+        return runs
+
+    def _transfer(self, task: Task, columns: Sequence[AddressedTuples]) -> None:
+        """Send columns on their way, waiting for room."""
+        pulse = self.pulse
+        doing, began = pulse.doing, pulse.clock()
+        pulse.doing = Doing.SENDING
+        self._surroundings.transfer(columns, partial(self._undeliverable, task))
+        pulse.enter(pulse.task, doing)
+        self.tally.sending_seconds += pulse.clock() - began
+
+    def _columns(self, task: Task, run: Emitted, lost: list[Tuple]) -> list[AddressedTuples]:
+        """Return what goes to each task; a tuple at which a grouping raises is lost, and no other."""
+        if run.task is not None:
+            return [AddressedTuples(run.task, run.tuples)]
+        try:
+            routes = task.outgoing.route(run.source.stream.name, run.tuples)
+        except Exception as error:  # noqa: BLE001 - a grouping may be the user's code
+            if len(run.tuples) > 1:
+                singles = [Emitted(run.source, None, [message]) for message in run.tuples]
+                return [column for single in singles for column in self._columns(task, single, lost)]
+            lost += run.tuples
+            self._raised(task.id, error, run.tuples[0])
+            return []
+        take = run.tuples.__getitem__
+        return [AddressedTuples(target, list(map(take, positions))) for target, positions in routes.items()]
+
+    def _tell_acker(
+        self,
+        task: Task,
+        began: Sequence[Any] = (),
+        columns: Sequence[AddressedTuples] = (),
+        lost: Sequence[Tuple] = (),
+    ) -> list[AddressedTuples]:
+        acked, task.acked = task.acked, []
+        failed, task.failed = task.failed, []
+        if task.tracker is None:
+            return []
+        return task.tracker.tell(began, columns, lost, acked, failed)
+
+    def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
+        """Have what was emitted followed; return the keys of what spouts have emitted."""
+        if task.tracker is not None:
+            task.tracker.derive(runs)
+        return []
+
+    def _undeliverable(self, task: Task, message: Tuple, error: Exception) -> None:
+        """Fail a copy that could not be sent."""
+        if message.message_id:
+            task.failed.append(message.message_id)
+        self._raised(task.id, error, message)

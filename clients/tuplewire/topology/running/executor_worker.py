@@ -1,0 +1,387 @@
+"""The executors of one process: started, fed, watched and ended together. Source: Storm's `Worker`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tuplewire.errors import TopologyError, TuplewireError
+from tuplewire.topology.acking.acker import Acker
+from tuplewire.topology.acking.acker_executor import AckerExecutor
+from tuplewire.topology.acking.rotating_map import PARTS
+from tuplewire.topology.acking.tracker import AckerTracker, LocalTracker, TupleTracker
+from tuplewire.topology.collector import Emitted
+from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
+from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.grouping import Locality
+from tuplewire.topology.running.bolt_executor import BoltExecutor
+from tuplewire.topology.running.executor import Executor, Surroundings
+from tuplewire.topology.running.heartbeat import Heartbeats, WorkerHeartbeat
+from tuplewire.topology.running.idle import IdleWatch
+from tuplewire.topology.running.link import Link
+from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.running.spout_executor import SpoutExecutor
+from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.running.ticks import Ticks
+from tuplewire.topology.running.timer import Cancel, SystemTimer, Timer
+from tuplewire.topology.running.transfer import Deserializing, Transfer
+from tuplewire.topology.serial.serializer import MessagePackTupleSerializer, TupleSerializer
+from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire.topology.tuples import Tuple
+
+_REFRESH_SECONDS = 1.0
+_OPEN_SECONDS = 60.0
+
+
+def log_only(_: Any) -> None:
+    """Leave what is told to the log, where it is already."""
+
+
+class ExecutorWorker:
+    """Runs the executors of some tasks of a topology.
+
+    tasks: those that run here, whole executors; by default all. conf: settings by Storm's keys, and the
+    user's own. link: to other processes; not needed where all tasks are here. timer: by default one that goes
+    with the clock. acker, idle: shared by the workers of one process. Tuples are followed by the topology's
+    acker tasks (with_ackers); where it has none by `acker`, without a link by one that is made here, and else
+    by nobody. error, dead_letter: told of every error, and given every tuple that is given up; called in
+    executors' threads. emitted, received: get everything that components emit, and that bolts are given, to
+    look at in a test. state_file: where the worker says that it is alive, as JSON, at each heartbeat; removed
+    when it has ended in good order. port: that of the worker, for its tasks to know.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        tasks: Iterable[int] | None = None,
+        *,
+        topology_id: str = "topology",
+        conf: Mapping[str, Any] | None = None,
+        link: Link | None = None,
+        timer: Timer | None = None,
+        acker: Acker | None = None,
+        idle: IdleWatch | None = None,
+        serializer: TupleSerializer | None = None,
+        error: Callable[[TaskError], None] = log_only,
+        dead_letter: Callable[[DeadLetter], None] = log_only,
+        emitted: Callable[[Sequence[Emitted]], None] | None = None,
+        received: Callable[[str, Sequence[Tuple]], None] | None = None,
+        state_file: Path | None = None,
+        port: int = 0,
+    ) -> None:
+        conf = dict(conf or {})
+        self.settings = TopologySettings.from_conf(conf)
+        self.tasks = frozenset(topology.tasks if tasks is None else tasks)
+        self.idle = idle or IdleWatch()
+        self.failure: TuplewireError | None = None
+        self._link = link
+        self._lock = threading.Lock()
+        self._closed = False
+        self._started = False
+        serializer = serializer or MessagePackTupleSerializer(topology)
+        self._queues: dict[int, ReceiveQueue] = {}
+        self._transfer = Transfer(
+            self._queues, serializer, link, self.idle, always_serialize=self.settings.always_serialize
+        )
+        self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
+        if acker is None and link is None and not has_ackers:
+            acker = Acker(self.tell)
+        self._surroundings = Surroundings(
+            topology_id=topology_id,
+            topology=topology,
+            conf=conf,
+            transfer=self._transfer.send,
+            failed=self._failed,
+            error=error,
+            dead_letter=dead_letter,
+            track=partial(_tracker, topology, acker),
+            idle=self.idle,
+            emitted=emitted,
+            received=received,
+            ready=lambda: link is None or not link.not_ready,
+            worker_port=port,
+            worker_tasks=lambda: self.tasks,
+            locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
+            loads=self.loads,
+        )
+        self.spouts: list[SpoutExecutor] = []
+        self.bolts: list[BoltExecutor] = []
+        self.ackers: list[AckerExecutor] = []
+        for component in topology.components:
+            for executor_tasks in topology.executors_of(component):
+                if self._runs(executor_tasks):
+                    self._make(executor_tasks)
+        self.deserializing = Deserializing(
+            serializer,
+            self._transfer.deliver,
+            partial(self.idle.taken, lost=True),
+            ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
+            size_metrics=self.settings.size_metrics,
+        )
+        self._owns_timer = timer is None
+        self._timer = timer or SystemTimer(self._timer_failed)
+        self._heartbeats = Heartbeats(
+            topology_id, lambda: self.executors, lambda: self._not_ready, state_file
+        )
+        self._recurring: list[Cancel] = []
+        self._ticks = Ticks(self._timer, self.idle, self.tell)
+
+    def _runs(self, tasks: range) -> bool:
+        here = self.tasks.intersection(tasks)
+        if here and len(here) < len(tasks):
+            raise TopologyError(
+                f"tasks {tasks[0]} to {tasks[-1]} share an executor, and a worker gets all of them or none"
+            )
+        return bool(here)
+
+    def _make(self, tasks: range) -> Executor[Any]:
+        executor: AckerExecutor | SpoutExecutor | BoltExecutor
+        component = self._surroundings.topology.component_of(tasks[0])
+        if component.id == ACKER_COMPONENT:
+            executor = AckerExecutor(tasks, self._surroundings)
+            self.ackers = [*self.ackers, executor]
+        elif component.kind is ComponentKind.SPOUT:
+            executor = SpoutExecutor(tasks, self._surroundings)
+            self.spouts = [*self.spouts, executor]
+        else:
+            executor = BoltExecutor(tasks, self._surroundings)
+            self.bolts = [*self.bolts, executor]
+        self._queues.update(dict.fromkeys(tasks, executor.queue))
+        return executor
+
+    @property
+    def executors(self) -> list[Executor[Any]]:
+        """Every executor that runs here now."""
+        return [*self.ackers, *self.bolts, *self.spouts]
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def start(self, timeout: float = _OPEN_SECONDS) -> None:
+        """Say that it is alive, open every task, then take in what arrives; spouts wait for activate().
+
+        Raises the TaskError of one that cannot be opened, and TimeoutError when that takes too long.
+        """
+        self._heartbeats.beat()
+        self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
+        self._open(self.executors, timeout)
+        self._receive([executor.tasks for executor in self.executors])
+        self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
+        self._started = True
+
+    def _receive(self, tasks: Sequence[range]) -> None:
+        if self._link is not None:
+            self._link.open(tasks, self.deserializing.receive, self._failed)
+
+    def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for executor in executors:
+            executor.start()
+        for executor in executors:
+            if not executor.wait_opened(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"{executor} has not been opened within {timeout} s")
+        self.check()
+        for executor in executors:
+            if isinstance(executor, BoltExecutor) and executor.settings.tick_seconds:
+                for task in executor.tasks:
+                    self._ticks.add(task, executor.settings.tick_seconds)
+            period = self.settings.message_timeout_seconds / PARTS
+            if isinstance(executor, AckerExecutor | SpoutExecutor) and self._has_ackers and period:
+                self._recurring.append(self._timer.every(period, executor.rotate))
+
+    def activate(self) -> None:
+        """Have the spouts asked for tuples, once the link is ready."""
+        for spout in self.spouts:
+            spout.activate()
+
+    def deactivate(self) -> None:
+        """Have them asked no longer; what is on the way goes on."""
+        for spout in self.spouts:
+            spout.deactivate()
+
+    def tick(self) -> None:
+        """Give each bolt that gets ticks one now: the last one, when the topology is over."""
+        self._ticks.give()
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to do here; False when the time is over first.
+
+        That is: no tuple is queued or being executed, and every spout has had nothing when it was asked
+        since, or is inactive. Raises the TaskError by which the worker has failed.
+        """
+        idle = self.idle.wait(self.at_rest, lambda: self.failure is not None, timeout)
+        self.check()
+        return idle
+
+    def at_rest(self, epoch: int) -> bool:
+        """Whether every spout has had nothing in a round that began in this epoch or later."""
+        return all(spout.at_rest(epoch) for spout in self.spouts)
+
+    def report(self) -> ProcessReport:
+        """Return what this process has to say to who asks whether the topology is over."""
+        at_rest, sent, taken = self.idle.traffic(self._finished)
+        lost = 0 if self._link is None else self._link.lost()
+        failure = None if self.failure is None else Failure.of(self.failure)
+        return ProcessReport(at_rest, sent, taken + lost, failure)
+
+    def _finished(self) -> bool:
+        return all(spout.finished for spout in self.spouts)
+
+    def check(self) -> None:
+        """Raise the error by which the worker has failed, if it has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Deactivate the spouts, let the rest finish for at most so many seconds, and end everything.
+
+        What the link has accepted by then is seen off last. Raises TimeoutError, naming it, for an executor
+        that does not end, which then holds its thread. Does nothing the second time.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = time.monotonic() + timeout
+        self.deactivate()
+        self.idle.wait(self.at_rest, lambda: self.failure is not None, timeout)
+        self._end_timer()
+        for executor in self.executors:
+            executor.stop()
+        deadline = max(deadline, time.monotonic() + 1.0)
+        stuck = [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
+        if self._link is not None:
+            self._link.close(max(1.0, deadline - time.monotonic()))
+            stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
+        self._heartbeats.beat()
+        if stuck:
+            raise TimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
+        if self.failure is None:
+            self._heartbeats.end()
+
+    def _end_timer(self) -> None:
+        if self._owns_timer:
+            self._timer.close()
+        self._ticks.close()
+        for cancel in self._recurring:
+            cancel()
+
+    def kill(self, timeout: float) -> list[Executor[Any]]:
+        """End at once, as a process that is killed: nothing more goes out, and nobody is told.
+
+        Returns the executors that are still in the user's code after so many seconds; they end after it. The
+        link is left to whoever made it.
+        """
+        with self._lock:
+            self._closed = True
+        self._end_timer()
+        for executor in self.executors:
+            executor.abandon()
+        deadline = time.monotonic() + timeout
+        return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
+
+    # --- moves ------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Deactivate the spouts, and keep ticks back, so that what is on the way comes to an end."""
+        self.idle.pause()
+        self.deactivate()
+
+    def resume(self) -> None:
+        """Let the ticks come that are late, each once; spouts are left as they are."""
+        self.idle.resume()
+        self._ticks.catch_up()
+
+    def add(self, tasks: range, timeout: float = _OPEN_SECONDS) -> None:
+        """Run an executor more. Raises as start() does."""
+        self.tasks |= frozenset(tasks)
+        self._open([self._make(tasks)], timeout)
+        self._receive([tasks])
+
+    def remove(self, tasks: range, timeout: float) -> None:
+        """End an executor once it has processed what it has; TimeoutError if it does not end in time.
+
+        What others here emit to its tasks from now on goes over the link.
+        """
+        executor = next(each for each in self.executors if each.tasks == tasks)
+        self._ticks.remove(tasks)
+        for task in tasks:
+            del self._queues[task]
+        executor.finish()
+        if not executor.join(timeout):
+            raise TimeoutError(f"{executor} did not end within {timeout} s")
+        self.spouts = [each for each in self.spouts if each is not executor]
+        self.bolts = [each for each in self.bolts if each is not executor]
+        self.ackers = [each for each in self.ackers if each is not executor]
+        if self._link is not None:
+            self._link.leave(tasks)
+        self.tasks -= frozenset(tasks)
+        self.check()
+
+    def _failed(self, error: TuplewireError) -> None:
+        """Note an error that ends the worker, and stop every executor."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+        for executor in self.executors:
+            executor.stop()
+        self.idle.changed()
+
+    def _timer_failed(self, error: Exception) -> None:
+        failed = TuplewireError(f"the timer of a worker has a defect: {error!r}")
+        failed.__cause__ = error
+        self._failed(failed)
+
+    # --- its parts --------------------------------------------------------------------------------------
+
+    def tell(self, column: AddressedTuples) -> None:
+        """Hand a task what no component has emitted: a tick, or what has become of a spout's tuples."""
+        self._transfer.tell(column)
+
+    def loads(self) -> dict[int, float]:
+        """Return the load, from 0 to 1, of every task that is heard of."""
+        loads = dict(self._link.loads()) if self._link is not None else {}
+        return loads | self._own_loads()
+
+    def _own_loads(self) -> dict[int, float]:
+        return {task: executor.queue.load for executor in self.executors for task in executor.tasks}
+
+    def _refresh(self) -> None:
+        if self._closed:
+            return
+        if self._link is not None:
+            self._link.report(self._own_loads())
+        for executor in self.executors:
+            executor.refresh()
+
+    @property
+    def _not_ready(self) -> str:
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        if self._closed or not self._started:
+            return "stopped" if self._closed else "starting"
+        return "" if self._link is None else self._link.not_ready
+
+    @property
+    def heartbeat(self) -> WorkerHeartbeat:
+        """What the worker and its executors were doing at the last heartbeat; for a status service."""
+        return self._heartbeats.last
+
+    @property
+    def not_ready(self) -> str:
+        """Why it does not do its work now, in one line; empty when it does. For a readiness probe."""
+        return self._heartbeats.not_ready
+
+    def statistics(self) -> list[ExecutorStatistics]:
+        """Return a snapshot of every executor."""
+        return [executor.statistics() for executor in self.executors]
+
+
+def _tracker(topology: Topology, acker: Acker | None, task: int) -> TupleTracker | None:
+    if ACKER_COMPONENT in topology.components:
+        return AckerTracker(topology, task)
+    return None if acker is None else LocalTracker(acker, task)

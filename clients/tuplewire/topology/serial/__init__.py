@@ -1,0 +1,1 @@
+"""Tuples to bytes and back."""
