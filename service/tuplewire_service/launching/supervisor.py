@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 
 from tuplewire.errors import TuplewireError
+from tuplewire.processes import Child, LaunchError
 from tuplewire.session.backoff import Backoff
-from tuplewire_service.launching.child import Child, LaunchError
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""The messaging plug-in contract and its transports: local and grpc."""
+"""The messaging plug-in contract and its transports: local, grpc and zmq."""

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
+from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
-from tuplewire.group import TaskGroup
+from tuplewire.group import TaskGroup, route_of
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire.session.pressure import OutboundPressure
@@ -59,8 +60,13 @@ class ServerStatistics:
 
     received: Sequence[ReceiveCount] = ()
     sessions: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
-    """Refused streams and messages by the error's code."""
+    """Senders that are connected, or were a moment ago: each has its share of the queues."""
+    resumable_sessions: int = 0
+    """Senders that have no share any more, and may resume."""
+    refused_streams: Mapping[str, int] = field(default_factory=dict)
+    """Streams that were refused, or ended with an error, by the error's code."""
+    refused_messages: Mapping[str, int] = field(default_factory=dict)
+    """Messages that were refused one by one, by the error's code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +78,11 @@ class ClientStatistics:
     sent_batches: int = 0
     sent_bytes: int = 0
     reconnects: int = 0
+    receiver_assignment_version: int = 0
+    """The receiver's, when it was last connected; 0: it had none, or its transport does not tell."""
 
 
-class Origin(Protocol):
+class InboundSession(Protocol):
     """Where received messages came from; told when they have left the receiver's hands."""
 
     @property
@@ -82,11 +90,11 @@ class Origin(Protocol):
         """The sender's id."""
 
     @property
-    def via(self) -> int:
+    def worker_number(self) -> int:
         """The number that stands for the sender in what is passed on for it; 0: it is a program."""
 
     @property
-    def eager(self) -> bool:
+    def wants_releases(self) -> bool:
         """Whether somebody waits for each release: a sender in the mode `processed`, or a worker.
 
         What it sent is kept until its consumer has acknowledged it.
@@ -99,41 +107,41 @@ class Origin(Protocol):
         """
 
 
-def via_of(worker_id: str, incarnation: int) -> int:
+def worker_number(worker_id: str, incarnation: int) -> int:
     """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
     return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
-def by_via(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
+def by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
     """Return the groups apart by the worker that they came by; all have one, nearly always."""
-    vias = dict.fromkeys(group.via for group in groups)
-    if len(vias) == 1:
-        return dict.fromkeys(vias, groups)
-    return {via: [group for group in groups if group.via == via] for via in vias}
+    routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
+    if len(routes) == 1:
+        return dict.fromkeys(routes, groups)
+    return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}
 
 
 class ReceivedBatch(TaskMessageBatch):
     """A batch as a callback gets it.
 
     When the callback returns, its messages count as done with, unless it called hold(): then whoever holds
-    them calls `origin.release` for each group later, in order of arrival per task.
+    them calls `inbound.release` for each group later, in order of arrival per task.
     """
 
-    __slots__ = ("assignment_version", "held", "origin", "refusals")
+    __slots__ = ("assignment_version", "held", "inbound", "refusals")
 
     assignment_version: int
     """The assignment by which the sender routed this batch; 0: it does not route."""
-    origin: Origin
+    inbound: InboundSession
     held: bool
     refusals: list[tuple[TaskGroup, RefusedError]]
 
     @classmethod
     def arrived(
-        cls, groups: Iterable[TaskGroup], origin: Origin, assignment_version: int = 0
+        cls, groups: Iterable[TaskGroup], inbound: InboundSession, assignment_version: int = 0
     ) -> ReceivedBatch:
         """Build one; for transports."""
         batch = cls.from_groups(groups)
-        batch.origin, batch.held, batch.refusals = origin, False, []
+        batch.inbound, batch.held, batch.refusals = inbound, False, []
         batch.assignment_version = assignment_version
         return batch
 
@@ -161,6 +169,11 @@ class IConnectionCallback(ABC):
         """Why no program's session is opened now, and it must try again; None when it may be."""
         return None
 
+    @property
+    def assignment_version(self) -> int:
+        """The version of the assignment in force, for senders that connect; 0: there is none."""
+        return 0
+
 
 class IConnection(ABC):
     """What both sides have in common."""
@@ -186,6 +199,13 @@ class IConnection(ABC):
     def abort(self) -> None:
         """End it now; does nothing the second time."""
 
+    async def close_async(self, timeout: float = 10.0) -> None:
+        """Do as close, for a worker, which ends many at once; called where the transport's I/O runs.
+
+        A transport that can only block need not say how: close() then gets a thread of its own.
+        """
+        await in_own_thread(lambda: self.close(timeout))
+
 
 class IServerConnection(IConnection):
     """The bound side: receives batches, tells senders about load."""
@@ -202,6 +222,10 @@ class IServerConnection(IConnection):
         When it returns, nothing more comes from those that are not meant. A call may let more senders in
         again than the one before.
         """
+
+    async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
+        """Do as stop_intake, where the transport's I/O runs; see close_async."""
+        await in_own_thread(lambda: self.stop_intake(intake))
 
     @abstractmethod
     def register_recv(self, callback: IConnectionCallback) -> None:
@@ -236,7 +260,7 @@ class IServerConnection(IConnection):
     def exhausted(self) -> Collection[int]:
         """The tasks for which some sender has used its window up, the longest first; where the I/O runs.
 
-        For metrics; a transport that does not know says none.
+        For metrics. Return () if the transport cannot tell.
         """
         return ()
 
@@ -251,7 +275,10 @@ class IClientConnection(IConnection):
     @property
     @abstractmethod
     def congested(self) -> frozenset[int]:
-        """The tasks that the peer says hold their senders back; for display only, credits decide."""
+        """The tasks whose queues the peer says are nearly full; for display only, credits decide.
+
+        What it says holds for `load_expires_seconds`; a worker repeats it each second.
+        """
 
     @overload
     def send(
@@ -318,6 +345,13 @@ class IRelayConnection(IClientConnection):
         when connecting: whether the messages are the last of a worker that is about to go.
         """
 
+    def expect(self, worker_id: str) -> None:
+        """Say which worker is meant; where another one answers, the messages wait and it is tried again.
+
+        Called where the transport's I/O runs, before it connects. A transport whose address cannot be
+        another worker's need not do it.
+        """
+
     def watch(self, pressure: OutboundPressure) -> None:
         """Keep up to date what holds messages up, and how long frames take; before the first forward.
 
@@ -327,24 +361,25 @@ class IRelayConnection(IClientConnection):
     def blocked_tasks(self) -> Collection[int]:
         """Return the tasks that have something which the receiver, or the connection, does not take now.
 
-        For metrics; where the transport's I/O runs. A transport that does not know returns none.
+        For metrics; where the transport's I/O runs. Return () if the transport cannot tell.
         """
         return ()
 
     @abstractmethod
-    def follow(self, tasks: Collection[int]) -> None:
+    def watch_releases(self, tasks: Collection[int]) -> None:
         """Ask to hear of every release of these tasks' messages, and not only now and then."""
 
     @abstractmethod
-    def quiet(self, task: int) -> bool:
+    def all_released(self, task: int) -> bool:
         """Whether the receiver is done with every message to a task that was forwarded."""
 
     @abstractmethod
-    def follows(self, task: int, workers: Collection[int], position: int) -> bool:
-        """Whether the receiver is not done yet with messages that come before a position.
+    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
+        """Return True while the receiver has unreleased messages with a lower entry sequence.
 
-        workers: the number of the worker that had them from a program; 0: this one. position: see TaskGroup.
-        Messages that were forwarded before, and have come around, do not follow themselves.
+        workers: the numbers of entry workers whose messages count; 0: this one. entry_sequence: see
+        TaskGroup.
+        Messages that were forwarded before, and have come back, do not wait for themselves.
         """
 
     @abstractmethod
@@ -352,8 +387,15 @@ class IRelayConnection(IClientConnection):
         """Close, and return what is not settled by then with its tokens, in order within each task.
 
         The connection's ledger then reads as if it had never accepted them. What may have arrived all the
-        same is marked as redelivered. Nothing the second time.
+        same is marked as redelivered. Nothing the second time, or when close() or abort() comes between.
         """
+
+    async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        """Do as take_back, where the transport's I/O runs; see close_async.
+
+        A cancelled call has taken nothing back: the connection accepts nothing more, and is still to close.
+        """
+        return await in_own_thread(lambda: self.take_back(timeout))
 
 
 class IContext(ABC):

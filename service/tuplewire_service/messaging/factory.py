@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from tuplewire.errors import ConfigError
+from tuplewire.settings import OUR_PREFIX, unknown
 from tuplewire_service.messaging.base import IContext
 
 TRANSPORT_KEY = "storm.messaging.transport"
@@ -32,9 +33,13 @@ class TransportFactory:
 
         `storm.messaging.transport` is the name of an installed entry point, or `package.module:Class` or
         `package.module.Class`. The class is an IContext, or has `make_context(conf)` that returns a prepared
-        one. Raises ConfigError for a name that leads nowhere.
+        one. Raises ConfigError for a name that leads nowhere, and for a key that begins with `tuplewire.`
+        and is of no installed transport; which of its own keys it knows says the transport.
         """
+        _check_keys(conf)
         name = conf.get(TRANSPORT_KEY, DEFAULT_TRANSPORT)
+        if not isinstance(name, str):
+            raise ConfigError(f"{TRANSPORT_KEY} must be the name of a transport, not {name!r}")
         made = _find(name)()
         if isinstance(made, IContext):
             made.prepare(conf)
@@ -47,6 +52,14 @@ class TransportFactory:
                 "nor has a make_context(conf) that returns one"
             )
         return context
+
+
+def _check_keys(conf: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key that begins as ours do, and as nobody's."""
+    rooms = [f"{OUR_PREFIX}{room}." for room in ("transport", "session", *TransportFactory.known())]
+    for key in conf:
+        if str(key).startswith(OUR_PREFIX) and not key.startswith(tuple(rooms)):
+            raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
 
 
 def _find(name: str) -> Any:

@@ -54,6 +54,11 @@ class Inbox(IConnectionCallback):
         """See IConnectionCallback."""
         return self._callback.not_ready if self._callback is not None else None
 
+    @property
+    def assignment_version(self) -> int:
+        """See IConnectionCallback."""
+        return self._callback.assignment_version if self._callback is not None else 0
+
     def register(self, callback: IConnectionCallback) -> None:
         """Deliver to the callback from now on; ClosedError when something else takes the messages."""
         with self._lock:
@@ -82,7 +87,7 @@ class Inbox(IConnectionCallback):
             if self._position == len(batch):
                 self._batches.popleft()
                 self._position = 0
-        batch.origin.release(message.task, 1, len(message.message))
+        batch.inbound.release(message.task, 1, len(message.message))
         return message
 
     def close(self) -> None:

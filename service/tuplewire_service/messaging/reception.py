@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
-from tuplewire_service.messaging.base import IConnectionCallback, Origin, ReceiveCount, ReceivedBatch
+from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceiveCount, ReceivedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +19,10 @@ MAX_SOURCES = 1000
 
 
 class Reception:
-    """Used by one thread at a time. refused: streams and messages, by the error's code."""
+    """Used by one thread at a time. refused_messages: how many, by the error's code."""
 
     def __init__(self, callback: IConnectionCallback) -> None:
-        self.refused: Counter[str] = Counter()
+        self.refused_messages: Counter[str] = Counter()
         self._callback = callback
         self._received: dict[str, list[int]] = {}
 
@@ -40,18 +40,18 @@ class Reception:
         counts[2] += sum(len(group.data) for group in groups)
 
     def deliver(
-        self, groups: Sequence[TaskGroup], origin: Origin, assignment_version: int
+        self, groups: Sequence[TaskGroup], inbound: InboundSession, assignment_version: int
     ) -> tuple[list[tuple[TaskGroup, RefusedError]], list[TaskGroup]]:
         """Hand groups over; return those that are refused, and those that are done with already."""
-        batch = ReceivedBatch.arrived(groups, origin, assignment_version)
+        batch = ReceivedBatch.arrived(groups, inbound, assignment_version)
         try:
             self._callback.recv(batch)
         except Exception:
-            logger.exception("callback.failed", extra={"peer": origin.source})
+            logger.exception("callback.failed", extra={"peer": inbound.source})
             error = RefusedError("the receiver failed; its log says why")
             batch.refusals = [(group, error) for group in groups]
         for group, error in batch.refusals:
-            self.refused[error.code] += len(group)
+            self.refused_messages[error.code] += len(group)
         if batch.held:
             return batch.refusals, []
         refused = {id(group) for group, _ in batch.refusals}

@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 
-from tuplewire.credentials import Credentials
-from tuplewire.dialling import TlsMaterial, load_pair, names_in, read_tls
+from tuplewire.connection.dialling import TlsMaterial, load_pair, names_in, read_tls
 from tuplewire.errors import ConfigError
-from tuplewire.watched import WatchedFiles
+from tuplewire.identity.credentials import Credentials
+from tuplewire.identity.watched import WatchedFiles
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CertifiedIdentity:
     """A certificate that its key fits, that the CA has signed, and that is in force.
 
     names: subject alternative names. expires: in seconds since 1970.
@@ -39,7 +39,7 @@ class Certificates:
         """How often changed files could not be used; what was read before stayed."""
         return self._files.errors
 
-    def get(self) -> Identity:
+    def get(self) -> CertifiedIdentity:
         """Return the identity that is in force."""
         return self._files.get()
 
@@ -63,14 +63,14 @@ class Certificates:
         return _configuration(identity)
 
 
-def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+def _configuration(identity: CertifiedIdentity) -> grpc.ServerCertificateConfiguration:
     tls = identity.tls
     assert tls.key is not None  # noqa: S101 - the configuration has seen to it
     assert tls.certificate is not None  # noqa: S101
     return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], root_certificates=tls.ca)
 
 
-def read_identity(credentials: Credentials) -> Identity:
+def read_identity(credentials: Credentials) -> CertifiedIdentity:
     """Read the files of a worker, and let its certificate meet itself, as server and as client.
 
     Raises ConfigError when another worker would not take it: the key of another one, another CA, expired, or
@@ -96,7 +96,7 @@ def read_identity(credentials: Credentials) -> Identity:
             f"{credentials.tls_certificate} has no subject alternative name, by which others know a worker: "
             "have it signed with one"
         )
-    return Identity(names, ssl.cert_time_to_seconds(certificate["notAfter"]), tls)
+    return CertifiedIdentity(names, ssl.cert_time_to_seconds(certificate["notAfter"]), tls)
 
 
 def _meet(client_context: ssl.SSLContext, server_context: ssl.SSLContext) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.names import allowed, parse_names
-from tuplewire.watched import UNREADABLE
+from tuplewire.identity.names import allowed, parse_names
+from tuplewire.identity.watched import UNREADABLE
 
 ACTIONS = ("assign", "drain")
 """What a rule may allow beside sending and receiving."""
 _KEYS = ("certificates", "tokens", "topologies", "send", "receive", "control")
+_MOST_DOTS = 1000
+"""In one line. The time that a dotted key takes grows with their square, and everything else stands still."""
 _PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 
 
@@ -66,7 +68,7 @@ class TaskRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PermissionRule:
     """What some clients may do in some topologies.
 
     certificates, tokens: the clients, by the names in their certificate or of their token; both empty: all.
@@ -103,7 +105,7 @@ class Permissions:
 class Rules:
     """The rules of a file. What none of them allows is denied."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[PermissionRule, ...]
 
     def of(self, names: Iterable[str], token: str | None, topology: str) -> Permissions:
         """Return what a client may do."""
@@ -124,7 +126,9 @@ def _sum(several: Iterable[TaskRanges]) -> TaskRanges:
 def read_rules(path: Path) -> Rules:
     """Read a permissions file: TOML, a table [[client]] for each rule; ConfigError names what is wrong."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _check_dots(text)
+        content = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(
             f"cannot read the permissions file {path}: {error.strerror}; {UNREADABLE}"
@@ -147,7 +151,13 @@ def read_rules(path: Path) -> Rules:
     return Rules(tuple(rules))
 
 
-def _rule(table: Mapping[str, Any]) -> Rule:
+def _check_dots(text: str) -> None:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _MOST_DOTS:
+            raise ValueError(f"line {number} has more than {_MOST_DOTS} dots; write a list on several lines")
+
+
+def _rule(table: Mapping[str, Any]) -> PermissionRule:
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}; known are: {', '.join(_KEYS)}")
@@ -155,7 +165,7 @@ def _rule(table: Mapping[str, Any]) -> Rule:
     for action in control:
         if action not in ACTIONS:
             raise ConfigError(f"control has {', '.join(ACTIONS)}, not {action!r}")
-    return Rule(
+    return PermissionRule(
         tuple(name for text in _texts(table, "certificates") for name in parse_names(text)),
         _texts(table, "tokens"),
         _texts(table, "topologies"),

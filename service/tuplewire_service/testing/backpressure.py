@@ -185,7 +185,7 @@ class BackpressureConformance(Scenery):
             def release_all() -> bool:
                 with lock:
                     for batch, group in held:
-                        batch.origin.release(group.task, len(group), len(group.data))
+                        batch.inbound.release(group.task, len(group), len(group.data))
                     held.clear()
                 return client.statistics().ledger.pending == 0
 

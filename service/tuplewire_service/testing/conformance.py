@@ -171,7 +171,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(is_settled(client))
             assert_ledger(client, 3, unknown_task=1)
             assert sorted(task for _, task, _ in recorder.seen()) == [1, 2]
-            assert server.statistics().refused == {"UNKNOWN_TASK": 1}
+            assert server.statistics().refused_messages == {"UNKNOWN_TASK": 1}
 
     def test_what_waited_comes_before_what_is_sent_later(self) -> None:
         """A message that is sent while those that waited are being delivered comes after all of them."""
@@ -271,7 +271,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(is_settled(client))
             assert recorder.seen() == [(None, 1, b"b")]
             assert_ledger(client, 3, unknown_task=2)
-            assert server.statistics().refused == {"UNKNOWN_TASK": 2}
+            assert server.statistics().refused_messages == {"UNKNOWN_TASK": 2}
 
     def test_what_a_callback_fails_at_is_refused(self) -> None:
         """An exception in the callback is counted at the sender, and the connection goes on."""
@@ -290,7 +290,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             eventually(is_settled(client))
             assert recorder.seen() == [(None, 1, b"good")]
             assert_ledger(client, 2, refused=1)
-            assert sum(server.statistics().refused.values()) == 1
+            assert sum(server.statistics().refused_messages.values()) == 1
 
     def test_programs_wait_for_a_server_that_is_not_ready(self) -> None:
         """While the callback says why it is not ready, nothing comes; afterwards all of it, by itself."""

@@ -15,9 +15,9 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from tuplewire.channel import open_channel, server_options
 from tuplewire.config import SessionSettings
-from tuplewire.loop import messaging_loop
+from tuplewire.connection.channel import channel_options, server_options
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.wire import messaging_pb2 as pb
 
 _SERVICE = "tuplewire.v1.Messaging"
@@ -51,12 +51,12 @@ class _Kinds:
 
 
 _SEND = (
-    _Kinds(pb.SendRequest, "load", "backpressure", "follow", "probe"),
+    _Kinds(pb.SendRequest, "watch_releases", "probe"),
     _Kinds(pb.SendResponse, "ack", "load", "backpressure"),
 )
 _RECV = (
-    _Kinds(pb.RecvRequest, "progress", "load", "backpressure"),
-    _Kinds(pb.RecvResponse, "load", "backpressure", "probe"),
+    _Kinds(pb.RecvRequest, "progress"),
+    _Kinds(pb.RecvResponse, "probe"),
 )
 
 
@@ -146,7 +146,8 @@ class ControlFaults:
         requests, responses = kinds
         # The name of the program in between is gRPC's own business.
         metadata = [(key, value) for key, value in context.invocation_metadata() or () if key != "user-agent"]
-        async with open_channel(self.target, self._settings) as channel:
+        options = channel_options(self._settings)
+        async with grpc.aio.insecure_channel(self.target, options=options) as channel:
             call: Any = channel.stream_stream(method)(metadata=metadata)
             asking = asyncio.create_task(self._ask(context, call, requests), name=f"pass on {method}")
             try:

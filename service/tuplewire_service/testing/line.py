@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import enum
 import math
-import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -59,6 +58,11 @@ class Line:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    @staticmethod
+    def now() -> float:
+        """Return the time of the loop, in seconds."""
+        return asyncio.get_running_loop().time()
+
     async def wait(self, seconds: float | None) -> None:
         """Wait so long (None: for ever), or until the conditions change."""
         with contextlib.suppress(TimeoutError):
@@ -100,7 +104,7 @@ class OneWay:
             except OSError:
                 self._broken = True
                 data = b""
-            self._held.append((time.monotonic(), memoryview(data)))
+            self._held.append((self._line.now(), memoryview(data)))
             self._held_bytes += len(data)
             self._arrival.set()
             while self._held_bytes >= _HELD_BYTES:
@@ -137,7 +141,7 @@ class OneWay:
     async def _until_due(self, since: float) -> None:
         while True:
             conditions = self._line.conditions
-            left: float | None = since + conditions.delay_seconds - time.monotonic()
+            left: float | None = since + conditions.delay_seconds - self._line.now()
             if self._direction in conditions.silent:
                 left = None
             elif left is not None and left <= 0:

@@ -43,6 +43,25 @@ class NewsConformance(Scenery):
             server.send_backpressure_status("w", [], [1])
             eventually(lambda: client.congested == {2})
 
+    def test_congestion_that_is_not_reported_again_expires(self) -> None:
+        """A receiver that falls silent leaves no task congested for ever."""
+        with self.pair(Recorder(), load_expires_seconds=0.5) as (server, client):
+            eventually(lambda: is_ready(client))
+            server.send_backpressure_status("w", [1], [])
+            eventually(lambda: client.congested == {1})
+            eventually(lambda: client.congested == frozenset())
+
+    def test_a_client_learns_the_assignment_version_on_connecting(self) -> None:
+        """A client that connects hears which assignment the receiver has then."""
+
+        class Assigned(Recorder):
+            """Routes by an assignment."""
+
+            assignment_version = 7
+
+        with self.pair(Assigned()) as (_, client):
+            eventually(lambda: client.statistics().receiver_assignment_version == 7)
+
     def test_counts_are_by_source(self) -> None:
         """Each worker is a source of its own; all programs together are one, named client."""
         with self.context() as program, self.context("w1") as one, self.context("w2") as other:

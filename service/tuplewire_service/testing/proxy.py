@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tuplewire.loop import watched
+from tuplewire.connection.loop import watched
 from tuplewire_service.testing.line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
 
 _NO_LINGER = struct.pack("ii", 1, 0)

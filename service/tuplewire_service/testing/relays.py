@@ -29,7 +29,7 @@ class RelayConformance(TransportConformance):
         with self.pair(recorder) as (_, client):
             assert isinstance(client, IRelayConnection)
             client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
-            client.follow([1])
+            client.watch_releases([1])
             batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
             assert client.forward(TaskMessageBatch(batch).groups, "token")
             for told in (settled, released):
@@ -37,8 +37,8 @@ class RelayConformance(TransportConformance):
                 assert {each.token for each in told} == {"token"}
                 assert {each.task: each.dropped for each in told} == {1: None, UNKNOWN_TASK: "unknown_task"}
 
-    def test_a_task_is_quiet_once_everything_is_released(self) -> None:
-        """quiet() is False while the receiver holds a message of the task; a followed release is told."""
+    def test_all_is_released_once_everything_is_released(self) -> None:
+        """all_released() is False while the receiver holds a message of the task; watched releases come."""
         recorder = Recorder(held_tasks=[1])
         released: list[Settled] = []
         with self.pair(recorder) as (_, client):
@@ -46,11 +46,11 @@ class RelayConformance(TransportConformance):
             client.attach(lambda _: None, released.extend, lambda: 0, lambda: False)
             client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
             eventually(lambda: len(recorder.seen()) == 3)
-            client.follow([1, 2])
-            eventually(lambda: client.quiet(2))
-            assert not client.quiet(1)
+            client.watch_releases([1, 2])
+            eventually(lambda: client.all_released(2))
+            assert not client.all_released(1)
             recorder.release()
-            eventually(lambda: client.quiet(1))
+            eventually(lambda: client.all_released(1))
             eventually(lambda: sum(each.messages for each in released if each.task == 1) == 2)
 
     def test_messages_can_be_taken_back(self) -> None:

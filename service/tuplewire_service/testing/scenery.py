@@ -49,7 +49,7 @@ class Recorder(IConnectionCallback):
                 if group.task in self._held_tasks:
                     self._held.append((batch, group))
                 else:
-                    batch.origin.release(group.task, len(group), len(group.data))
+                    batch.inbound.release(group.task, len(group), len(group.data))
 
     def release(self) -> None:
         """Be done with everything that is held, and hold nothing more."""
@@ -57,7 +57,7 @@ class Recorder(IConnectionCallback):
             held, self._held = self._held, []
             self._held_tasks = frozenset()
         for batch, group in held:
-            batch.origin.release(group.task, len(group), len(group.data))
+            batch.inbound.release(group.task, len(group), len(group.data))
 
     def seen(self) -> list[tuple[int | None, int, bytes]]:
         """Return (source, task, payload) of everything, in the order of arrival."""
@@ -120,7 +120,7 @@ class Scenery(ABC):
         Override it where the keys differ.
         """
         return {
-            "tuplewire.transport.session": settings,
+            **settings.conf(),
             "tuplewire.transport.receive_messages": RECEIVE_MESSAGES,
             "tuplewire.transport.worker_id": worker_id,
         }

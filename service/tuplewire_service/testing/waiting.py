@@ -9,7 +9,7 @@ from typing import TypeVar
 _Value = TypeVar("_Value")
 
 
-def eventually(condition: Callable[[], _Value], timeout: float = 5.0, what: str = "") -> _Value:
+def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str = "") -> _Value:
     """Return what the condition returns as soon as that is true; AssertionError after so many seconds.
 
     what: names the condition in the error.

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tuplewire.addresses import check_reachable, split_host_port
-from tuplewire.errors import ConfigError, InvalidTaskError, StaleAssignmentError
+from tuplewire.errors import ConfigError, InvalidTaskError, StaleAssignmentError, TuplewireError
 from tuplewire.group import check_task
+
+logger = logging.getLogger(__name__)
+
+MAX_VERSION = 2**63 - 1
+MOST_AHEAD = 2**32
+"""So far a version may be ahead of the one in force. A counter does not jump by more; a slip may."""
+_MOST_CHARACTERS = 200
+_MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +61,35 @@ class Assignment:
 
     def __post_init__(self) -> None:
         if self.version < 1:
-            raise ConfigError(f"an assignment's version is 1 or more, not {self.version}")
+            raise ConfigError(f"an assignment's version is 1 or more, not {_shown(self.version)}")
+        if self.version > MAX_VERSION:
+            raise ConfigError(f"an assignment's version is at most {MAX_VERSION}, not {_shown(self.version)}")
         if not self.topology:
             raise ConfigError("an assignment needs the name of its topology")
+        _check_text("a topology", self.topology)
         owners: dict[int, AssignedWorker] = {}
         seen: set[str] = set()
+        at: dict[str, str] = {}
         for worker in self.workers:
             if not worker.worker_id or worker.worker_id in seen:
-                raise ConfigError(f"worker id {worker.worker_id!r} is empty or twice in the assignment")
+                raise ConfigError(f"worker id {_shown(worker.worker_id)} is empty or twice in the assignment")
             seen.add(worker.worker_id)
+            for what, text in (
+                ("a worker id", worker.worker_id),
+                ("an address", worker.address),
+                ("an address", worker.peer[1]),
+                ("a node", worker.node),
+            ):
+                _check_text(what, text)
             for address in (worker.address, worker.peer[1]):
                 try:
                     check_reachable(address)
                 except ConfigError as error:
                     raise ConfigError(f"worker {worker.worker_id}: address {error}") from None
+                if (other := at.setdefault(address, worker.worker_id)) != worker.worker_id:
+                    raise ConfigError(
+                        f"address {address} is both {other}'s and {worker.worker_id}'s; a worker has its own"
+                    )
             for task in worker.tasks:
                 if _checked(task, worker.worker_id) in owners:
                     raise ConfigError(
@@ -77,22 +102,36 @@ class Assignment:
         """Return the tasks of a worker; none when the assignment does not know it."""
         return next((w.tasks for w in self.workers if w.worker_id == worker_id), ())
 
-    def succeeds(self, known: Assignment | None, topology: str) -> bool:
+    def succeeds(self, known: Assignment | None, topology: str, *, force: bool = False) -> bool:
         """Whether it is to be put in force where another, or none, is; False when it is the same.
 
-        Raises StaleAssignmentError for an older version, ConfigError when it is not this topology's.
+        force: take a version also where it leaves little room for later ones. Raises StaleAssignmentError for
+        an older version, ConfigError when it is not this topology's, or its version is too far ahead.
         """
         if self.topology != topology:
             raise ConfigError(
                 f"the assignment is for topology {self.topology!r}, this worker serves {topology!r}"
             )
         if known is None or self.version > known.version:
+            if not force:
+                self._check_room(known)
             return True
         if self == known:
             return False
         raise StaleAssignmentError(
             f"assignment version {self.version} is not newer than {known.version}, which is in force"
         )
+
+    def _check_room(self, known: Assignment | None) -> None:
+        """Raise ConfigError for a version that may be a slip, and would shut out all that come later."""
+        in_force = known.version if known is not None else 0
+        most = MAX_VERSION - MOST_AHEAD if known is None else in_force + MOST_AHEAD
+        if self.version > most:
+            raise ConfigError(
+                f"assignment version {self.version} is too far ahead (in force: {in_force or 'none'}; "
+                f"at most {most}): all lower ones would be refused from then on; correct it, or force it "
+                "(tuplewire assign --force)"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that load_assignment reads."""
@@ -144,9 +183,23 @@ def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str
     for key in fields:
         if key not in needed and key not in optional:
             raise ConfigError(
-                f"{what} has the unknown key {key!r}; known are: {', '.join((*needed, *optional))}"
+                f"{what} has the unknown key {_shown(key)}; known are: {', '.join((*needed, *optional))}"
             )
     return fields
+
+
+def _check_text(what: str, text: str) -> None:
+    """Raise ConfigError for a name that cannot be sent, shown or looked up."""
+    if len(text) > _MOST_CHARACTERS or not text.isprintable():
+        raise ConfigError(
+            f"{what} has at most {_MOST_CHARACTERS} characters, all of them printable, not {_shown(text)}"
+        )
+
+
+def _shown(value: Any) -> str:
+    """Return a value as a text of bounded length."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 _JSON_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole number"}
@@ -154,7 +207,7 @@ _JSON_NAMES = {list: "a list", dict: "an object", str: "a string", int: "a whole
 
 def _typed(value: Any, kind: type[Any], what: str) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ConfigError(f"{what} must be {_JSON_NAMES[kind]}, not {value!r}")
+        raise ConfigError(f"{what} must be {_JSON_NAMES[kind]}, not {_shown(value)}")
     return value
 
 
@@ -168,8 +221,67 @@ def _checked(task: int, worker_id: str) -> int:
 def load_assignment(path: Path) -> Assignment:
     """Read an assignment from a JSON file; ConfigError names the file and what is wrong."""
     try:
-        return Assignment.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return parse_assignment(path.read_bytes(), path)
     except OSError as error:
         raise ConfigError(f"cannot read the assignment {path}: {error.strerror}") from error
+
+
+def parse_assignment(content: bytes, path: Path) -> Assignment:
+    """Read an assignment from a file's content; ConfigError says what is wrong, whatever the bytes are."""
+    try:
+        return Assignment.from_json(json.loads(content.decode()))
+    except RecursionError as error:
+        raise ConfigError(f"assignment {path}: it is nested too deeply") from error
     except ValueError as error:
         raise ConfigError(f"assignment {path}: {error}") from error
+
+
+class AssignmentFile:
+    """Reads a file, such as a ConfigMap's, every second; hands its assignment on when it has changed.
+
+    The content itself is compared: a ConfigMap swaps a symlink somewhere in the path, and two writes within
+    one tick of the clock leave one modification time.
+
+    update: called with the assignment. Its errors (a stale version, a wrong topology) count as the file's.
+    errors: how often the file could not be read or used. The assignment before it stays in force.
+    """
+
+    def __init__(
+        self, path: Path, update: Callable[[Assignment], bool], *, poll_seconds: float = 1.0
+    ) -> None:
+        self.path = path
+        self.errors = 0
+        self._update = update
+        self._poll_seconds = poll_seconds
+        self._seen: bytes | str | None = None
+
+    def check(self) -> bool:
+        """Look at the file now; True when an assignment was put in force."""
+        content: bytes | str
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            content = f"cannot read the assignment {self.path}: {error.strerror}"
+        if content == self._seen:
+            return False
+        self._seen = content
+        try:
+            if isinstance(content, str):
+                raise ConfigError(content)
+            assignment = parse_assignment(content, self.path)
+            changed = self._update(assignment)
+        except TuplewireError as error:
+            self.errors += 1
+            logger.warning("assignment_file.refused", extra={"path": str(self.path), "reason": str(error)})
+            return False
+        if changed:
+            logger.info(
+                "assignment_file.applied", extra={"path": str(self.path), "version": assignment.version}
+            )
+        return changed
+
+    async def watch(self) -> None:
+        """Look at the file every so often, until cancelled."""
+        while True:
+            self.check()
+            await asyncio.sleep(self._poll_seconds)

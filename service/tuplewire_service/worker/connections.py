@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
+from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
-from tuplewire.loop import watched
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
@@ -41,8 +41,8 @@ class Connections:
     ) -> None:
         """Start without any.
 
-        on_returned: gets what a closed connection's peer had not acknowledged. The other callables are those
-        of IRelayConnection.attach.
+        on_returned: called with the messages that a closed connection's peer had not acknowledged. The other
+        callables are those of IRelayConnection.attach.
         """
         self._context = context
         self._topology = topology
@@ -51,7 +51,7 @@ class Connections:
         self._version = assignment_version
         self._draining = draining
         self.pressure = OutboundPressure()
-        """What holds messages up in any of them."""
+        """What holds messages up in any connection."""
         self._on_returned = on_returned
         self._connections: dict[Peer, IRelayConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -59,10 +59,23 @@ class Connections:
         self._opened = 0
         self._numbers: dict[IRelayConnection, int] = {}
 
-    def refresh(self, needed: Mapping[Peer, AssignedWorker], kept: Container[Peer], timeout: float) -> None:
-        """Open what is needed and missing; close what is neither needed nor kept, in the background.
+    def __repr__(self) -> str:
+        return (
+            f"<Connections open={len(self._connections)} not_ready={len(self.not_ready)} "
+            f"closing={len(self._leaving)} pending={self.pending_messages}>"
+        )
 
-        timeout: how long a connection that is closed waits for acknowledgements, in seconds.
+    def refresh(
+        self,
+        needed: Mapping[Peer, AssignedWorker],
+        kept: Container[Peer],
+        lost: Container[Peer],
+        timeout: float,
+    ) -> None:
+        """Open missing connections; in the background, close those that are neither needed nor kept.
+
+        timeout: how long a closing connection waits for acknowledgements, in seconds. Connections to peers
+        that are lost do not wait.
         """
         for peer, worker in needed.items():
             if peer not in self._connections:
@@ -71,7 +84,9 @@ class Connections:
         for peer in [peer for peer in self._connections if peer not in needed and peer not in kept]:
             connection = self._connections.pop(peer)
             self._leaving[connection] = peer
-            task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer[1]}")
+            task = asyncio.create_task(
+                self._close(peer, connection, 0.0 if peer in lost else timeout), name=f"close {peer[1]}"
+            )
             self._closing.add(task)
             watched(task).add_done_callback(self._closing.discard)
 
@@ -84,13 +99,14 @@ class Connections:
                 "it is not an IRelayConnection"
             )
         connection.attach(self._on_settled, self._on_released, self._version, self._draining)
+        connection.expect(worker.worker_id)
         connection.watch(self.pressure)
         self._opened += 1
         self._numbers[connection] = self._opened
         return connection
 
     async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:
-        left = await asyncio.to_thread(connection.take_back, timeout)
+        left = await connection.take_back_async(timeout)
         del self._leaving[connection], self._numbers[connection]
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
         self._on_returned(connection, left)
@@ -115,7 +131,7 @@ class Connections:
 
     @property
     def pending_messages(self) -> int:
-        """Messages that were handed over and are not settled."""
+        """Messages that were forwarded and are not settled."""
         return sum(peer.statistics.ledger.pending for peer in self.snapshot())
 
     def snapshot(self) -> list[PeerSnapshot]:
@@ -128,12 +144,13 @@ class Connections:
                 self._numbers[connection],
                 connection.status is ConnectionStatus.READY,
                 connection.statistics(),
+                connection.congested,
             )
             for (worker_id, address), connection in (*self._connections.items(), *leaving)
         ]
 
     def blocked(self) -> Iterator[tuple[int, str]]:
-        """Yield each task that has something which a worker does not take now, with that worker's id."""
+        """Yield each task with messages that a worker does not take now, with that worker's id."""
         for (worker_id, _), connection in self._connections.items():
             for task in connection.blocked_tasks():
                 yield task, worker_id
@@ -146,8 +163,16 @@ class Connections:
         return loads
 
     async def close(self, timeout: float) -> None:
-        """Close everything: wait for acknowledgements as long as the timeout; the rest is dropped."""
+        """Close everything: wait for acknowledgements for at most `timeout` seconds; the rest is dropped.
+
+        So do connections that are closing already, which would hand their messages back.
+        """
         connections = [*self._connections.values(), *self._leaving]
-        await asyncio.gather(*(asyncio.to_thread(each.close, timeout) for each in connections))
+        await asyncio.gather(*(each.close_async(timeout) for each in connections))
         if self._closing:
             await asyncio.gather(*self._closing)
+
+    def abort(self) -> None:
+        """End everything now; not on the event loop."""
+        for connection in [*self._connections.values(), *self._leaving]:
+            connection.abort()

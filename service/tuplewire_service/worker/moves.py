@@ -1,7 +1,7 @@
-"""Tasks that are changing hands: what comes for them waits until what was sent the old way is consumed.
+"""Tasks that are changing hands: later messages wait until the earlier ones on the old route are consumed.
 
-Storm has nothing like it: a worker whose own executors change there ends itself. DESIGN.md, decision 12, has
-who waits for what, why nothing is lost, doubled or overtaken, and why nobody waits for ever.
+Storm has nothing like it: a worker whose own executors change there ends itself. The rules, why nothing is
+lost, doubled or overtaken, and why no message waits for ever: docs/decisions/0012-moving-a-task.md.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from bisect import insort
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from tuplewire.group import TaskGroup, first_worker
-from tuplewire_service.messaging.base import IRelayConnection, Origin
+from tuplewire.group import TaskGroup, entry_worker
+from tuplewire_service.messaging.base import InboundSession, IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Peer
 
-Parcel = tuple[TaskGroup, Origin]
+HeldGroup = tuple[TaskGroup, InboundSession]
 
 
 @dataclass(slots=True)
-class _Way:
+class _Route:
     """A worker to which a task's messages were sent.
 
-    lost: what it has not acknowledged is on its way back; the connection looks empty before that is here.
+    lost: its unacknowledged messages are on their way back. Its connection looks empty before they are here.
     """
 
     peer: Peer
@@ -31,41 +31,42 @@ class _Way:
 
 
 class _Move:
-    __slots__ = ("left", "own", "since", "task", "waiting", "ways")
+    __slots__ = ("left", "own", "routes", "since", "task", "waiting")
 
     def __init__(self, task: int, own: int, now: float) -> None:
         self.task = task
         self.own = own
         self.since = now
         self.left: Callable[[], bool] | None = None
-        self.ways: list[_Way] = []
-        self.waiting: dict[int, list[Parcel]] = {}
+        self.routes: list[_Route] = []
+        self.waiting: dict[int, list[HeldGroup]] = {}
 
-    def first_worker(self, group: TaskGroup, origin: Origin) -> int:
-        """Return the number of the worker that had messages from a program."""
-        return first_worker(group.via) or origin.via or self.own
+    def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
+        """Return the number of the worker that accepted messages from a program."""
+        return entry_worker(group.forwarded) or inbound.worker_number or self.own
 
-    def follows(self, group: TaskGroup, worker: int) -> bool:
-        """Whether messages that come before these are still on an old way."""
+    def has_unreleased_before(self, group: TaskGroup, worker: int) -> bool:
+        """Whether earlier messages of the same entry worker are still on an old route."""
         numbers = (0, worker) if worker == self.own else (worker,)
         return any(
-            way.lost or way.connection.follows(self.task, numbers, group.position) for way in self.ways
+            route.lost or route.connection.has_unreleased_before(self.task, numbers, group.entry_sequence)
+            for route in self.routes
         )
 
     def holds(self, group: TaskGroup, worker: int) -> bool:
-        if worker in self.waiting and self.waiting[worker][0][0].position < group.position:
+        if worker in self.waiting and self.waiting[worker][0][0].entry_sequence < group.entry_sequence:
             return True
-        return self.follows(group, worker)
+        return self.has_unreleased_before(group, worker)
 
-    def hold(self, group: TaskGroup, origin: Origin) -> None:
-        waiting = self.waiting.setdefault(self.first_worker(group, origin), [])
-        insort(waiting, (group, origin), key=_position)  # what comes around may come before what waits
+    def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
+        waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
+        insort(waiting, (group, inbound), key=_entry_sequence)  # returning messages may come before held ones
 
-    def let_go(self) -> Iterator[Parcel]:
-        """Take out what need not wait any more, in order for each first worker."""
+    def let_go(self) -> Iterator[HeldGroup]:
+        """Take out messages that need not wait any more, in order for each entry worker."""
         for worker, waiting in list(self.waiting.items()):
             free = 0
-            while free < len(waiting) and not self.follows(waiting[free][0], worker):
+            while free < len(waiting) and not self.has_unreleased_before(waiting[free][0], worker):
                 free += 1
             yield from waiting[:free]
             del waiting[:free]
@@ -73,23 +74,25 @@ class _Move:
                 del self.waiting[worker]
 
     def ends(self) -> bool:
-        self.ways = [way for way in self.ways if way.lost or not way.connection.quiet(self.task)]
-        return not self.ways and not self.waiting and self.has_left()
+        self.routes = [
+            route for route in self.routes if route.lost or not route.connection.all_released(self.task)
+        ]
+        return not self.routes and not self.waiting and self.has_left()
 
     def has_left(self) -> bool:
-        """Whether nothing is queued here that is to be passed on: what comes goes straight to the owner."""
+        """Whether our queue of the task is empty, so that new messages go straight to the owner."""
         return self.left is None or self.left()
 
 
-def _position(parcel: Parcel) -> int:
-    return parcel[0].position
+def _entry_sequence(held_group: HeldGroup) -> int:
+    return held_group[0].entry_sequence
 
 
 class Moves:
     """Every move that is under way. Belongs to the event loop; bounded by the senders' credit."""
 
     def __init__(self, own: int) -> None:
-        """Start without any. own: the number of this worker in what others pass on for it."""
+        """Start without any. own: this worker's number as an entry worker."""
         self._own = own
         self._moves: dict[int, _Move] = {}
 
@@ -100,56 +103,58 @@ class Moves:
         return len(self._moves)
 
     def leave(self, task: int, left: Callable[[], bool], now: float) -> None:
-        """Note that a task's own queue here is to be passed on. now: the time, in seconds.
+        """Note that a task's queue here is to be forwarded. now: the time, in seconds.
 
-        left: whether it has been. What comes meanwhile follows it through the queue, and does not wait here.
+        left: returns True once it was. Until then new messages follow through the queue and do not wait.
         """
         self._moves.setdefault(task, _Move(task, self._own, now)).left = left
 
     def turn(self, task: int, peer: Peer, connection: IRelayConnection, now: float) -> None:
         """Note that a task's messages go to another worker than this from now on."""
-        self._moves.setdefault(task, _Move(task, self._own, now)).ways.append(_Way(peer, connection))
+        self._moves.setdefault(task, _Move(task, self._own, now)).routes.append(_Route(peer, connection))
 
     def stay(self, owner_of: Mapping[int, AssignedWorker]) -> None:
-        """Forget the ways to owners: what goes there straight follows what went there before."""
+        """Forget the routes to present owners: messages to these follow the earlier ones anyway."""
         for task, move in self._moves.items():
             owner = owner_of.get(task)
             if owner is not None and move.has_left():
-                move.ways = [way for way in move.ways if way.lost or way.peer != owner.peer]
+                move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
-    def holds(self, group: TaskGroup, origin: Origin) -> bool:
-        """Whether messages of a moving task must wait: some that come before them are still on an old way."""
+    def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Whether messages of a moving task must wait for earlier ones that are on an old route."""
         move = self._moves[group.task]
-        return move.holds(group, move.first_worker(group, origin))
+        return move.holds(group, move.entry_worker(group, inbound))
 
-    def hold(self, group: TaskGroup, origin: Origin) -> None:
+    def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Keep messages of a moving task."""
-        self._moves[group.task].hold(group, origin)
+        self._moves[group.task].hold(group, inbound)
 
     def lose(self, peers: Container[Peer]) -> None:
-        """Take ways to these workers as not empty until give_up: what is on them is to be handed back."""
+        """Take routes to these workers as not empty until give_up(): their messages will be handed back."""
         for move in self._moves.values():
-            for way in move.ways:
-                way.lost |= way.peer in peers
+            for route in move.routes:
+                route.lost |= route.peer in peers
 
     def give_up(self, connection: IRelayConnection) -> None:
-        """Take a way as empty: the connection is closed, and what was on the way has been handed back."""
+        """Take a route as empty: its connection is closed, and its messages were handed back."""
         for move in self._moves.values():
-            move.ways = [way for way in move.ways if way.connection is not connection]
+            move.routes = [route for route in move.routes if route.connection is not connection]
 
-    def done(self) -> list[Parcel]:
-        """Return, in order, what need not wait any more; forget the moves that are over."""
-        parcels: list[Parcel] = []
+    def done(self) -> list[HeldGroup]:
+        """Take out, in order, messages that need not wait any more; forget the moves that are over."""
+        held_groups: list[HeldGroup] = []
         for task, move in list(self._moves.items()):
-            parcels += move.let_go()
+            held_groups += move.let_go()
             if move.ends():
                 del self._moves[task]
-        return parcels
+        return held_groups
 
-    def clear(self) -> list[Parcel]:
-        """End every move at once; return what was held."""
+    def clear(self) -> list[HeldGroup]:
+        """End every move at once; return the held messages."""
         moves, self._moves = self._moves, {}
-        return [parcel for move in moves.values() for held in move.waiting.values() for parcel in held]
+        return [
+            held_group for move in moves.values() for held in move.waiting.values() for held_group in held
+        ]
 
     @property
     def pending_messages(self) -> int:
@@ -159,5 +164,22 @@ class Moves:
         )
 
     def peers(self, since: float) -> set[Peer]:
-        """Return the workers on whose way a move has been waiting since that time or longer."""
-        return {way.peer for move in self._moves.values() for way in move.ways if move.since <= since}
+        """Return the workers on whose old route a move has been waiting since that time or longer."""
+        return {route.peer for move in self._moves.values() for route in move.routes if move.since <= since}
+
+
+class EntrySequences:
+    """Counts the messages of programs by task, in the order in which an entry worker accepts them.
+
+    An entry sequence travels with its messages. While a task moves, it tells every worker which messages come
+    first. Belongs to the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+
+    def place(self, group: TaskGroup, now_micros: int) -> TaskGroup:
+        """Return messages with their entry sequence, from 1 per task. now_micros: see TaskGroup.at."""
+        entry_sequence = self._next.get(group.task, 1)
+        self._next[group.task] = entry_sequence + len(group)
+        return group.at(entry_sequence, now_micros)

@@ -1,7 +1,7 @@
-"""What sinks publish: an epoch's messages come in pieces, are seen all at once, and once for each task.
+"""Publications of sinks: an epoch comes in pieces, is seen all at once, and once for each task.
 
-Pure state. A sink that does not know whether its last attempt has come through publishes again, and nothing
-is seen twice.
+A sink that does not know whether its last attempt came through publishes the epoch again. No message is seen
+twice. Pure state.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import LENGTH_BYTES, wire_bytes
 
 MAX_REMEMBERED = 100_000
-"""For so many pairs of sink and task the last epoch is remembered, those that published last."""
+"""The last epoch is remembered for so many pairs of sink and task, the latest ones."""
 
 IDLE_SECONDS = 60.0
-"""An epoch that nobody goes on with for so long is forgotten where others need the room."""
+"""An epoch without a new piece for so long is forgotten if others need the room."""
 
 
 class _Epoch:
@@ -31,15 +31,15 @@ class _Epoch:
 class Publications:
     """The epochs of all sinks. Belongs to the event loop.
 
-    limit_bytes: what may be held of epochs that are not complete, as in frames, and, apart from that, of
-    published messages that no consumer has acknowledged, four bytes for each beside its payload.
+    limit_bytes: how many bytes of incomplete epochs may be held, counted as in frames. As many again may be
+    published and unacknowledged; there, each message counts four bytes beside its payload.
 
-    It is the origin of what is published: see Origin.
+    The object is the inbound session of all published messages: see InboundSession.
     """
 
     source = "sink"
-    via = 0
-    eager = False
+    worker_number = 0
+    wants_releases = False
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -49,9 +49,9 @@ class Publications:
         self._unreleased_bytes = 0
 
     def add(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], now: float) -> None:
-        """Keep a piece, in place of the same one where that is the last. now: seconds of any clock.
+        """Keep a piece; it replaces the last one if it has the same number. now: seconds of any clock.
 
-        Raises SequenceGapError when pieces before it are missing, ResourceLimitError when there is no room.
+        Raises SequenceGapError if pieces before it are missing, ResourceLimitError if there is no room.
         """
         if not piece:
             self._drop(sink)
@@ -84,7 +84,7 @@ class Publications:
             self._open_bytes -= sum(map(_held_by, state.pieces))
 
     def collected(self, sink: str) -> list[TaskGroup]:
-        """Return what is new in a sink's epoch; ResourceLimitError while too much is not consumed."""
+        """Return the new messages of a sink's epoch; ResourceLimitError while too many are unconsumed."""
         state = self._open[sink]
         groups = [
             group
@@ -99,7 +99,7 @@ class Publications:
         return groups
 
     def publish(self, sink: str, collected: Sequence[TaskGroup]) -> None:
-        """Note that what was collected is on its way to its queues."""
+        """Note that the collected messages are on their way to their queues."""
         epoch = self._open[sink].number
         self._drop(sink)
         self._unreleased_bytes += _size_of(collected)
@@ -110,7 +110,7 @@ class Publications:
             del self._published[next(iter(self._published))]
 
     def release(self, _task: int, messages: int, size_bytes: int) -> None:
-        """See Origin.release."""
+        """See InboundSession.release."""
         self._unreleased_bytes -= size_bytes + LENGTH_BYTES * messages
 
 

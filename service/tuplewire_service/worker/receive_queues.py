@@ -15,10 +15,10 @@ from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.session.pieces import wire_bytes
-from tuplewire_service.messaging.base import Origin
+from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
-from tuplewire_service.worker.settings import WorkerSettings
 from tuplewire_service.worker.status import TaskSnapshot
+from tuplewire_service.worker.worker_settings import WorkerSettings
 
 
 class _Queue:
@@ -39,7 +39,7 @@ class _Queue:
         self.log = DeliveryLog()
         self.times = QueueTimes()
         self.leaving = False
-        self.consumer: Subscription | None = None
+        self.consumer: QueueSubscription | None = None
         self.consumer_id = ""
         self.incarnation = 0
         self.credit = 0
@@ -59,8 +59,9 @@ class ReceiveQueues:
     ) -> None:
         """Start empty.
 
-        on_done: told the task and what its consumer has acknowledged; also, with nothing, that a consumer has
-        left a task that is leaving. not_here: the error for a task that is not local.
+        on_done: called with a task and its acknowledged messages; without messages, if a consumer has left a
+        task that moves away.
+        not_here: returns the error for a task that is not local.
         """
         self.worker_id = settings.worker_id
         self.incarnation = incarnation
@@ -72,17 +73,17 @@ class ReceiveQueues:
         self._gone: dict[int, _Queue] = {}
         self._early: set[int] = set()
         self.wait = Durations()
-        """How long messages wait until a consumer gets them for the first time."""
+        """How long messages waited until a consumer first got them."""
         self.redelivered_messages = 0
-        """How many were handed out as perhaps delivered before."""
+        """How many messages were handed out as perhaps delivered before."""
 
     def __contains__(self, task: int) -> bool:
         return task in self._queues
 
     def assign(self, tasks: Iterable[int]) -> list[int]:
-        """Hold these tasks and no others; return those that are gone; leave() has their rest.
+        """Hold these tasks and no others; return the tasks that are gone, whose rest leave() returns.
 
-        A task's sequences go on where they were when it comes back.
+        If a task comes back, its sequences continue.
         """
         wanted = set(tasks)
         self._early.clear()
@@ -101,13 +102,12 @@ class ReceiveQueues:
         if queue.consumer is not None:
             queue.consumer.mark(queue)
 
-    def leave(self) -> list[tuple[TaskGroup, Origin]]:
-        """Return, in order, what is queued for tasks that are gone and whose consumers have finished.
+    def leave(self) -> list[tuple[TaskGroup, InboundSession]]:
+        """Take out, in order, the messages of tasks that are gone and whose consumers have finished.
 
-        Nothing more is delivered for a task that is gone, so that another consumer goes on where this one
-        ends.
+        Nothing more is delivered for such a task, so another consumer continues where this one ends.
         """
-        left: list[tuple[TaskGroup, Origin]] = []
+        left: list[tuple[TaskGroup, InboundSession]] = []
         for queue in self._gone.values():
             if not queue.leaving or (queue.consumer is not None and queue.log.taken > queue.log.acknowledged):
                 continue
@@ -119,25 +119,25 @@ class ReceiveQueues:
         return left
 
     def left(self, task: int) -> bool:
-        """Whether nothing is queued here any more for a task that was ours."""
+        """Whether the queue of a task that was ours is empty."""
         return task not in self._early and not (task in self._gone and self._gone[task].leaving)
 
     def is_leaving(self, task: int) -> bool:
-        """Whether a task is gone, and what is queued for it still here."""
+        """Whether a task is gone, and its messages are still here."""
         return task in self._gone and self._gone[task].leaving
 
     def open(self, task: int) -> bool:
-        """Hold a task that will be ours once the assignment that others route by arrives; False if we do."""
+        """Hold a task that is ours by an assignment still on its way; return False if we hold it already."""
         if task in self._queues:
             return False
         self._early.add(task)
         self._hold(task)
         return True
 
-    def put(self, group: TaskGroup, origin: Origin) -> None:
-        """Queue messages for a local task, or for one that is leaving."""
+    def put(self, group: TaskGroup, inbound: InboundSession) -> None:
+        """Queue messages for a local task, or for one that moves away."""
         queue = self._queues.get(group.task) or self._gone[group.task]
-        queue.log.append(group, origin)
+        queue.log.append(group, inbound)
         queue.times.came(queue.log.tail, self.clock())
         if queue.consumer is not None:
             queue.consumer.mark(queue)
@@ -158,7 +158,7 @@ class ReceiveQueues:
 
     @property
     def pending_messages(self) -> int:
-        """Messages that wait or are not acknowledged, in all queues."""
+        """Messages that wait, or are not acknowledged, in all queues."""
         queues = (*self._queues.values(), *self._gone.values())
         return sum(queue.log.queued_messages for queue in queues)
 
@@ -184,12 +184,12 @@ class ReceiveQueues:
                 queue.consumer.end(error)
 
     def clear(self) -> int:
-        """Give everything up without a word to its senders; return how many messages that were."""
+        """Drop every message without releasing it to its sender; return how many there were."""
         queues = (*self._queues.values(), *self._gone.values())
         return sum(len(group) for queue in queues for group, _ in queue.log.remove())
 
     def taken(self, queue: _Queue, deliveries: Sequence[Delivery]) -> None:
-        """Take account of what was handed to a queue's consumer."""
+        """Account for messages that were handed to a queue's consumer."""
         queue.times.left(queue.log.taken, self.clock(), self.wait)
         for delivery in deliveries:
             if delivery.group.redelivered:
@@ -197,7 +197,7 @@ class ReceiveQueues:
 
     # --- consumers -----------------------------------------------------------------------------
 
-    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> Subscription:
+    def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> QueueSubscription:
         """See ISubscriptionSource. All tasks must be local."""
         for cursor in request.cursors:
             queue = self._queues.get(cursor.task)
@@ -211,18 +211,18 @@ class ReceiveQueues:
             returns = request.worker_incarnation == self.incarnation
             if returns and queue.consumer is not None and queue.consumer_id != request.consumer_id:
                 raise _superseded(queue.consumer_id, queue.task)
-        subscription = Subscription(self, wake)
+        subscription = QueueSubscription(self, wake)
         for cursor in request.cursors:
             self._hand_over(self._queues[cursor.task], subscription, cursor, request)
         return subscription
 
     def _hand_over(
-        self, queue: _Queue, subscription: Subscription, cursor: Cursor, request: SubscribeRequest
+        self, queue: _Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
     ) -> None:
         same = queue.consumer_id == request.consumer_id and queue.incarnation == request.incarnation
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
-            # Streams that follow each other closely may arrive in either order: the consumer comes again.
+            # Two streams of one consumer may arrive in either order; the refused one comes again.
             queue.consumer.end(
                 SequenceGapError(f"consumer {request.consumer_id!r} has opened another stream")
                 if same
@@ -236,13 +236,13 @@ class ReceiveQueues:
             queue.credit = cursor.credit
         else:
             queue.log.rewind()
-            # The cursor of a newcomer starts at 0; ours goes on from what is acknowledged.
+            # A newcomer's cursor starts at 0; ours continues after the last acknowledged message.
             queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue)
 
     def progress(self, queue: _Queue, cursor: Cursor) -> None:
-        """Take account of what a queue's consumer says."""
+        """Account for the progress that a queue's consumer reports."""
         done = queue.log.progress(cursor.acknowledged, cursor.received)
         queue.credit = max(queue.credit, cursor.credit)
         queue.credit_bytes = cursor.credit_bytes
@@ -254,7 +254,7 @@ def _superseded(consumer_id: str, task: int) -> SupersededError:
     return SupersededError(f"consumer {consumer_id!r} has taken task {task} over")
 
 
-class Subscription(ISubscription):
+class QueueSubscription(ISubscription):
     """A consumer's hold on some queues."""
 
     def __init__(self, queues: ReceiveQueues, wake: Callable[[], None]) -> None:
@@ -272,7 +272,7 @@ class Subscription(ISubscription):
         self._ready[queue.task] = None
 
     def mark(self, queue: _Queue) -> None:
-        """Note that a queue has something new."""
+        """Note that a queue has new messages."""
         self._ready[queue.task] = None
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Routes what arrives to the queues of local tasks or to other workers, and accounts for all of it.
+"""Routes messages to the queues of local tasks or to other workers, and accounts for all of them.
 
 Source: Storm's `WorkerState`, with its `transferLocalBatch` and `transfer`.
 """
@@ -10,32 +10,44 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 
-from tuplewire.errors import ClosedError, DrainingError, RefusedError, UnknownTaskError
-from tuplewire.group import TaskGroup
+from tuplewire.connection.log_rate import LogRate
+from tuplewire.errors import (
+    ClosedError,
+    DrainingError,
+    MessageTooLargeError,
+    NotReadyError,
+    PermissionDeniedError,
+    RefusedError,
+    TuplewireError,
+    UnknownTaskError,
+)
+from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
+from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
+    InboundSession,
     IRelayConnection,
-    Origin,
     ReceivedBatch,
-    via_of,
+    worker_number,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker import refusals
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.blocking import LOCAL
 from tuplewire_service.worker.connections import Connections, Peer
-from tuplewire_service.worker.moves import Moves, Parcel
-from tuplewire_service.worker.positions import Positions
+from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.receive_queues import ReceiveQueues
-from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.status import PeerSnapshot
+from tuplewire_service.worker.times import LOCAL
 from tuplewire_service.worker.transfer import TransferQueue
+from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +58,7 @@ _GIVE_UP_SECONDS = 3.0
 class Router(IConnectionCallback, ISubscriptionSource):
     """Knows which worker holds each task, and brings messages there. Belongs to the event loop.
 
-    Guarantee: what is accepted is acknowledged, dropped for a reason, or held here; see ledger().
+    Guarantee: an accepted message is acknowledged, dropped for a reason, or held here; see ledger().
     """
 
     def __init__(
@@ -59,47 +71,70 @@ class Router(IConnectionCallback, ISubscriptionSource):
     ) -> None:
         """Begin without an assignment.
 
-        context: the transport to other workers. draining: whether they are told that this worker is about to
-        go. consumed: told of what consumers have acknowledged.
+        context: the transport to other workers.
+        draining: returns True if this worker is to tell its peers that it drains.
+        consumed: called with the messages that a consumer has acknowledged.
         """
         self.assignment: Assignment | None = None
+        self._version_received = 0
+        self.misnamed = ""
+        """Why the assignment does not mean this worker; empty when it does."""
         self._settings = settings
         self._consumed = consumed
         self._clock = asyncio.get_running_loop().time
         self._ledger = Ledger()
+        self._log_rate = LogRate()
         self._activity = asyncio.Event()
         self._local: frozenset[int] = frozenset()
+        self._dead: set[Peer] = set()
+        self.taken_here: Container[int] = ()
+        """Tasks whose queues are consumed in this process, and that no other consumer may have."""
         self.queues = ReceiveQueues(settings, incarnation, self._done, self._not_here)
-        self._positions = Positions()
+        self._entry_sequences = EntrySequences()
         self._publications = Publications(settings.receive_queue_bytes)
-        self._moves = Moves(via_of(settings.worker_id, incarnation))
+        self._moves = Moves(worker_number(settings.worker_id, incarnation))
         self.connections = Connections(
             context,
             settings.topology,
             on_settled=self._settled,
             on_released=self._released,
-            assignment_version=lambda: self.version,
+            assignment_version=lambda: self.assignment_version,
             draining=draining,
             on_returned=self._returned,
         )
-        self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable)
+        self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable, self._lose)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Router {self._settings.worker_id} version={self.assignment_version} "
+            f"local_tasks={len(self._local)} moving_tasks={len(self._moves)} {self.connections!r}>"
+        )
 
     # --- assignment --------------------------------------------------------------------------------
 
     @property
-    def version(self) -> int:
-        """The version of the assignment; 0 without one."""
+    def assignment_version(self) -> int:
+        """See IConnectionCallback."""
         return self.assignment.version if self.assignment is not None else 0
 
-    def update(self, assignment: Assignment) -> bool:
+    def newest_version(self, peers: Iterable[PeerSnapshot]) -> int:
+        """Return the newest assignment version that this worker knows of: its own, or another worker's.
+
+        Others say theirs when this worker connects to them (peers), and with each frame.
+        """
+        told = (peer.statistics.receiver_assignment_version for peer in peers)
+        return max(self.assignment_version, self._version_received, *told)
+
+    def update(self, assignment: Assignment, *, force: bool = False) -> bool:
         """Put a newer assignment in force; False when this version is in force already.
 
-        Raises StaleAssignmentError for an older version, ConfigError for another topology.
+        Raises what Assignment.succeeds raises, which has `force`, too.
         """
-        if not assignment.succeeds(self.assignment, self._settings.topology):
+        if not assignment.succeeds(self.assignment, self._settings.topology, force=force):
             return False
         self._transfer.drain()  # by the old routes
         self.assignment = assignment
+        self._dead.difference_update(worker.peer for worker in assignment.workers)
         local = assignment.tasks_of(self._settings.worker_id)
         others = [w for w in assignment.workers if w.worker_id != self._settings.worker_id and w.tasks]
         before = self._transfer.owner_of
@@ -109,6 +144,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._begin_moves(before, self.queues.assign(local))
         self.refresh()
         self._end_moves()
+        if self._moves:
+            asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
         self._activity.set()
         logger.info(
             "assignment.changed",
@@ -117,7 +154,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return True
 
     def _begin_moves(self, before: Mapping[int, AssignedWorker], gone: Iterable[int]) -> None:
-        """Hold what comes for each task that has changed hands, until its old way is empty."""
+        """Hold new messages for each task that has moved, until its old route is empty."""
         now = self._clock()
         for task in gone:
             self._moves.leave(task, partial(self.queues.left, task), now)
@@ -132,7 +169,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
 
-        A former owner that no assignment names any more, and that is out of reach, is given up.
+        A former owner is given up if it has left the assignment and is out of reach.
         """
         assigned = (
             {worker.peer for worker in self.assignment.workers} if self.assignment is not None else set()
@@ -140,24 +177,37 @@ class Router(IConnectionCallback, ISubscriptionSource):
         needed = {worker.peer: worker for worker in self._transfer.owner_of.values()}
         former = self._moves.peers(since=math.inf)
         overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
-        lost = {peer for peer in overdue if not self.connections.ready(peer)}
+        lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
         self._moves.lose(lost)
-        self.connections.refresh(needed, former - lost, _GIVE_UP_SECONDS)
+        self.connections.refresh(needed, former - lost, lost, _GIVE_UP_SECONDS)
+
+    def lose(self, peers: Collection[Peer]) -> None:
+        """Take these workers as dead, for as long as no assignment names them.
+
+        What they have not acknowledged goes at once to where the next assignment says, or nowhere.
+        """
+        self._dead.update(peers)
 
     def _end_moves(self) -> None:
-        """Pass on what has left our queues, and what was held for tasks whose old ways are empty."""
+        """Route messages that have left our queues, and held messages whose old routes are empty."""
         if self._moves:
-            self._reroute(self.queues.leave())
+            self._reroute((group.out_of_queue(), inbound) for group, inbound in self.queues.leave())
             self._moves.stay(self._transfer.owner_of)
             self._reroute(self._moves.done())
 
-    def _reroute(self, parcels: Iterable[Parcel]) -> None:
-        for group, origin in parcels:
-            if not self._route(group, origin):
-                self._unroutable(group, origin)
+    def _reroute(self, held_groups: Iterable[HeldGroup]) -> None:
+        waiting = deque(held_groups)
+        try:
+            while waiting:
+                group, inbound = waiting[0]
+                if not self._route(group, inbound):
+                    self._unroutable(group, inbound)
+                waiting.popleft()
+        finally:
+            self._lose(group for group, _ in waiting)
 
-    def _returned(self, connection: IRelayConnection, left: Sequence[Parcel]) -> None:
-        """Route again what a worker that is gone had not acknowledged, then what waited for it."""
+    def _returned(self, connection: IRelayConnection, left: Sequence[HeldGroup]) -> None:
+        """Route a lost worker's unacknowledged messages again, then the messages that waited for them."""
         self._reroute(left)
         self._moves.give_up(connection)
         self._end_moves()
@@ -167,34 +217,43 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def recv(self, batch: ReceivedBatch) -> None:
         """Route a batch: to the queues of local tasks, to the transfer queue, or back as refused."""
         batch.hold()
-        origin = batch.origin
+        inbound = batch.inbound
         version = batch.assignment_version
-        ahead = version > self.version and origin.via
+        ahead = version > self.assignment_version and inbound.worker_number
+        if ahead:
+            self._version_received = max(self._version_received, version)
         now_micros = time.time_ns() // 1000
-        stale = 0 < version < self.version and not origin.via
+        stale = 0 < version < self.assignment_version and not inbound.worker_number
         for group in batch.groups:
             if stale and group.task in self._transfer.owner_of:
                 owner = self._transfer.owner_of[group.task]
-                batch.refuse(group, refusals.stale(group.task, owner, version, self.version))
+                batch.refuse(group, refusals.stale(group.task, owner, version, self.assignment_version))
                 continue
-            if not origin.via:
-                group = self._positions.place(group, now_micros)  # noqa: PLW2901 - the same messages
+            if group.unqueued_hops > MAX_UNQUEUED_HOPS and group.task not in self.queues:
+                batch.refuse(group, self._circling(group.task))
+                continue
+            if not inbound.worker_number:
+                group = self._entry_sequences.place(group, now_micros)  # noqa: PLW2901 - the same messages
             if ahead:
                 self._open_early(group.task)
-            if group.task in self._moves and self._moves.holds(group, origin):
-                self._moves.hold(group, origin)
-            elif not self._route(group, origin):
-                if not group.via:
+            if group.task in self._moves and self._moves.holds(group, inbound):
+                self._moves.hold(group, inbound)
+            elif not self._route(group, inbound):
+                if not group.forwarded:
                     batch.refuse(group, self._not_here(group.task))
                     continue
-                self._unroutable(group, origin)  # its sender has heard that it is accepted
+                self._unroutable(group, inbound)  # its program has heard already that it is accepted
             self._ledger.accepted += len(group)
 
     def publish(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
-        """Take a piece of what a sink writes in an epoch; the last one puts all of them in the queues.
+        """Take a piece of a sink's epoch; the last piece puts the whole epoch in the queues.
 
-        Returns how many messages that were. Raises the RefusedError for which nothing of the epoch is in a
-        queue: NotReadyError, NotLocalError, UnknownTaskError, and those of Publications.
+        Returns how many messages that were. After an error nothing of the epoch is in a queue.
+
+        Raises:
+            NotReadyError: There is no assignment yet.
+            NotLocalError, UnknownTaskError: A task is not held here.
+            SequenceGapError, ResourceLimitError: See Publications.
         """
         if (error := self.not_ready) is not None:
             raise error
@@ -210,7 +269,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return sum(map(len, collected))
 
     def _open_early(self, task: int) -> None:
-        """Hold a task that is ours by an assignment that is still on its way here."""
+        """Hold a task that is ours by an assignment that has not arrived yet."""
         if not self.queues.open(task):
             return
         self._transfer.drain()  # by the old routes
@@ -222,19 +281,19 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._activity.set()
 
     def _wait_for(self, peer: Peer, tasks: Sequence[int], now: float) -> None:
-        """Hold what comes for these tasks until a worker is done with all that it was sent for them."""
+        """Hold new messages for these tasks until their former owner has released all earlier ones."""
         connection = self.connections.get(peer)
         if connection is not None:
             for task in tasks:
                 self._moves.turn(task, peer, connection, now)
-            connection.follow(tasks)
+            connection.watch_releases(tasks)
 
-    def _route(self, group: TaskGroup, origin: Origin) -> bool:
-        """Put messages on their way; False when nobody holds their task."""
+    def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Put messages into a queue or the transfer queue; return False if nobody holds their task."""
         if group.task in self.queues or self.queues.is_leaving(group.task):
-            self.queues.put(group, origin)
+            self.queues.put(group, inbound)
         elif group.task in self._transfer.owner_of:
-            self._transfer.put(group, origin)
+            self._transfer.put(group, inbound)
         else:
             return False
         return True
@@ -245,56 +304,86 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return LOCAL if owner is None else owner.worker_id
 
     def _not_here(self, task: int) -> RefusedError:
-        worker_id = self._settings.worker_id
-        if self.assignment is None:
-            return refusals.no_assignment(worker_id)
+        if (error := self.not_ready) is not None:
+            return error
         owner = self._transfer.owner_of.get(task)
         if owner is not None:
-            return refusals.elsewhere(task, worker_id, owner)
-        return UnknownTaskError(f"task {task} is not in assignment version {self.assignment.version}")
+            return refusals.elsewhere(task, self._settings.worker_id, owner)
+        return UnknownTaskError(f"task {task} is not in assignment version {self.assignment_version}")
 
-    def _send(self, owner: AssignedWorker, origin: Origin, groups: list[TaskGroup]) -> None:
+    def _circling(self, task: int) -> RefusedError:
+        return refusals.circling(task, self._settings.worker_id, self._transfer.owner_of.get(task))
+
+    def _send(self, owner: AssignedWorker, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         connection = self.connections.get(owner.peer)
-        if origin.via:
-            groups = [group.passed_on(origin.via) for group in groups]
-        try:
-            if connection is not None and origin.eager:
-                connection.follow([group.task for group in groups])
-            taken = connection is not None and connection.forward(groups, origin, retain=origin.eager)
-        except ClosedError:
-            taken = False
-        if not taken:
-            for group in groups:
-                self._unroutable(group, origin)
+        if inbound.worker_number:
+            groups = [group.passed_on(inbound.worker_number) for group in groups]
+        for group in self._left_by(connection, inbound, groups):
+            self._unroutable(group, inbound)
 
-    def _unroutable(self, group: TaskGroup, origin: Origin) -> None:
+    def _left_by(
+        self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
+    ) -> list[TaskGroup]:
+        """Hand groups to a connection; return those that it does not take because it is closed.
+
+        What its peer would refuse concerns these messages alone: they are given up by name.
+        """
+        if connection is None:
+            return groups
+        try:
+            if inbound.wants_releases:
+                connection.watch_releases([group.task for group in groups])
+            return [] if connection.forward(groups, inbound, retain=inbound.wants_releases) else groups
+        except ClosedError:
+            return groups
+        except MessageTooLargeError as error:
+            pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
+            for fits, group in pieces:
+                if not fits:
+                    self._give_up(group, inbound, DropReason.TOO_LARGE, str(error))
+            return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
+        except TuplewireError as error:
+            for group in groups:
+                self._give_up(group, inbound, DropReason.REFUSED, str(error))
+            return []
+
+    def _lose(self, groups: Iterable[TaskGroup]) -> None:
+        """Count what a defect has kept from going anywhere: the worker ends, and nobody has taken it over."""
+        self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
+
+    def _unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Give up messages that were accepted for a task that nobody holds any more."""
-        logger.warning("messages.dropped", extra={"task": group.task, "messages": len(group)})
-        self._ledger.dropped[DropReason.UNKNOWN_TASK] += len(group)
-        origin.release(group.task, len(group), len(group.data))
+        self._give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
+
+    def _give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
+        if messages := self._log_rate.due(reason, len(group)):
+            extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
+            logger.warning("messages.dropped", extra=extra)
+        self._ledger.dropped[reason] += len(group)
+        inbound.release(group.task, len(group), len(group.data))
 
     def _settled(self, settled: Sequence[Settled]) -> None:
-        """Account for what other workers have taken over."""
+        """Account for messages that other workers have accepted."""
         ledger = self._ledger
         for each in settled:
             if each.dropped is None:
                 ledger.acknowledged += each.messages
-            elif each.dropped is DropReason.CLOSED:  # one that closes for another reason hands it back
+            elif each.dropped is DropReason.CLOSED:  # only at shutdown: otherwise take_back() returns them
                 ledger.dropped[DropReason.SHUTDOWN] += each.messages
             else:
                 ledger.dropped[each.dropped] += each.messages
         self._activity.set()
 
     def _released(self, released: Sequence[Settled]) -> None:
-        """Give room to those who sent what other workers are done with."""
+        """Release, to their senders, messages that other workers have released."""
         for each in released:
-            if each.dropped is not DropReason.CLOSED:  # we are ending, and done with nothing by that
+            if each.dropped is not DropReason.CLOSED:  # at shutdown nothing was consumed by that
                 each.token.release(each.task, each.messages, each.size_bytes)
         self._end_moves()
         self._activity.set()
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
-        """Account for what a consumer has acknowledged, and give room to those who sent it."""
+        """Account for messages that a consumer has acknowledged, and release them to their senders."""
         self._consumed(done)
         for each in done:
             self._ledger.acknowledged += each.messages
@@ -304,24 +393,32 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def not_ready(self) -> RefusedError | None:
-        """See IConnectionCallback. Without an assignment nobody knows which tasks there are."""
-        return refusals.no_assignment(self._settings.worker_id) if self.assignment is None else None
+        """See IConnectionCallback. Only by an assignment that means us do we know which tasks there are."""
+        if self.assignment is None:
+            return refusals.no_assignment(self._settings.worker_id)
+        return NotReadyError(self.misnamed) if self.misnamed else None
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
         """See ISubscriptionSource."""
+        for cursor in request.cursors:
+            if cursor.task in self.taken_here:
+                raise PermissionDeniedError(
+                    f"task {cursor.task} is run by worker {self._settings.worker_id} itself: "
+                    "no other consumer may have its messages"
+                )
         return self.queues.subscribe(request, wake)
 
     # --- load, ledger, the end -------------------------------------------------------------------------
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
-        """Return the load, 0 to 1, of these tasks (none: of all) as far as it is known."""
+        """Return the known loads, 0 to 1, of these tasks; without tasks, of all."""
         wanted = list(tasks) or [*self._local, *self._transfer.owner_of]
         loads = self.connections.loads([task for task in wanted if task not in self._local])
         loads.update({task: self.queues.load(task) for task in wanted if task in self._local})
         return loads
 
     def local_loads(self) -> dict[int, float]:
-        """Return the load of each task that is held here."""
+        """Return the load of each local task."""
         return {task: self.queues.load(task) for task in self._local}
 
     def ledger(self) -> LedgerSnapshot:
@@ -330,7 +427,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def held_messages(self) -> int:
-        """Messages that were accepted and are not settled."""
+        """Accepted messages that are not settled."""
         return (
             self.queues.pending_messages
             + self._transfer.pending_messages
@@ -340,16 +437,20 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def moving_tasks(self) -> int:
-        """Tasks that move: some of their messages are on an old way, or wait for those that are."""
+        """How many tasks move: some of their messages are on an old route, or wait for one to end."""
         return len(self._moves)
 
     @property
     def passing(self) -> bool:
-        """Whether messages are on the way to other workers, or wait for a task to move."""
+        """Whether messages are on the way to other workers, or wait for a move."""
         return bool(self._moves or self.connections.pending_messages)
 
+    def look_again(self) -> None:
+        """Have until() look at its condition, which something elsewhere may have changed."""
+        self._activity.set()
+
     async def until(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Wait until messages have gone, so that the condition holds, or the deadline has passed."""
+        """Wait until the condition holds, or the deadline (the loop's time) has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while not condition():
@@ -357,7 +458,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     await self._activity.wait()
 
     async def close(self, timeout: float) -> None:
-        """End consumers and connections; what is still queued is counted as dropped{shutdown}."""
+        """End consumers and connections; messages that are still queued count as dropped{shutdown}."""
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear()
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())

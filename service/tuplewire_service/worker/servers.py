@@ -1,4 +1,4 @@
-"""What a worker listens on: a server for its programs, and one for its peers where they speak otherwise.
+"""A worker's servers: one for its programs, and one for its peers if these use another transport.
 
 Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 
 from tuplewire_service.messaging.base import (
@@ -18,6 +18,7 @@ from tuplewire_service.messaging.base import (
     ReceiveCount,
     ServerStatistics,
 )
+from tuplewire_service.worker.program import IProgram
 
 _CLOSE_SECONDS = 10.0
 
@@ -31,6 +32,8 @@ class Servers:
         self._peers = peers
         self._topology = topology
         self._bound: list[IServerConnection] = []
+        self.program: IProgram | None = None
+        """A program inside the worker, which sends into it as others do through a server."""
         self.peer_addresses: list[str] = []
         """Where the peers' server is bound, if there is one of its own."""
 
@@ -53,28 +56,39 @@ class Servers:
     async def stop_intake(self, intake: Intake) -> None:
         """See IServerConnection."""
         for server in self._bound:
-            await asyncio.to_thread(server.stop_intake, intake)
+            await server.stop_intake_async(intake)
 
     def send_load_metrics(self, loads: Mapping[int, float]) -> None:
         """See IServerConnection."""
         for server in self._bound:
             server.send_load_metrics(loads)
 
+    def send_backpressure_status(
+        self, worker_id: str, congested: Collection[int], relieved: Collection[int]
+    ) -> None:
+        """See IServerConnection."""
+        for server in self._bound:
+            server.send_backpressure_status(worker_id, sorted(congested), sorted(relieved))
+
     def exhausted(self) -> set[int]:
-        """Return the tasks for which some sender has used its window up."""
-        return {task for server in self._bound for task in server.exhausted}
+        """Return the tasks for which some sender has used up its window."""
+        return {task for each in self._senders() for task in each.exhausted}
 
     def longest_exhausted(self) -> Iterator[int]:
-        """Yield the one of these that has been so for longest, server by server."""
-        for server in self._bound:
-            yield from islice(server.exhausted, 1)
+        """Yield, for each of them, the task that has been so for longest."""
+        for each in self._senders():
+            yield from islice(each.exhausted, 1)
+
+    def _senders(self) -> list[IServerConnection | IProgram]:
+        return [*self._bound, *([] if self.program is None else [self.program])]
 
     def statistics(self) -> ServerStatistics:
-        """Return the counts of all servers together."""
+        """Return the counts of all of them together."""
         received: dict[str, ReceiveCount] = {}
-        refused: Counter[str] = Counter()
-        sessions = 0
-        for each in (server.statistics() for server in self._bound):
+        refused_streams: Counter[str] = Counter()
+        refused_messages: Counter[str] = Counter()
+        sessions = resumable = 0
+        for each in (sender.statistics() for sender in self._senders()):
             for count in each.received:
                 before = received.get(count.source, ReceiveCount(count.source, 0, 0, 0))
                 received[count.source] = ReceiveCount(
@@ -83,11 +97,20 @@ class Servers:
                     before.batches + count.batches,
                     before.bytes + count.bytes,
                 )
-            refused.update(each.refused)
+            refused_streams.update(each.refused_streams)
+            refused_messages.update(each.refused_messages)
             sessions += each.sessions
-        return ServerStatistics(list(received.values()), sessions, dict(refused))
+            resumable += each.resumable_sessions
+        return ServerStatistics(
+            list(received.values()), sessions, resumable, dict(refused_streams), dict(refused_messages)
+        )
 
     async def close(self) -> None:
         """Close all servers."""
         for server in self._bound:
-            await asyncio.to_thread(server.close, _CLOSE_SECONDS)
+            await server.close_async(_CLOSE_SECONDS)
+
+    def abort(self) -> None:
+        """End all servers now; not on the event loop."""
+        for server in self._bound:
+            server.abort()

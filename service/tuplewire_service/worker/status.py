@@ -28,9 +28,11 @@ class PeerSnapshot:
     worker_id: str
     address: str
     number: int
-    """Which one it is of all that were opened."""
+    """Counts the connections that were opened, from 1."""
     connected: bool
     statistics: ClientStatistics
+    congested: frozenset[int]
+    """The tasks whose queues it says are nearly full."""
 
 
 class TaskSnapshot(NamedTuple):
@@ -53,7 +55,7 @@ class Timings:
     state_seconds: Mapping[str, float]
     """Seconds in each TimeState; their sum is the worker's age."""
     blocking_seconds: Mapping[tuple[str, str], float]
-    """For how long a task has blocked others, by (task, where)."""
+    """How long a task has blocked others, by (task, where)."""
     queue_wait: Durations
     """In a receive queue, until handed to a consumer for the first time."""
     send_to_ack: Durations
@@ -73,20 +75,30 @@ class WorkerSnapshot:
     topology: str
     state: WorkerState
     assignment_version: int
+    newest_version: int
+    """The newest assignment version that it knows of; greater: this worker lags behind."""
     ledger: LedgerSnapshot
-    """Over the whole worker: what clients and peers handed to it, and what became of that."""
+    """The whole worker's: messages from programs and peers, and what became of them."""
     peers: Sequence[PeerSnapshot]
     tasks: Sequence[TaskSnapshot]
     received: Sequence[ReceiveCount]
     timings: Timings
     redelivered_messages: int
-    """Handed to a consumer, and perhaps to another one before."""
-    refused: dict[str, int]
-    """Refused streams and messages by the error's code."""
+    """Messages handed to a consumer, and perhaps to another one before."""
+    sessions: int
+    """Senders that are connected, or were a moment ago."""
+    resumable_sessions: int
+    """Senders that are gone and may resume; they take nothing from the others."""
+    refused_streams: Mapping[str, int]
+    """Streams that were refused, or ended with an error, by the error's code."""
+    refused_messages: Mapping[str, int]
+    """Messages that were refused one by one, by the error's code."""
     addresses: Sequence[str]
     peer_addresses: Sequence[str]
-    """Where other workers reach it, if not there."""
+    """Where other workers reach it, if not at its addresses."""
+    congested: frozenset[int]
+    """The local tasks whose queues are nearly full."""
     moving_tasks: int
-    """Tasks that are changing hands and have something on an old way."""
+    """Tasks that are changing hands and have something on an old route."""
     not_ready_because: str
     """Empty when ready; else one line for humans."""

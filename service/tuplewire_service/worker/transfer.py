@@ -1,42 +1,51 @@
 """The transfer queue: outbound messages, and the drainer that groups them by destination worker.
 
-Source: Storm's transfer queue and `TransferDrainer`. Whatever has queued up by the time the drainer runs goes
-out together. There is nothing to wait for: the senders' credit bounds what can be here.
+Messages that have queued up by the time the drainer runs go out together. The queue is never full: the
+senders' credit bounds it. Source: Storm's transfer queue and `TransferDrainer`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 
 from tuplewire.group import TaskGroup
-from tuplewire_service.messaging.base import Origin
+from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
 
-Send = Callable[[AssignedWorker, Origin, list[TaskGroup]], None]
-Unroutable = Callable[[TaskGroup, Origin], None]
+Send = Callable[[AssignedWorker, InboundSession, list[TaskGroup]], None]
+Unroutable = Callable[[TaskGroup, InboundSession], None]
 
 
 class TransferQueue:
     """Holds outbound groups until the drainer's turn. Belongs to the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, unroutable: Unroutable) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        send: Send,
+        unroutable: Unroutable,
+        lost: Callable[[Iterable[TaskGroup]], None],
+    ) -> None:
         """Start empty.
 
-        send: gets each destination's groups, batch by batch. unroutable: gets a group whose task nobody
-        holds.
+        send: called with each destination's groups, batch by batch.
+        unroutable: called with each group whose task nobody holds.
+        lost: called with groups that a defect has kept from being sent.
         """
         self.owner_of: Mapping[int, AssignedWorker] = {}
         """Which worker holds each task; replaced when the assignment changes."""
         self._loop = loop
         self._send = send
         self._unroutable = unroutable
-        self._queue: list[tuple[TaskGroup, Origin]] = []
+        self._lost = lost
+        self._queue: list[tuple[TaskGroup, InboundSession]] = []
         self._scheduled = False
 
-    def put(self, group: TaskGroup, origin: Origin) -> None:
+    def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue a group; it goes out in this turn of the loop."""
-        self._queue.append((group, origin))
+        self._queue.append((group, inbound))
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self.drain)
@@ -47,16 +56,24 @@ class TransferQueue:
         return sum(len(group) for group, _ in self._queue)
 
     def drain(self) -> None:
-        """Group everything by destination worker and origin, in order, and send it."""
+        """Group everything by destination worker and inbound, in order, and send it.
+
+        An error is a defect; what was not sent by then goes to `lost`.
+        """
         self._scheduled = False
         queue, self._queue = self._queue, []
-        bundles: dict[tuple[str, int], tuple[AssignedWorker, Origin, list[TaskGroup]]] = {}
-        for group, origin in queue:
+        bundles: dict[tuple[str, int], tuple[AssignedWorker, InboundSession, list[TaskGroup]]] = {}
+        for group, inbound in queue:
             owner = self.owner_of.get(group.task)
             if owner is None:
-                self._unroutable(group, origin)
+                self._unroutable(group, inbound)
                 continue
-            bundle = bundles.setdefault((owner.worker_id, id(origin)), (owner, origin, []))
+            bundle = bundles.setdefault((owner.worker_id, id(inbound)), (owner, inbound, []))
             bundle[2].append(group)
-        for owner, origin, groups in bundles.values():
-            self._send(owner, origin, groups)
+        waiting = deque(bundles.values())
+        try:
+            while waiting:
+                self._send(*waiting[0])
+                waiting.popleft()
+        finally:
+            self._lost(group for _, _, groups in waiting for group in groups)

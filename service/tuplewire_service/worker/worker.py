@@ -11,19 +11,22 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
-from tuplewire.loop import watched
 from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import IContext, Intake
 from tuplewire_service.worker import refusals
 from tuplewire_service.worker.assignment import Assignment
+from tuplewire_service.worker.congestion import Congestion
+from tuplewire_service.worker.naming import misnamed, places
+from tuplewire_service.worker.program import IProgram
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.servers import Servers
-from tuplewire_service.worker.settings import WorkerSettings
 from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
-from tuplewire_service.worker.timekeeper import Timekeeper
+from tuplewire_service.worker.times import Timekeeper
+from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +42,27 @@ class Worker:
         programs: IContext,
         incarnation: int | None = None,
         peers: IContext | None = None,
+        advertise: str = "",
     ) -> None:
         """Prepare one.
 
         programs: the transport that programs use. peers: the one between workers; None: the same.
+        advertise: where others reach it (a host, perhaps with a port), if not where it is bound.
         """
         self.settings = settings
         self.incarnation = incarnation or time.time_ns()
         self.state = WorkerState.STARTING
+        self.waits_for = "the drain to begin"
+        """What drain() waits for."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
+        self._congestion = Congestion()
+        self._advertise = advertise
+        self._intake = Intake.ALL
+        self._changing_intake = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
         self._tickers: list[asyncio.Task[None]] = []
-        self._router = router = Router(
+        self.router = router = Router(
             settings,
             self.incarnation,
             peers or programs,
@@ -66,7 +77,8 @@ class Worker:
 
     async def start(self, port: int, peers_port: int = 0) -> None:
         """Bind the port, and that of the peers' own transport; BindError when that fails."""
-        await self.servers.start(port, peers_port, self._router)
+        await self.servers.start(port, peers_port, self.router)
+        self._look_at_name()
         self._tickers = [
             watched(asyncio.create_task(self._tick(), name="tick")),
             watched(asyncio.create_task(self.times.look_around(), name="look around")),
@@ -75,13 +87,36 @@ class Worker:
     async def _tick(self) -> None:
         while True:
             self._check_ready()
+            await self._let_in()
             self._report_load()
-            self._router.refresh()
+            self.router.refresh()
+            self.router.look_again()
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
     def _check_ready(self) -> None:
         if self.state is WorkerState.STARTING and not self.not_ready_because:
             self._enter(WorkerState.READY)
+        elif self.state is WorkerState.READY and self.router.misnamed:
+            self._enter(WorkerState.STARTING)
+
+    def _look_at_name(self) -> None:
+        """See whether the assignment means this worker."""
+        if self.assignment is None:
+            return
+        servers = self.servers
+        own = [*places(servers.addresses, self._advertise), *places(servers.peer_addresses)]
+        reason = misnamed(self.assignment, self.settings.worker_id, own)
+        if reason and reason != self.router.misnamed:
+            logger.error("worker.misnamed", extra={"reason": reason})
+        self.router.misnamed = reason
+
+    async def _let_in(self) -> None:
+        """Take programs' messages only while the assignment means this worker; their senders keep them."""
+        async with self._changing_intake:
+            intake = Intake.WORKERS if self.router.misnamed else Intake.ALL
+            if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
+                self._intake = intake
+                await self.servers.stop_intake(intake)
 
     def _enter(self, state: WorkerState) -> None:
         self.state = state
@@ -95,68 +130,96 @@ class Worker:
 
     @property
     def not_ready_because(self) -> str:
-        """What is missing, in words; empty when nothing is."""
+        """Why the worker is not ready, in words; empty if it is."""
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             return f"the worker is {self.state.value}"
         if self.assignment is None:
             return str(refusals.no_assignment(self.settings.worker_id))
-        if self.state is WorkerState.STARTING and (missing := self._router.connections.not_ready):
+        if self.router.misnamed:
+            return self.router.misnamed
+        if self.state is WorkerState.STARTING and (missing := self.router.connections.not_ready):
             return f"not connected yet to {', '.join(missing)}"
-        return ""
+        return "" if self.servers.program is None else self.servers.program.not_ready_because
+
+    def host(self, program: IProgram) -> None:
+        """Have a program inside: the worker is ready when it is, and a drain waits for what it still does."""
+        self.servers.program = program
 
     async def drain(self, deadline_seconds: float) -> LedgerSnapshot:
-        """Finish and stop: take nothing new, deliver and pass on what is held, close; return the balance.
+        """Take nothing new, deliver or forward every held message, close, and return the balance.
 
-        Moves come first, for at most half of the time: what waits here for them, or elsewhere after we have
-        passed it on, may wait for messages that other workers have for us, and who comes in our place knows
-        of no move. That holds for those that begin meanwhile, too.
+        Moves come first, for at most half of the time, also those that begin meanwhile. Messages held for a
+        move may depend on messages that other workers still owe us, and our successor will not know of the
+        move.
 
-        What nobody has taken by the deadline is counted as dropped{shutdown}. Its senders are not told that
-        it is done with: those that keep it (mode `processed`) send it again to whoever takes our place.
+        Messages that nobody has taken by the deadline count as dropped{shutdown}. They are not released, so a
+        sender in the mode `processed` sends them again, to our successor.
         """
         now = self._clock()
         deadline = now + deadline_seconds
         moves_deadline = now + deadline_seconds / 2
-        router = self._router
+        router = self.router
         self._enter(WorkerState.DRAINING)
 
         def stays_open() -> bool:
             return router.passing and self._clock() < moves_deadline
 
         def finished() -> bool:
-            return stays_open() or not (router.moving_tasks or router.held_messages)
+            return stays_open() or not (router.moving_tasks or router.held_messages or self._busy)
 
         while True:
-            await self.servers.stop_intake(Intake.WORKERS)
+            self.waits_for = "programs to end their streams"
+            async with self._changing_intake:
+                await self.servers.stop_intake(Intake.WORKERS)
+            self.waits_for = "messages on their way to other workers"
             await router.until(lambda: not router.passing, moves_deadline)
+            self.waits_for = "messages that are held, and other workers to end their streams"
             await self.servers.stop_intake(Intake.LEAVING_WORKERS)
             await router.until(finished, deadline)
             if not stays_open():
                 await self.servers.stop_intake(Intake.NOBODY)
-                await router.until(finished, deadline)  # what has come before that
+                await router.until(finished, deadline)  # messages that came before the intake ended
             if not stays_open():
                 break
         for ticker in self._tickers:
             ticker.cancel()
+        self.waits_for = "connections to other workers to close"
         await router.close(max(0.1, deadline - self._clock()))
+        self.waits_for = "servers to close"
         await self.servers.close()
+        self.waits_for = "transports to end"
         self._enter(WorkerState.STOPPED)
         return router.ledger()
+
+    @property
+    def _busy(self) -> bool:
+        return self.servers.program is not None and self.servers.program.busy
+
+    async def abort(self) -> None:
+        """End at once, as a process that is killed: nothing is passed on, and nobody is told."""
+        for ticker in self._tickers:
+            ticker.cancel()
+        self.state = WorkerState.STOPPED
+        await asyncio.to_thread(self.servers.abort)
+        await asyncio.to_thread(self.router.connections.abort)
 
     # --- assignment, publications, load --------------------------------------------------------------
 
     @property
     def assignment(self) -> Assignment | None:
         """The assignment in force."""
-        return self._router.assignment
+        return self.router.assignment
 
-    def update_assignment(self, assignment: Assignment) -> bool:
+    def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:
         """Put a newer assignment in force; False when this version is in force already.
 
-        Raises StaleAssignmentError for an older version, ConfigError for another topology.
+        Raises what Assignment.succeeds raises, which has `force`, too.
         """
-        changed = self._router.update(assignment)
+        changed = self.router.update(assignment, force=force)
         if changed:
+            self._look_at_name()
+            if self.servers.program is not None:
+                self.servers.program.assigned(assignment)
             self._check_ready()
         return changed
 
@@ -164,37 +227,53 @@ class Worker:
         """See Router.publish; raises DrainingError, too."""
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             raise DrainingError("the worker is draining; publish again later, or at another one")
-        return self._router.publish(sink, epoch, piece, groups, last=last)
+        return self.router.publish(sink, epoch, piece, groups, last=last)
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """See Router.loads."""
-        return self._router.loads(tasks)
+        return self.router.loads(tasks)
 
     def _consumed(self, done: Sequence[Done]) -> None:
         self.times.done(done)
 
     def _report_load(self) -> None:
-        if self.state is WorkerState.READY and (loads := self._router.local_loads()):
+        """Tell senders of loads, and of congestion for as long as it lasts: what is not repeated expires."""
+        loads = self.router.local_loads()
+        if self.servers.program is not None:
+            own = self.servers.program.exchange_loads(self.router.loads())
+            loads = {task: max(load, own.get(task, 0.0)) for task, load in loads.items()}
+        relieved = self._congestion.look(loads)
+        if self.state is not WorkerState.READY:
+            return
+        if loads:
             self.servers.send_load_metrics(loads)
+        if relieved or self._congestion.tasks:
+            self.servers.send_backpressure_status(self.settings.worker_id, self._congestion.tasks, relieved)
 
     def snapshot(self) -> WorkerSnapshot:
         """Return the worker as it is."""
-        router, statistics = self._router, self.servers.statistics()
+        router, statistics = self.router, self.servers.statistics()
+        peers = router.connections.snapshot()
         return WorkerSnapshot(
             worker_id=self.settings.worker_id,
             incarnation=self.incarnation,
             topology=self.settings.topology,
             state=self.state,
-            assignment_version=router.version,
+            assignment_version=router.assignment_version,
+            newest_version=router.newest_version(peers),
             ledger=router.ledger(),
-            peers=router.connections.snapshot(),
+            peers=peers,
             tasks=router.queues.snapshot(),
             received=statistics.received,
             timings=self.times.timings(),
             redelivered_messages=router.queues.redelivered_messages,
-            refused=dict(statistics.refused),
+            sessions=statistics.sessions,
+            resumable_sessions=statistics.resumable_sessions,
+            refused_streams=statistics.refused_streams,
+            refused_messages=statistics.refused_messages,
             addresses=tuple(self.servers.addresses),
             peer_addresses=tuple(self.servers.peer_addresses),
+            congested=self._congestion.tasks,
             moving_tasks=router.moving_tasks,
             not_ready_because=self.not_ready_because,
         )

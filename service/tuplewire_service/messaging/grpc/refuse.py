@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from tuplewire.channel import ERROR_KEY
+from tuplewire.connection.channel import ERROR_KEY
 from tuplewire.errors import (
     DrainingError,
     MessageError,
@@ -15,8 +15,9 @@ from tuplewire.errors import (
     ResourceLimitError,
     TuplewireError,
     UnauthenticatedError,
+    WrongWorkerError,
 )
-from tuplewire_service.messaging.streamed.stream import MAX_DETAIL_LENGTH, code_of
+from tuplewire_service.messaging.streamed.streamed_stream import MAX_DETAIL_LENGTH, code_of
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireError) -> NoReturn:
@@ -24,7 +25,7 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: TuplewireEr
     status = grpc.StatusCode.FAILED_PRECONDITION
     if isinstance(error, MessageError):
         status = grpc.StatusCode.INVALID_ARGUMENT
-    elif isinstance(error, DrainingError | NotReadyError):
+    elif isinstance(error, DrainingError | NotReadyError | WrongWorkerError):
         status = grpc.StatusCode.UNAVAILABLE
     elif isinstance(error, ResourceLimitError):
         status = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 
 from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import (
     DrainingError,
     MalformedError,
@@ -18,12 +19,10 @@ from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.probe import ProbeTimer
-from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire_service.messaging.access import IAccess
-from tuplewire_service.messaging.settings import TransportSettings
-from tuplewire_service.messaging.streamed.stream import (
+from tuplewire_service.messaging.streamed.streamed_stream import (
     ServerStream,
     check_id,
     code_of,
@@ -32,6 +31,7 @@ from tuplewire_service.messaging.streamed.stream import (
     log_refusal,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _SUBSCRIBE_SECONDS = 10.0
 
@@ -44,7 +44,7 @@ class RecvService:
         self.settings = settings
         self.source = source
         self.draining = False
-        self.refused: Counter[str] = Counter()
+        self.refused_streams: Counter[str] = Counter()
 
     async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from subscribe to end."""
@@ -58,7 +58,7 @@ class RecvService:
             await wire.write(_subscribed(subscription).SerializeToString())
             await self._carry(subscription, wake, wire)
         except TuplewireError as error:
-            self.refused[code_of(error)] += 1
+            self.refused_streams[code_of(error)] += 1
             log_refusal(wire.peer, error)
             await wire.refuse(error)
         finally:
@@ -137,7 +137,7 @@ class RecvService:
                 subscription.progress([_cursor(each) for each in request.progress.tasks])
             elif kind == "goodbye":
                 return
-            elif kind not in {"load", "backpressure"}:  # for display, and nobody here looks
+            else:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
     async def _write(

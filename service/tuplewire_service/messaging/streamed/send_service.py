@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode
+from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import (
     DrainingError,
     MalformedError,
     PayloadRefusedError,
     ProtocolVersionError,
-    RefusedError,
-    ResourceLimitError,
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
     WrongTopologyError,
+    WrongWorkerError,
 )
-from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.pressure import Exhausted
-from tuplewire.stream import StreamBroken
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode_send_request, groups_of
+from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.access import IAccess
@@ -33,12 +32,12 @@ from tuplewire_service.messaging.base import (
     IConnectionCallback,
     Intake,
     ReceiveCount,
-    by_via,
+    by_forwarded,
 )
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.streamed.leases import Leases
 from tuplewire_service.messaging.streamed.send_session import SendStream, Session
-from tuplewire_service.messaging.streamed.stream import (
+from tuplewire_service.messaging.streamed.streamed_stream import (
     ServerStream,
     check_id,
     code_of,
@@ -46,6 +45,7 @@ from tuplewire_service.messaging.streamed.stream import (
     finish_writing,
     log_refusal,
 )
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _HELLO_SECONDS = 10.0
 _FAREWELL_SECONDS = 1.0
@@ -65,17 +65,12 @@ class SendService:
         self.exhausted = Exhausted()
         self._ending = False
         self._reception = Reception(callback)
-        self.refused = self._reception.refused
-        self._sessions: dict[str, Session] = {}
+        self.refused_streams: Counter[str] = Counter()
+        self.refused_messages = self._reception.refused_messages
+        self.leases = Leases(settings)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
-        self._shares = settings.shares()
-
-    @property
-    def sessions(self) -> int:
-        """How many sessions are remembered."""
-        return len(self._sessions)
 
     def received(self) -> list[ReceiveCount]:
         """Return what has arrived, by source."""
@@ -107,7 +102,9 @@ class SendService:
         for stream in self._streams:
             stream.wake.set()  # whoever lingers may have to come again
         for stream in streams:
-            stream.notify(pb.SendResponse(drain=pb.Drain()))
+            if not stream.dismissed:  # once: a sender ends its side when it hears of it
+                stream.dismissed = True
+                stream.notify(pb.SendResponse(drain=pb.Drain()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 for stream in streams:
@@ -140,11 +137,12 @@ class SendService:
             if session.stream is not None:
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))
             session.stream = stream
+            self.leases.connected(session)
             self._streams.add(stream)
             await wire.write(self._welcome(session, hello).SerializeToString())
             await self._carry(session, stream)
         except TuplewireError as error:
-            self.refused[code_of(error)] += 1
+            self.refused_streams[code_of(error)] += 1
             log_refusal(wire.peer, error)
             if session is not None:
                 await self._farewell(wire, error)
@@ -154,9 +152,7 @@ class SendService:
             self._streams.discard(stream)
             if session is not None and session.stream is stream:
                 session.stream = None
-                sender_id = session.state.sender_id
-                if self._sessions.get(sender_id) is session:
-                    self._sessions[sender_id] = self._sessions.pop(sender_id)  # idle for the least time
+                self.leases.disconnected(session)
 
     @staticmethod
     async def _farewell(wire: ServerStream, error: TuplewireError) -> None:
@@ -188,15 +184,20 @@ class SendService:
             raise WrongTopologyError(
                 f"this worker serves topology {self.topology!r}, the sender belongs to {hello.topology!r}"
             )
+        if hello.receiver_id not in {"", self.settings.worker_id}:
+            raise WrongWorkerError(
+                f"this is worker {self.settings.worker_id!r}, the sender means {hello.receiver_id!r}: one of "
+                "the two has a wrong id, or the assignment a wrong address"
+            )
         access.open_session(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        if _intake_of(hello) > self.intake:
-            raise DrainingError("the worker is draining; connect again later, or to another one")
         if hello.kind != pb.PEER_KIND_WORKER and (error := self.callback.not_ready) is not None:
             raise error
-        session = self._sessions.get(hello.sender_id)
+        if _intake_of(hello) > self.intake:
+            raise DrainingError("the worker is draining; connect again later, or to another one")
+        session = self.leases.get(hello.sender_id)
         if session is not None:
             access.take_over(hello.sender_id, session.access)
         if session is not None and session.state.incarnation > hello.incarnation:
@@ -216,42 +217,19 @@ class SendService:
             # New, or what the sender remembers is not what we do: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
-            self._forget(hello.sender_id)
-            self._make_room()
+            self.leases.forget(hello.sender_id)
             self._epoch = max(self._epoch + 1, time.time_ns())
-            session = self._sessions[hello.sender_id] = Session(
+            session = Session(
                 hello,
                 self._epoch,
-                self._shares,
+                self.leases.shares,
                 self.settings.session.max_message_bytes,
-                self._freed,
+                self.leases.left_released,
                 self.exhausted,
             )
-            self._shares.shared_by(len(self._sessions))
+            self.leases.add(session)
         session.access = access
         return session
-
-    def _forget(self, sender_id: str) -> None:
-        """End a sender's session, if there is one."""
-        if (session := self._sessions.pop(sender_id, None)) is not None:
-            session.end()
-            self._shares.shared_by(len(self._sessions))
-
-    def _freed(self, task: int) -> None:
-        for session in self._sessions.values():
-            session.freed(task)
-
-    def _make_room(self) -> None:
-        """Forget the session that has been without a stream for longest, when there are too many."""
-        if len(self._sessions) < self.settings.max_sessions:
-            return
-        # A session moves to the end when its stream ends.
-        idle = next((key for key, each in self._sessions.items() if each.stream is None), None)
-        if idle is None:
-            raise ResourceLimitError(
-                f"{self.settings.max_sessions} senders are connected already; raise max_sessions"
-            )
-        self._forget(idle)
 
     def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
@@ -273,6 +251,7 @@ class SendService:
                 max_message_bytes=settings.session.max_message_bytes,
                 max_frame_bytes=settings.session.max_request_bytes,
                 refusals=ack.refusals,
+                assignment_version=self.callback.assignment_version,
                 load=self._loads,
             )
         )
@@ -311,12 +290,11 @@ class SendService:
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
-                if self._sessions.get(session.state.sender_id) is session:
-                    self._forget(session.state.sender_id)
+                if self.leases.get(session.state.sender_id) is session:
+                    self.leases.forget(session.state.sender_id)
                 return
-            if kind == "follow":
-                session.state.credit.follow(request.follow.tasks)
-                stream.wake.set()
+            if kind == "watch_releases":
+                session.watch_releases(request.watch_releases.tasks)
             if kind == "probe":
                 if not request.probe.brief:
                     session.state.probe(request.probe.acknowledged)
@@ -326,7 +304,7 @@ class SendService:
 
     def _frame(self, session: Session, frame: OpaqueFrame) -> None:
         groups = groups_of(frame)
-        if not session.worker and any(group.via for group in groups):
+        if not session.worker and any(group.forwarded for group in groups):
             raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
         for group in groups:
@@ -334,30 +312,18 @@ class SendService:
                 raise PayloadRefusedError(
                     f"a message of {size} bytes to task {group.task} is over the limit of {limit}"
                 )
-        if not session.state.accept(frame.sequence, groups):
+        denied = session.access.refused(groups)
+        accepted = session.state.accept(frame.sequence, groups, denied, closed_flows_of(frame))
+        if accepted is None:
             return
         self._reception.count(session.source, groups)
-        if denied := session.access.refused(groups):
-            groups = self._deny(session, frame.sequence, groups, denied)
-        for via, some in by_via(groups).items():
+        for group, error in denied:
+            self.refused_messages[error.code] += len(group)
+        for forwarded, some in by_forwarded(accepted).items():
             session.state.delivered(
                 frame.sequence,
-                *self._reception.deliver(some, session.origin_of(via), frame.assignment_version),
+                *self._reception.deliver(some, session.inbound(forwarded), frame.assignment_version),
             )
-
-    def _deny(
-        self,
-        session: Session,
-        sequence: int,
-        groups: Sequence[TaskGroup],
-        denied: Sequence[tuple[TaskGroup, RefusedError]],
-    ) -> list[TaskGroup]:
-        """Refuse some groups of a frame, and return the others."""
-        for group, error in denied:
-            self.refused[error.code] += len(group)
-        session.state.delivered(sequence, denied, ())
-        without = {id(group) for group, _ in denied}
-        return [group for group in groups if id(group) not in without]
 
     async def _write(self, session: Session, stream: SendStream) -> None:
         finished = False
@@ -373,12 +339,15 @@ class SendService:
             update = session.state.update() if session.stream is stream else None
             if update is not None:
                 await stream.wire.write(pb.SendResponse(ack=update_to_wire(update)).SerializeToString())
+                if session.state.has_more:
+                    stream.wake.set()
+                    finished = False
 
     def _lingers(self, session: Session, stream: SendStream) -> bool:
         """Whether a sender that has stopped writing for our drain is still to hear what is processed."""
         if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False
-        return session.origin.eager and not session.state.credit.idle
+        return session.wants_releases and not session.state.credit.idle
 
 
 def _intake_of(hello: pb.Hello) -> Intake:

@@ -8,39 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from tuplewire.config import AckMode
+from tuplewire.connection.gathering import Gathering
 from tuplewire.errors import TuplewireError
-from tuplewire.gathering import Gathering
-from tuplewire.group import lane_of
 from tuplewire.session.credit import CreditBook
 from tuplewire.session.pressure import Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.access import EVERYTHING, IAccess
-from tuplewire_service.messaging.base import Intake, via_of
-from tuplewire_service.messaging.streamed.stream import ServerStream
-
-CLIENT_SOURCE = "client"
-
-
-class Origin:
-    """Where a session's batches come from; those that came by another worker have an origin of their own."""
-
-    def __init__(self, session: Session, came_by: int) -> None:
-        self.source = session.source
-        self.via = session.via
-        # A worker passes on to us what we pass on again only while a task moves, which it waits for.
-        self.eager = session.worker or session.ack_mode is AckMode.PROCESSED
-        self._session = session
-        self._came_by = came_by
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        """See Origin.release; from any thread."""
-        self._session.release(lane_of(task, self._came_by), messages, size_bytes)
+from tuplewire_service.messaging.base import Intake, worker_number
+from tuplewire_service.messaging.receiving_end import ReceivingEnd
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
 
 
-class Session:
-    """A sender's session and the stream that carries it now."""
+class Session(ReceivingEnd):
+    """A sender's session and the stream that carries it now. Belongs to the loop, but for release()."""
 
     def __init__(
         self,
@@ -48,71 +30,46 @@ class Session:
         epoch: int,
         shares: QueueShares,
         max_message_bytes: int,
-        freed: Callable[[int], None],
+        on_left: Callable[[int, int, int], None],
         exhausted: Exhausted,
     ) -> None:
-        """Begin one.
-
-        freed: told a task in whose queue there is more room for others, after end().
-        exhausted: see CreditBook.
-        """
+        """Begin one; see ReceivingEnd. exhausted: see CreditBook."""
         self.epoch = epoch
         """Tells this session's memory from any other of the same sender, here or elsewhere."""
-        # A worker's id, then the number of the connection among its own.
+        # A worker's id, then its start and the number of the connection among its own.
         worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
         self.worker = hello.kind == pb.PEER_KIND_WORKER
-        self.source = worker_id if self.worker else CLIENT_SOURCE
         self.ack_mode = AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED
-        self.via = via_of(worker_id, hello.incarnation) if self.worker else 0
-        self.origin = Origin(self, 0)
-        self._origins = {0: self.origin}
-        self.state = ReceiveSession(
-            hello.sender_id,
-            hello.incarnation,
-            CreditBook(
-                shares,
-                max_message_bytes=max_message_bytes,
-                eager=self.ack_mode is AckMode.PROCESSED,
-                exhausted=exhausted,
-            ),
+        processed = self.ack_mode is AckMode.PROCESSED
+        credit = CreditBook(
+            shares, max_message_bytes=max_message_bytes, wants_releases=processed, exhausted=exhausted
         )
+        super().__init__(
+            worker_id if self.worker else "",
+            worker_number(worker_id, hello.incarnation) if self.worker else 0,
+            ReceiveSession(hello.sender_id, hello.incarnation, credit),
+            processed=processed,
+            on_left=on_left,
+        )
+        self.wake = self._wake_stream
         self.stream: SendStream | None = None
+        self.lapse: asyncio.TimerHandle | None = None
+        """Ends the share of a sender without a stream, and then what is remembered of it."""
         self.access: IAccess = EVERYTHING
         """What whoever carries it now may do."""
-        self._shares = shares
-        self._freed = freed
-        self._ended = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    def origin_of(self, via: int) -> Origin:
-        """Return the origin of what came by a worker; 0: of what came straight."""
-        origin = self._origins.get(via)
-        if origin is None:
-            origin = self._origins[via] = Origin(self, via)
-        return origin
-
-    def release(self, lane: int, messages: int, size_bytes: int) -> None:
-        """Take account of messages that are done with; from any thread."""
-        if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self.release, lane, messages, size_bytes)
-            return
-        if self.state.credit.released(lane, messages, size_bytes) and self.stream is not None:
+    def _wake_stream(self) -> None:
+        if self.stream is not None:
             self.stream.wake.set()
-        if self._ended and lane >= 0 and self._shares.released(lane, messages, size_bytes):
-            self._freed(lane)
 
-    def end(self) -> None:
-        """Leave what is not done with to its tasks' queues: the sender is gone, or will start over."""
-        self._ended = True
-        self.state.credit.end()
-        for task, messages, size_bytes in self.state.credit.outstanding():
-            self._shares.leave(task, messages, size_bytes)
-
-    def freed(self, task: int) -> None:
-        """Tell the sender that there is more room in a task's queue."""
-        if self.state.credit.freed(task) and self.stream is not None:
-            self.stream.wake.set()
+    def release(self, flow: int, messages: int, size_bytes: int) -> None:
+        """See ReceivingEnd; done on the loop, where the queues' shares are."""
+        if threading.get_ident() == self._thread:
+            super().release(flow, messages, size_bytes)
+        else:
+            self._loop.call_soon_threadsafe(self.release, flow, messages, size_bytes)
 
 
 class SendStream:
@@ -131,6 +88,8 @@ class SendStream:
         self.ending: TuplewireError | None = None
         self.intake = Intake.ALL
         """The least intake that this stream belongs to."""
+        self.dismissed = False
+        """Whether the sender was told of a drain."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
 

@@ -1,21 +1,18 @@
-"""A sender's session at its receiver, and where its messages come from."""
+"""A sender's session at a receiver whose I/O runs in threads."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuplewire.config import AckMode, SessionSettings
-from tuplewire.group import lane_of
 from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.receive import AckUpdate, ReceiveSession
 from tuplewire.session.send import Opened
 from tuplewire.session.shares import QueueShares
-from tuplewire_service.messaging.base import Intake, Origin, via_of
-
-CLIENT_SOURCE = "client"
+from tuplewire_service.messaging.base import Intake, worker_number
+from tuplewire_service.messaging.receiving_end import ReceivingEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +39,8 @@ class Sending:
         return Intake.LEAVING_WORKERS if self.draining else Intake.WORKERS
 
 
-class ReceivingSession:
-    """Outlives the connections that carry it. Thread-safe."""
+class ReceivingSession(ReceivingEnd):
+    """The receiving end for a transport whose I/O runs in threads."""
 
     def __init__(
         self,
@@ -52,25 +49,23 @@ class ReceivingSession:
         settings: SessionSettings,
         on_left: Callable[[int, int, int], None],
     ) -> None:
-        """Begin one. on_left: told (task, messages, bytes) of what is done with after end()."""
-        self.source = sending.worker_id or CLIENT_SOURCE
+        """Begin one; see ReceivingEnd."""
+        processed = sending.ack_mode is AckMode.PROCESSED
         self.sender_id = sending.sender_id
         self.incarnation = time.time_ns()
         """Tells this memory of the sender from any other."""
         self.intake = sending.intake
-        self.wake: Callable[[], None] = lambda: None
-        """See ThreadedServer.welcome."""
-        self.lock = threading.RLock()
         self.delivering = False
         """Whether a frame is with the callback: until what it refuses is known, nothing may be told."""
-        processed = sending.ack_mode is AckMode.PROCESSED
-        self.eager = processed or bool(sending.worker_id)
-        self.via = via_of(sending.worker_id, 0) if sending.worker_id else 0
         self._settings = settings
-        self._on_left = on_left
-        self._ended = False
-        credit = CreditBook(shares, max_message_bytes=settings.max_message_bytes, eager=processed)
-        self.state = ReceiveSession(sending.sender_id, self.incarnation, credit)
+        credit = CreditBook(shares, max_message_bytes=settings.max_message_bytes, wants_releases=processed)
+        super().__init__(
+            sending.worker_id,
+            worker_number(sending.worker_id, 0) if sending.worker_id else 0,
+            ReceiveSession(sending.sender_id, self.incarnation, credit),
+            processed=processed,
+            on_left=on_left,
+        )
 
     def opened(self, acknowledged: int, wake: Callable[[], None]) -> Opened:
         """Return what to tell a sender that has connected, and knows so many frames to be accepted."""
@@ -89,48 +84,3 @@ class ReceivingSession:
         """Return what the sender should hear now; None when it has heard everything."""
         with self.lock:
             return None if self.delivering else self.state.update()
-
-    def follow(self, tasks: Collection[int]) -> None:
-        """Tell every release of these tasks' messages from now on."""
-        with self.lock:
-            self.state.credit.follow(tasks)
-        self.wake()
-
-    def released(self, lane: int, messages: int, size_bytes: int) -> None:
-        """Take account of messages that are done with."""
-        with self.lock:
-            worth_telling = self.state.credit.released(lane, messages, size_bytes)
-            ended = self._ended
-        if worth_telling:
-            self.wake()
-        if ended and lane >= 0:
-            self._on_left(lane, messages, size_bytes)
-
-    def end(self) -> list[tuple[int, int, int]]:
-        """Note that the sender is gone; return (task, messages, bytes) of what it leaves in the queues."""
-        with self.lock:
-            self._ended = True
-            return self.state.credit.outstanding()
-
-    def freed(self, task: int) -> None:
-        """Tell the sender that there is more room in a task's queue."""
-        with self.lock:
-            worth_telling = self.state.credit.freed(task)
-        if worth_telling:
-            self.wake()
-
-    def origin(self, via: int) -> Origin:
-        """Return the origin of what came by a worker; 0: of what came straight."""
-        return _Origin(self, via)
-
-
-class _Origin:
-    __slots__ = ("_session", "_via", "eager", "source", "via")
-
-    def __init__(self, session: ReceivingSession, came_by: int) -> None:
-        self.source, self.via, self.eager = session.source, session.via, session.eager
-        self._session = session
-        self._via = came_by
-
-    def release(self, task: int, messages: int, size_bytes: int) -> None:
-        self._session.released(lane_of(task, self._via), messages, size_bytes)

@@ -11,14 +11,14 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from tuplewire.connection.loop import EventLoopThread
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
-from tuplewire.loop import EventLoopThread
-from tuplewire.stream import ClientStream, Dial, StreamBroken
-from tuplewire_service.messaging.zmq.flow import Window
-from tuplewire_service.messaging.zmq.frames import Kind, decode, decode_refusal
+from tuplewire_service.messaging.zmq.frames import FrameKind, decode, decode_refusal
+from tuplewire_service.messaging.zmq.in_flight import ZmqWindow
 from tuplewire_service.messaging.zmq.pump import Pump
 from tuplewire_service.messaging.zmq.sockets import Sockets
-from tuplewire_service.messaging.zmq.stream import ZmqStream
+from tuplewire_service.messaging.zmq.zmq_stream import ZmqStream
 
 _CONNECT_SECONDS = 5.0
 
@@ -31,14 +31,16 @@ _LOST = {
 }
 
 
-def dial_zmq(sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: Window) -> Dial:
+def dial_zmq(
+    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: ZmqWindow
+) -> Dial:
     """Return what opens streams to an endpoint; the address is how errors name it."""
     return partial(_open_stream, sockets, thread, endpoint, address, window)
 
 
 @asynccontextmanager
 async def _open_stream(
-    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: Window, method: str
+    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: ZmqWindow, method: str
 ) -> AsyncIterator[ClientStream]:
     stream = _ZmqClientStream(sockets, thread, address, window)
     try:
@@ -51,7 +53,7 @@ async def _open_stream(
 class _ZmqClientStream(ZmqStream, ClientStream):
     """The connecting side of a stream, and its socket."""
 
-    def __init__(self, sockets: Sockets, thread: EventLoopThread, address: str, window: Window) -> None:
+    def __init__(self, sockets: Sockets, thread: EventLoopThread, address: str, window: ZmqWindow) -> None:
         self._sockets = sockets
         self._address = address
         self._socket = sockets.make(thread, zmq.DEALER)
@@ -70,7 +72,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
                 self._socket.connect(endpoint)
                 await self._connected.wait()
                 with contextlib.suppress(StreamBroken):
-                    self._put(Kind.OPEN, method.encode())
+                    self._put(FrameKind.OPEN, method.encode())
                 await self._answered.wait()
         except TimeoutError:
             raise UnreachableError(
@@ -84,7 +86,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
     def _take_parts(self, parts: list[zmq.Frame]) -> None:
         try:
             frame = decode([part.bytes for part in parts])
-            if frame.kind is Kind.REFUSED:
+            if frame.kind is FrameKind.REFUSED:
                 self.break_off(decode_refusal(frame.body))
             else:
                 self.take(frame)
@@ -108,7 +110,7 @@ class _ZmqClientStream(ZmqStream, ClientStream):
 
     async def done_writing(self) -> None:
         """See ClientStream."""
-        self._put(Kind.DONE)
+        self._put(FrameKind.DONE)
 
     async def end(self) -> TuplewireError:
         """See ClientStream."""

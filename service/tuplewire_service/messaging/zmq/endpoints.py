@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tuplewire.errors import BindError, ConfigError
-from tuplewire_service.messaging.zmq.settings import ZmqSettings
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 
 _MAX_PATH = 107
 """Bytes of a Unix socket's path."""

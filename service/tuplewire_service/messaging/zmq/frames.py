@@ -26,7 +26,7 @@ from tuplewire.errors import MalformedError, RefusedError, refused
 _HEADER = struct.Struct("!BQQ")
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame is."""
 
     OPEN = 1
@@ -49,12 +49,12 @@ NOTHING = Allowance(0, 0)
 class Frame(NamedTuple):
     """One ZeroMQ message of a stream."""
 
-    kind: Kind
+    kind: FrameKind
     allowance: Allowance
     body: bytes
 
 
-def encode(kind: Kind, allowance: Allowance, body: bytes = b"") -> list[bytes]:
+def encode(kind: FrameKind, allowance: Allowance, body: bytes = b"") -> list[bytes]:
     """Return the parts of a frame."""
     return [_HEADER.pack(kind, *allowance), body]
 
@@ -66,7 +66,7 @@ def decode(parts: Sequence[bytes]) -> Frame:
         raise MalformedError(f"{len(parts)} parts (of {sizes} ... bytes) are no frame of this transport")
     kind, messages, size_bytes = _HEADER.unpack(parts[0])
     try:
-        return Frame(Kind(kind), Allowance(messages, size_bytes), parts[1])
+        return Frame(FrameKind(kind), Allowance(messages, size_bytes), parts[1])
     except ValueError:
         raise MalformedError(f"a frame of kind {kind} is unknown to this release") from None
 

@@ -7,8 +7,8 @@ import os
 
 import zmq
 
-from tuplewire.loop import EventLoopThread
-from tuplewire_service.messaging.zmq.settings import ZmqSettings
+from tuplewire.connection.loop import EventLoopThread
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 
 Socket = zmq.Socket[bytes]
 
@@ -20,7 +20,8 @@ class Sockets:
     """Makes sockets, and closes them; its methods belong to the loop, but for term.
 
     ZeroMQ does not survive a fork, and its sockets would stay open in the child. So its context is given up
-    for a fork (see tuplewire.loop), once the streams have closed their sockets, and made anew at need.
+    for a fork (see tuplewire.connection.loop), once the streams have closed their sockets, and made anew at
+    need.
     """
 
     def __init__(self, settings: ZmqSettings) -> None:

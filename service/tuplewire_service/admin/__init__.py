@@ -1,0 +1,1 @@
+"""The admin port of a worker: metrics and probes."""

@@ -1,0 +1,187 @@
+"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes, a page that lists them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from tuplewire.addresses import join_host_port, split_host_port
+from tuplewire.errors import BindError
+from tuplewire_service.admin.exposition import encoder_for
+
+logger = logging.getLogger(__name__)
+
+_MAX_CONNECTIONS = 16
+_SILENCE_SECONDS = 5.0
+_TEXT = "text/plain; charset=utf-8"
+_PAGE = """Tuplewire worker
+
+/metrics  counts and gauges, for Prometheus
+/livez    200 while the event loop turns
+/readyz   200 when ready, else 503 and the reason
+"""
+
+Probe = Callable[[], str]
+"""Returns an empty string when all is well, else one line that says what is not; from any thread."""
+
+
+class AdminServer:
+    """Serves the admin port from threads of its own until close(); bound when constructed.
+
+    Raises BindError when the address cannot be bound. At most 16 connections are served at a time: one more
+    takes the place of the oldest, so that nobody who is slow on purpose keeps probes away. One that is silent
+    for 5 seconds is closed.
+    """
+
+    def __init__(self, listen: str, registry: CollectorRegistry, live: Probe, ready: Probe) -> None:
+        try:
+            self._server = _Server(split_host_port(listen), registry, live, ready)
+        except OSError as error:
+            raise BindError(
+                f"cannot listen on {listen} for the admin port: {error.strerror}; "
+                "stop what uses it, or choose another address with --admin"
+            ) from error
+        host, port = self._server.server_address[:2]
+        self.address = join_host_port(str(host), int(port))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="tuplewire-admin"
+        )
+        self._thread.start()
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus finds the metrics."""
+        return f"http://{self.address}/metrics"
+
+    def await_scrape(self, timeout: float) -> None:
+        """Wait until somebody has scraped what the metrics say from now on; at most so many seconds."""
+        self._server.scraped = threading.Event()
+        self._server.scraped.wait(timeout)
+
+    def close(self) -> None:
+        """Stop listening and cut off what is under way."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.cut_off()
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingMixIn, HTTPServer):
+    allow_reuse_port = False
+    request_queue_size = 64
+    # With threads that are not daemons, server_close waits for them.
+    daemon_threads = False
+
+    def __init__(
+        self, address: tuple[str, int], registry: CollectorRegistry, live: Probe, ready: Probe
+    ) -> None:
+        self.registry, self.live, self.ready = registry, live, ready
+        self.scraped = threading.Event()
+        self._open: dict[socket.socket, None] = {}  # the oldest first
+        self._open_lock = threading.Lock()
+        (self.address_family, _, _, _, bound) = socket.getaddrinfo(
+            *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        super().__init__((str(bound[0]), int(bound[1])), _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer would look its own name up in the DNS here, which may take long and which nobody needs.
+        socketserver.TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._open_lock:
+            if len(self._open) >= _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                _shut_down(oldest)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._open_lock:
+                self._open.pop(request, None)
+
+    def cut_off(self) -> None:
+        with self._open_lock:
+            for connection in self._open:
+                _shut_down(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as in the base class
+        # A prober that hangs up in the middle is no event of ours.
+        if not isinstance(sys.exception(), OSError):
+            logger.error(
+                "admin.request_failed", extra={"client": str(client_address)}, exc_info=sys.exception()
+            )
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection for the thread that serves it."""
+    with contextlib.suppress(OSError):  # that thread may have closed it
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SILENCE_SECONDS
+    server_version = "tuplewire"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._metrics()
+        elif path == "/livez":
+            self._probe("live", self.server.live)
+        elif path == "/readyz":
+            self._probe("ready", self.server.ready)
+        elif path == "/":
+            self._answer(HTTPStatus.OK, _PAGE)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, f"there is no {path} here\n\n{_PAGE}")
+
+    do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+
+    def _metrics(self) -> None:
+        encode, content_type = encoder_for(self.headers.get("Accept", ""))
+        scraped = self.server.scraped
+        try:
+            body = encode(self.server.registry)
+        except Exception:
+            logger.exception("admin.scrape_failed")
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, "the scrape failed; the log says why\n")
+            return
+        self._answer(HTTPStatus.OK, body, content_type)
+        scraped.set()
+
+    def _probe(self, word: str, probe: Probe) -> None:
+        trouble = probe()
+        if trouble:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not {word}: {trouble}\n")
+        else:
+            self._answer(HTTPStatus.OK, f"{word}\n")
+
+    def _answer(self, status: HTTPStatus, body: str | bytes, content_type: str = _TEXT) -> None:
+        data = body.encode() if isinstance(body, str) else body
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing: a probe every second is no event."""

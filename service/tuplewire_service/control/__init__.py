@@ -1,0 +1,1 @@
+"""The control and health services of a worker."""

@@ -1,0 +1,132 @@
+"""Topologies in one process, workers and all: to develop and to test them. Source: Storm's `LocalCluster`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tuplewire.errors import ConfigError, TopologyError
+from tuplewire.topology.description import Topology
+from tuplewire.topology.running.timer import SimulatedTimer
+from tuplewire_service.executors.capture import Captured, with_sources
+from tuplewire_service.executors.local_topology import (
+    KILL_SECONDS,
+    WAIT_SECONDS,
+    LocalTopology,
+    TopologyStatus,
+)
+
+
+class LocalCluster:
+    """Runs topologies in this process, with the executors, queues and transports that they have elsewhere.
+
+    ::
+
+        with LocalCluster() as cluster:
+            running = cluster.submit("words", {}, topology)
+            running.wait()
+            running.captured.tuples("count")
+
+    A topology of several workers (`topology.workers`) has a transport between them,
+    `storm.messaging.transport`: "local" by default, or any other.
+
+    simulated_time: let time pass by advance() only, for ticks.
+    """
+
+    def __init__(self, *, simulated_time: bool = False) -> None:
+        self._simulated_time = simulated_time
+        self._timers: dict[str, SimulatedTimer] = {}
+        self._running: dict[str, LocalTopology] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def submit(
+        self,
+        name: str,
+        conf: Mapping[str, Any],
+        topology: Topology,
+        collect: Sequence[str] | None = None,
+    ) -> LocalTopology:
+        """Run a topology; conf: settings by Storm's keys, and the user's own.
+
+        collect: the components of which what they emit is kept to be looked at; by default all, and what they
+        receive as well.
+        Raises ConfigError for a name that is in use or a setting that is wrong, and the TaskError of a spout
+        or bolt that cannot be opened. Source: Storm's `submitTopology`.
+        """
+        if name in self._running:
+            raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
+        timer = SimulatedTimer() if self._simulated_time else None
+        running = LocalTopology(name, conf, topology, timer, collect)
+        running.start()
+        self._running[name] = running
+        if timer is not None:
+            self._timers[name] = timer
+        return running
+
+    def topology(self, name: str) -> LocalTopology:
+        """Return one that runs; TopologyError for another name."""
+        if name not in self._running:
+            known = ", ".join(map(repr, self._running)) or "none"
+            raise TopologyError(f"no topology {name!r} runs here; there are {known}")
+        return self._running[name]
+
+    def wait(self, name: str, timeout: float = WAIT_SECONDS) -> None:
+        """Wait until a topology has nothing left to do, as LocalTopology.wait says."""
+        self.topology(name).wait(timeout)
+
+    def kill(self, name: str, timeout: float = KILL_SECONDS) -> None:
+        """End a topology, as LocalTopology.close says. Source: Storm's `killTopology`."""
+        running = self.topology(name)
+        del self._running[name]
+        self._timers.pop(name, None)
+        running.close(timeout)
+
+    def status(self) -> dict[str, TopologyStatus]:
+        """Return a snapshot of every topology. Source: Storm's `getClusterInfo`."""
+        return {name: running.status() for name, running in self._running.items()}
+
+    def advance(self, seconds: float, increment: float = 1.0) -> None:
+        """Let simulated time pass, and have everything that it leads to done after each increment.
+
+        ConfigError for a cluster without simulated time. Source: Storm's `advanceClusterTime`.
+        """
+        if not self._simulated_time:
+            raise ConfigError("time passes by itself here; make the cluster with simulated_time=True")
+        left = seconds
+        while left > 0:
+            for name, timer in self._timers.items():
+                timer.advance(min(increment, left))
+                self.wait(name)
+            left -= increment
+
+    def shutdown(self) -> None:
+        """Kill every topology; does nothing the second time. Source: Storm's `shutdown`."""
+        with contextlib.ExitStack() as stack:
+            for name in list(self._running):
+                stack.callback(self.kill, name)
+
+
+def complete_topology(
+    topology: Topology,
+    sources: Mapping[str, Sequence[Sequence[Any]]],
+    conf: Mapping[str, Any] | None = None,
+    timeout: float = WAIT_SECONDS,
+) -> Captured:
+    """Run a topology until every given tuple is processed, and return everything that was emitted.
+
+    sources: tuples for each spout, which are emitted in place of its own. Raises the TaskError by which the
+    topology fails, and TimeoutError. Source: Storm's `Testing.completeTopology`.
+    """
+    with LocalCluster() as cluster:
+        running = cluster.submit("complete-topology", conf or {}, with_sources(topology, sources))
+        running.wait(timeout)
+        return running.captured

@@ -1,0 +1,184 @@
+"""A worker of a local cluster: executors, and a worker around them where there are others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.topology.description import Topology
+from tuplewire.topology.running.executor import Executor
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.running.idle import IdleWatch
+from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire_service.executors.worker_link import WorkerLink
+from tuplewire_service.messaging.factory import TransportFactory
+from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.process.program_settings import settings_in, transport_settings_in
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_settings import of_transport
+
+logger = logging.getLogger(__name__)
+
+_HOST = "127.0.0.1"
+
+
+class HostedWorker:
+    """A worker in this process, on its event loop, with the link of its executors.
+
+    conf: settings by Storm's keys, and those of a worker; see settings_in.
+    """
+
+    def __init__(self, worker_id: str, topology_id: str, topology: Topology, conf: Mapping[str, Any]) -> None:
+        given = settings_in(conf, of_processes=False)
+        config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology_id})
+        settings, incarnation = config.worker_settings(), time.time_ns()
+        transport = TransportSettings(**of_transport(settings, incarnation))
+        self._loop = messaging_loop()
+        self._context = TransportFactory.make_context({**transport_settings_in(conf), **transport.conf()})
+        self.worker = self._loop.call(lambda: Worker(settings, self._context, incarnation))
+        self._loop.run(self.worker.start(0))
+        self.port = int(self.worker.servers.addresses[0].rpartition(":")[2])
+        self.link = WorkerLink(self.worker, self._loop, topology, TopologySettings.from_conf(conf))
+
+    @property
+    def peer(self) -> tuple[str, str]:
+        """Its id and address."""
+        return self.worker.settings.worker_id, f"{_HOST}:{self.port}"
+
+    def assign(self, assignment: Assignment, dead: Collection[tuple[str, str]]) -> None:
+        """Put an assignment in force; dead: workers that were killed."""
+
+        def update() -> None:
+            self.worker.router.lose(dead)
+            self.worker.update_assignment(assignment)
+
+        self._loop.call(update)
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return its balance."""
+        return self._loop.call(self.worker.router.ledger)
+
+    def abort(self) -> None:
+        """End it as if its process were killed."""
+        self.link.abort()
+        self._loop.run(self.worker.abort())
+        self._context.term()
+
+    def close(self, timeout: float) -> None:
+        """See off what it has, for at most so many seconds, and end it; what is dropped is logged."""
+        dropped = self._loop.run(self.worker.drain(timeout)).dropped
+        if any(dropped.values()):
+            reasons = {reason: count for reason, count in dropped.items() if count}
+            logger.warning("messages.dropped", extra={"worker": self.peer[0], "reasons": reasons})
+        self._context.term()
+
+
+class LocalWorker:
+    """Some tasks of a topology. Source: Storm's `Worker`, as its `LocalContainer` runs it.
+
+    hosted: the worker around the executors; None for one that is alone. moved: see IdleWatch. settings:
+    further arguments of ExecutorWorker. dead: whether it was killed.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        tasks: Collection[int],
+        hosted: HostedWorker | None,
+        moved: threading.Condition,
+        **settings: Any,
+    ) -> None:
+        self.tasks = frozenset(tasks)
+        self.dead = False
+        self.hosted = hosted
+        link = None if hosted is None else hosted.link
+        try:
+            self.executors = ExecutorWorker(
+                topology,
+                tasks,
+                link=link,
+                idle=IdleWatch(moved),
+                port=0 if hosted is None else hosted.port,
+                **settings,
+            )
+        except BaseException:
+            if hosted is not None:
+                hosted.abort()
+            raise
+        if link is not None:
+            link.executors = self.executors
+
+    @property
+    def pending(self) -> int:
+        """Messages that are on the way to other workers."""
+        return 0 if self.hosted is None else self.hosted.link.pending
+
+    @property
+    def begun(self) -> int:
+        """Everything that has ever begun here: the same twice means that nothing has in between."""
+        return self.executors.idle.begun
+
+    def assign(self, assignment: Assignment, dead: Collection[tuple[str, str]]) -> None:
+        """Send to other workers, and take, by an assignment."""
+        if self.hosted is not None and not self.dead:
+            self.hosted.assign(assignment, dead)
+
+    def remove(self, tasks: range, timeout: float) -> None:
+        """End an executor; see ExecutorWorker.remove."""
+        self.executors.remove(tasks, timeout)
+        self.tasks = self.tasks.difference(tasks)
+
+    def make_room(self, tasks: range) -> None:
+        """Note that an executor is about to come."""
+        self.tasks = self.tasks.union(tasks)
+
+    def kill(self, timeout: float) -> list[Executor[Any]]:
+        """End it as if its process were killed; see ExecutorWorker.kill."""
+        self.dead = True
+        left = self.executors.kill(0.0)
+        if self.hosted is not None:
+            self.hosted.abort()
+        return [executor for executor in left if not executor.join(timeout)]
+
+    def close(self, timeout: float) -> None:
+        """End it in good order."""
+        try:
+            self.executors.close(timeout)
+        finally:
+            if self.hosted is not None and not self.dead:
+                self.hosted.close(timeout)
+
+
+def assignment_of(topology_id: str, version: int, workers: Sequence[LocalWorker]) -> Assignment:
+    """Return who has which tasks; workers that are dead have none."""
+    return Assignment(
+        version,
+        topology_id,
+        tuple(
+            AssignedWorker(*worker.hosted.peer, tuple(sorted(worker.tasks)))
+            for worker in workers
+            if worker.hosted is not None and not worker.dead
+        ),
+    )
+
+
+def rests(epochs: Mapping[LocalWorker, int]) -> bool:
+    """Whether workers have nothing to do: no tuple in a queue, in an executor's hands or on the way.
+
+    epochs: of IdleWatch, by worker; those that are dead do not count. The workers are looked at one after the
+    other; that nothing has begun anywhere meanwhile says that what was seen of each still holds for all.
+    """
+    living = [(worker, epoch) for worker, epoch in epochs.items() if not worker.dead]
+    before = [worker.begun for worker, _ in living]
+    return (
+        all(worker.executors.idle.empty and worker.executors.at_rest(epoch) for worker, epoch in living)
+        and not any(worker.pending for worker, _ in living)
+        and before == [worker.begun for worker, _ in living]
+    )

@@ -1,0 +1,214 @@
+"""The process of one worker, as whoever started it sees it. Source: Storm's `Container` and `Slot`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from tuplewire.addresses import join_host_port, split_host_port
+from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.processes import Child, Command, LaunchError
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.topology.running.heartbeat import ExecutorBeat
+from tuplewire.topology.running.reporting import to_beat, to_report, to_statistics
+from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire.topology.running.termination import Failure, ProcessFailedError, ProcessReport
+from tuplewire.topology.serial.unpacking import FAULTS, read_value
+from tuplewire_service.executors.capture import Captured
+from tuplewire_service.executors.channel import Channel, channel_pair
+from tuplewire_service.launching.launch_settings import LaunchSettings
+from tuplewire_service.launching.supervisor import Supervisor
+from tuplewire_service.worker.assignment import Assignment
+
+_ANSWER_SECONDS = 30.0
+_STOP_MARGIN_SECONDS = 10.0
+
+
+class WorkerProcess:
+    """Started, started again where that is wanted, asked, and ended; thread-safe.
+
+    command: what is run; its address and channel are added. listen: the address to bind, port 0 for any free
+    one; a process that is started again keeps the one that it had.
+    """
+
+    def __init__(self, command: Command, settings: LaunchSettings, listen: str) -> None:
+        self.name = command.name
+        self.address = ""
+        self.peer_address = self.metrics_url = ""
+        self.starts = 0
+        self.failure: TuplewireError | None = None
+        self.given_up: TuplewireError | None = None
+        self.active = False
+        self._command = command
+        self._host, self._port = split_host_port(listen)
+        self._settings = settings
+        self._assignment: Assignment | None = None
+        self._channel: Channel | None = None
+        self._lock = threading.RLock()
+        self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
+
+    def _start(self) -> Child:
+        """Start the process; at a restart also bring it to where it was."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+            self._channel, theirs = channel_pair()
+            with theirs:
+                words = [*self._command.words, f"--listen={join_host_port(self._host, self._port)}"]
+                words.append(f"--control={theirs.fileno()}")
+                child = Child(replace(self._command, words=words, descriptors=[theirs.fileno()]))
+            self.starts += 1
+            if self.starts > 1:
+                try:
+                    self.await_bound(child)
+                    self._follow()
+                    if self.active:
+                        self.tell("activate")
+                except TuplewireError:
+                    child.end(time.monotonic())
+                    raise
+            return child
+
+    def _give_up(self, error: TuplewireError) -> None:
+        self.given_up = self.failure or error
+
+    def await_bound(self, child: Child | None = None) -> None:
+        """Wait until it has bound its port; LaunchError, with its last words, when it does not."""
+        child = child or self._supervisor.child
+        try:
+            bound = self._receive("bound", self._settings.start_seconds)
+            self.address, self.peer_address, self.metrics_url = bound
+            self._port = split_host_port(self.address)[1]
+        except UnreachableError as error:
+            code = child.wait(self._settings.stop_seconds)
+            raise LaunchError(f"{self.name} ended with code {code}\n{child.last_words()}") from error
+
+    def follow(self, assignment: Assignment) -> None:
+        """Have it run what an assignment gives to it, and watch it from the first one on."""
+        first = self._assignment is None
+        with self._lock:
+            self._assignment = assignment
+            self._follow()
+        if first:
+            self._supervisor.watch()
+
+    def _follow(self) -> None:
+        with self._lock:
+            if self._assignment is not None:
+                self.tell("assign", self._assignment.to_json())
+                self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
+
+    @property
+    def process_id(self) -> int:
+        """The id of its process."""
+        return self._supervisor.child.process_id
+
+    def switch(self, *, active: bool) -> None:
+        """Have its spouts asked for tuples, or not; also once it is started again."""
+        with self._lock:
+            self.active = active
+            with contextlib.suppress(UnreachableError):  # whoever asks for its report will hear
+                self.tell("activate" if active else "deactivate")
+
+    def tell(self, kind: str, *values: Any) -> None:
+        """Send it a message; UnreachableError when it is gone."""
+        with self._lock:
+            if self._channel is None:
+                raise UnreachableError(f"{self.name} has not been started")
+            self._channel.send(kind, *values)
+
+    def _receive(self, wanted: str, timeout: float) -> list[Any]:
+        """Return the values of the next message, which is of the kind that is wanted."""
+        kind, values = self._next(timeout)
+        if kind != wanted:
+            raise self._surprise(kind, wanted)
+        return values
+
+    def _next(self, timeout: float) -> tuple[str, list[Any]]:
+        """Return the next message; raises the failure that it tells, and LaunchError where none comes."""
+        if self._channel is None:
+            raise UnreachableError(f"{self.name} has not been started")
+        message = self._channel.receive(timeout)
+        if message is None:
+            raise LaunchError(
+                f"{self.name} has not answered for {timeout:g} s\n{self._supervisor.child.last_words()}"
+            )
+        if message[0] == "failed":
+            self.failure = ProcessFailedError(self.name, Failure(*message[1]))
+            raise self.failure
+        return message
+
+    def _surprise(self, kind: str, wanted: str) -> LaunchError:
+        return LaunchError(f"{self.name} answers {kind!r} where {wanted!r} was to come: two releases?")
+
+    def report(self, wave: int) -> ProcessReport | None:
+        """Return what it has to say; None while it is being started again.
+
+        Raises the error by which it has failed for good.
+        """
+        try:
+            with self._lock:
+                self.tell("report", wave)
+                _, *values = self._receive("report", _ANSWER_SECONDS)
+            return to_report(values)
+        except (UnreachableError, ProcessFailedError):
+            self.check()
+            return None
+
+    def check(self) -> None:
+        """Raise the error by which it has failed for good, if it has."""
+        if self.failure is not None and not self._settings.restarts:
+            raise self.failure
+        if self.given_up is not None:
+            raise self.given_up
+
+    def statistics(self) -> list[ExecutorStatistics]:
+        """Return a snapshot of its executors."""
+        with self._lock:
+            self.tell("statistics")
+            return list(map(to_statistics, self._receive("statistics", _ANSWER_SECONDS)))
+
+    def beats(self) -> list[ExecutorBeat]:
+        """Return what its executors were doing at its last heartbeat."""
+        with self._lock:
+            self.tell("beats")
+            return list(map(to_beat, self._receive("beats", _ANSWER_SECONDS)))
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return its balance."""
+        with self._lock:
+            self.tell("ledger")
+            return LedgerSnapshot(*self._receive("ledger", _ANSWER_SECONDS))
+
+    def collect(self, captured: Captured) -> None:
+        """Take over what it has kept of the tuples that its components emitted.
+
+        Raises ProcessFailedError where a value cannot leave its process.
+        """
+        with self._lock:
+            self.tell("collect")
+            while True:
+                kind, values = self._next(_ANSWER_SECONDS)
+                if kind == "collected":
+                    return
+                if kind != "rows":
+                    raise self._surprise(kind, "rows")
+                try:
+                    component, stream, rows = values
+                    captured.add_values(component, stream, [read_value(row, 0)[0] for row in rows])
+                except (*FAULTS, TypeError) as error:
+                    raise LaunchError(f"{self.name} hands over what is no result: {error}") from error
+
+    def stop(self, seconds: float) -> int:
+        """End it, in so many seconds in good order; kill it some seconds later. Returns its exit code."""
+        self._supervisor.no_more()
+        with contextlib.suppress(UnreachableError):
+            self.tell("close", seconds)
+        self._supervisor.child.wait(seconds + _STOP_MARGIN_SECONDS)
+        code = self._supervisor.stop(time.monotonic() + _STOP_MARGIN_SECONDS)
+        if self._channel is not None:
+            self._channel.close()
+        return code

@@ -1,0 +1,125 @@
+"""The receiving end of a session, but for the I/O, and where its messages come from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+
+from tuplewire.group import flow_of
+from tuplewire.session.receive import ReceiveSession
+from tuplewire_service.messaging.base import InboundSession
+
+CLIENT_SOURCE = "client"
+_MOST_INBOUNDS = 256
+"""So many are kept to be used again; entry workers come and go."""
+
+
+class ReceivingEnd:
+    """A sender's session at its receiver; outlives the connections that carry it. Thread-safe."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        worker_number: int,
+        state: ReceiveSession,
+        *,
+        processed: bool,
+        on_left: Callable[[int, int, int], None],
+    ) -> None:
+        """Begin one.
+
+        worker_id: empty for a program, which has the worker number 0. processed: whether the sender waits
+        until its messages are. on_left: called with (task, messages, bytes) at each release while the sender
+        is away.
+        """
+        self.source = worker_id or CLIENT_SOURCE
+        self.worker_number = worker_number
+        # A worker passes on to us what we pass on again only while a task moves, which it waits for.
+        self.wants_releases = processed or bool(worker_id)
+        self.state = state
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there may be an update to tell."""
+        self.lock = threading.RLock()
+        self.away = False
+        """Whether the sender has no share in the queues: it is gone, or has been for too long."""
+        self._on_left = on_left
+        self._inbounds: dict[int, _Inbound] = {}
+
+    def inbound(self, forwarded: int) -> InboundSession:
+        """Return the inbound of what came by a worker; 0: of what came straight."""
+        inbound = self._inbounds.get(forwarded)
+        if inbound is None:
+            if len(self._inbounds) >= _MOST_INBOUNDS:
+                self._inbounds.clear()
+            inbound = self._inbounds[forwarded] = _Inbound(self, forwarded)
+        return inbound
+
+    def watch_releases(self, tasks: Collection[int]) -> None:
+        """Tell every release of these tasks' messages from now on."""
+        with self.lock:
+            self.state.credit.watch_releases(tasks)
+        self.wake()
+
+    def release(self, flow: int, messages: int, size_bytes: int) -> None:
+        """Take account of messages that are done with; from any thread."""
+        with self.lock:
+            worth_telling = self.state.credit.released(flow, messages, size_bytes)
+            away = self.away
+        if worth_telling:
+            self.wake()
+        if away and flow >= 0:
+            self._on_left(flow, messages, size_bytes)
+
+    def leave(self) -> list[tuple[int, int, int]]:
+        """Note that the sender is away; return (task, messages, bytes) of what it leaves in the queues."""
+        with self.lock:
+            if self.away:
+                return []
+            self.away = True
+            return self.state.credit.outstanding()
+
+    def come_back(self) -> list[tuple[int, int, int]]:
+        """Note that the sender is here again; return (task, messages, bytes) of what it has in the queues."""
+        with self.lock:
+            if not self.away:
+                return []
+            self.away = False
+            return self.state.credit.outstanding()
+
+    def end(self) -> list[tuple[int, int, int]]:
+        """Note that the sender will not resume; return what leave() does."""
+        with self.lock:
+            self.state.credit.end()
+            return self.leave()
+
+    def widened(self) -> None:
+        """Tell the sender of larger shares, where it has used its own up: no release may come to tell it."""
+        with self.lock:
+            worth_telling = self.state.credit.widened()
+        if worth_telling:
+            self.wake()
+
+    def freed(self, task: int) -> None:
+        """Tell the sender that there is more room in a task's queue."""
+        with self.lock:
+            worth_telling = self.state.credit.freed(task)
+        if worth_telling:
+            self.wake()
+
+
+class _Inbound:
+    """Where a session's batches come from; those that came by another worker have an inbound of their own."""
+
+    __slots__ = ("_came_by", "_end", "source", "wants_releases", "worker_number")
+
+    def __init__(self, end: ReceivingEnd, came_by: int) -> None:
+        self.source, self.worker_number, self.wants_releases = (
+            end.source,
+            end.worker_number,
+            end.wants_releases,
+        )
+        self._end = end
+        self._came_by = came_by
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        self._end.release(flow_of(task, self._came_by), messages, size_bytes)

@@ -1,0 +1,202 @@
+"""The bound side of a transport, but for its I/O."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tuplewire.errors import ClosedError, DrainingError, RefusedError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage
+from tuplewire.session.send import Opened
+from tuplewire_service.messaging.base import (
+    BLOCK,
+    ConnectionStatus,
+    IConnectionCallback,
+    Intake,
+    IServerConnection,
+    ServerStatistics,
+    by_forwarded,
+)
+from tuplewire_service.messaging.inbox import Inbox
+from tuplewire_service.messaging.reception import Reception
+from tuplewire_service.messaging.threaded.receiving import ReceivingSession, Sending
+from tuplewire_service.messaging.transport_settings import TransportSettings
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadedServer(IServerConnection):
+    """Keeps a session for each sender, and gives what they send to whoever takes it.
+
+    A transport calls welcome() for each sender that connects, take() for each frame, and goodbye() for one
+    that will not come again; and says how to tell senders of load and backpressure. From any thread.
+    """
+
+    def __init__(self, settings: TransportSettings) -> None:
+        """Begin without a callback."""
+        self._settings = settings.session
+        self._shares = settings.shares()
+        self._sharing = threading.Lock()
+        self._status = ConnectionStatus.READY
+        self._intake = Intake.ALL
+        self._taking = threading.RLock()
+        self._sessions: dict[str, ReceivingSession] = {}
+        self._inbox = Inbox(self._opened)
+        self._reception = Reception(self._inbox)
+        self.loads: dict[int, float] = {}
+        """What was last said of the load, for a sender that connects."""
+
+    @abstractmethod
+    def _opened(self) -> None:
+        """Let come what waits: somebody takes messages now."""
+
+    def takes(self, session: ReceivingSession) -> bool:
+        """Whether frames of this sender are taken now; until then they wait with it."""
+        return self._inbox.open and session.intake <= self._intake
+
+    def refusal(self, sending: Sending) -> RefusedError | None:
+        """Return why a sender is not let in now, and must try again; None when it is."""
+        if sending.intake > self._intake:
+            return DrainingError("the server is draining; connect again later, or to another one")
+        return None if sending.worker_id else self._inbox.not_ready
+
+    def welcome(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
+        """Return the session of a sender that connects, as it was left or a new one, and what to tell it.
+
+        wake: called from now on, from any thread, when there may be an update to tell. Raises RefusedError.
+        """
+        with self._taking:  # what is with the callback now may be this sender's
+            if (error := self.refusal(sending)) is not None:
+                raise error
+            session = self._sessions.get(sending.sender_id)
+            if session is None or session.incarnation != sending.known:
+                if session is not None:
+                    self.goodbye(session)
+                session = ReceivingSession(sending, self._shares, self._settings, self._left_released)
+                self._sessions[sending.sender_id] = session
+                self._shares.shared_by(len(self._sessions))
+            session.intake = sending.intake
+            opened = session.opened(sending.acknowledged, wake)
+            return session, replace(opened, assignment_version=self._inbox.assignment_version)
+
+    def goodbye(self, session: ReceivingSession) -> None:
+        """Forget a sender that will not come again."""
+        if self._sessions.get(session.sender_id) is session:
+            del self._sessions[session.sender_id]
+            self._shares.shared_by(len(self._sessions))
+            with self._sharing:
+                for task, messages, size_bytes in session.end():
+                    self._shares.leave(task, messages, size_bytes)
+            for other in list(self._sessions.values()):
+                other.widened()
+
+    def _left_released(self, task: int, messages: int, size_bytes: int) -> None:
+        """Give the others room for what a sender that is gone had left in a task's queue."""
+        with self._sharing:
+            told = self._shares.released(task, messages, size_bytes)
+        for session in list(self._sessions.values()) if told else ():
+            session.freed(task)
+
+    def take(
+        self,
+        session: ReceivingSession,
+        sequence: int,
+        groups: Sequence[TaskGroup],
+        version: int = 0,
+        closed: Sequence[int] = (),
+    ) -> bool:
+        """Take a frame in, once; False when nothing is taken from this sender now, and it keeps the frame.
+
+        version: the assignment by which the sender routes. closed: those of the frame. Raises
+        SequenceGapError, CreditExceededError, MalformedError: the connection must end.
+        """
+        with self._taking:
+            if session.intake > self._intake:
+                return False
+            with session.lock:
+                accepted = session.state.accept(sequence, groups, closed=closed)
+                if accepted is None:
+                    return True
+                session.delivering = True
+            self._reception.count(session.source, groups)
+            for forwarded, some in by_forwarded(accepted).items():
+                delivered = self._reception.deliver(some, session.inbound(forwarded), version)
+                with session.lock:
+                    session.state.delivered(sequence, *delivered)
+            session.delivering = False
+        session.wake()
+        return True
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """See IConnection."""
+        return self._status
+
+    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+        """See IServerConnection."""
+        with self._taking:
+            self._intake = intake
+
+    def register_recv(self, callback: IConnectionCallback) -> None:
+        """See IServerConnection."""
+        self._inbox.register(callback)
+
+    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
+        """See IServerConnection."""
+        return self._inbox.pull(flags)
+
+    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
+        """See IServerConnection."""
+        self._check_open()
+        self.loads = dict(loads)
+        self._tell_load(self.loads)
+
+    @abstractmethod
+    def _tell_load(self, loads: dict[int, float]) -> None:
+        """Tell every sender that is connected."""
+
+    def send_backpressure_status(
+        self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
+    ) -> None:
+        """See IServerConnection."""
+        del worker_id
+        self._check_open()
+        self._tell_status(congested, relieved)
+
+    @abstractmethod
+    def _tell_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
+        """Tell every sender that is connected."""
+
+    def _check_open(self) -> None:
+        if self._status is ConnectionStatus.CLOSED:
+            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
+
+    def statistics(self) -> ServerStatistics:
+        """See IServerConnection."""
+        reception = self._reception
+        return ServerStatistics(
+            reception.counts(), len(self._sessions), refused_messages=dict(reception.refused_messages)
+        )
+
+    def close(self, timeout: float = 10.0) -> None:
+        """See IConnection."""
+        self._finish(timeout)
+
+    def abort(self) -> None:
+        """See IConnection."""
+        self._finish(0.0)
+
+    def _finish(self, timeout: float) -> None:
+        if self._status is not ConnectionStatus.CLOSED:
+            self._status = ConnectionStatus.CLOSED
+            self.stop_intake()
+            self._end(timeout)
+            self._inbox.close()
+
+    @abstractmethod
+    def _end(self, timeout: float) -> None:
+        """End the I/O: free the port, let senders hear what was taken, for at most so many seconds."""

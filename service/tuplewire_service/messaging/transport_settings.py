@@ -1,0 +1,44 @@
+"""The settings that all transports have."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tuplewire.config import MIB, SessionSettings
+from tuplewire.session.shares import QueueShares, Window
+from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
+
+MIN_WINDOW_MESSAGES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSettings(Settings):
+    """How a transport listens and connects. session: how its sessions behave."""
+
+    PREFIX = "tuplewire.transport."
+
+    worker_id: str = setting(ANY_TEXT, "", "how this side names itself to its peers; empty for a program")
+    incarnation: int = setting(count(0), 0, "differs at every start; 0: the time of it")
+    host: str = setting(text("HOST"), "127.0.0.1", "the address to bind")
+    receive_messages: int = setting(
+        count(), 131_072, "what all senders together may have outstanding to one task"
+    )
+    receive_bytes: int = setting(SIZE, 16 * MIB, "the same bound in payload bytes")
+    max_sessions: int = setting(count(), 10_000, "sessions of senders that are remembered at once")
+    resume_seconds: float = setting(
+        SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
+    )
+    session: SessionSettings = nested(SessionSettings)
+
+    @classmethod
+    def _complete(cls, values: dict[str, Any]) -> None:
+        values["incarnation"] = values.get("incarnation") or time.time_ns()
+
+    def shares(self) -> QueueShares:
+        """Return how a task's queue is shared out between sessions."""
+        return QueueShares(
+            Window(self.receive_messages, self.receive_bytes),
+            Window(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
+        )

@@ -1,0 +1,1 @@
+"""The worker as a process: its configuration, its life and its exit code."""

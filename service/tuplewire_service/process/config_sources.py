@@ -1,0 +1,119 @@
+"""Where settings come from: flags over TUPLEWIRE_* variables over a TOML file over defaults."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tuplewire.errors import ConfigError
+from tuplewire.settings import ENVIRONMENT_PREFIX, Settings, keys_of, settings_of, twice, unknown
+
+CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+_CLIENT_VARIABLES = {ENVIRONMENT_PREFIX + "ADDRESS", ENVIRONMENT_PREFIX + "TOPOLOGY"}
+# Kubernetes puts such variables into every pod for every Service whose name begins with "tuplewire".
+_SERVICE_LINK = re.compile(r"TUPLEWIRE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+
+_S = TypeVar("_S", bound=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[_S]):
+    """A configuration, and where each value came from (by name: "default", "flag --listen", ...)."""
+
+    config: _S
+    origins: Mapping[str, str]
+
+
+def load(
+    kind: type[_S],
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+    beneath: Callable[[Mapping[str, Any]], tuple[str, Mapping[str, Any]]] = lambda _: ("", {}),
+) -> Loaded[_S]:
+    """Put the sources together; ConfigError names the source, the setting and what is wrong.
+
+    flags: values by setting name. environment: all variables; those of other programs are left alone.
+    file: the TOML file; when None, the variable TUPLEWIRE_CONFIG names it. beneath: returns what comes before
+    the defaults alone, and where it stands, given what the others say.
+    """
+    if file is None and environment.get(CONFIG_VARIABLE):
+        file = Path(environment[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    declared = settings_of(kind)
+    origins = dict.fromkeys(declared, "default")
+    if file is not None:
+        _take_file(kind, file, values, origins)
+    variables = _variables(kind, environment)
+    given = [(name, f"environment {declared[name].variable}", raw) for name, raw in variables]
+    given += [(name, f"flag {declared[name].flag}", raw) for name, raw in flags.items()]
+    for name, origin, raw in given:
+        values[name] = declared[name].parse(raw, origin)
+        origins[name] = origin
+    place, further = beneath(values)
+    for name in further.keys() - values.keys():
+        values[name] = further[name]
+        if name in declared and further[name] != declared[name].default:
+            origins[name] = place
+    return Loaded(kind(**values), origins)
+
+
+def to_toml(loaded: Loaded[Any]) -> str:
+    """Return the configuration in force as a TOML file, with the origin of each value."""
+    lines = []
+    for name, declared in settings_of(type(loaded.config)).items():
+        value = getattr(loaded.config, name)
+        if value is None or value == ():
+            lines.append(f"# {name} is not set  # {loaded.origins[name]}")
+        else:
+            shown = json.dumps(declared.kind.shown(value), ensure_ascii=False)
+            lines.append(f"{name} = {shown}  # {loaded.origins[name]}")
+    return "\n".join(lines)
+
+
+def _variables(kind: type[Settings], environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    by_variable = {known.variable: name for name, known in settings_of(kind).items()}
+    for variable, value in environment.items():
+        if variable in by_variable:
+            yield by_variable[variable], value
+        elif (
+            variable.startswith(ENVIRONMENT_PREFIX)
+            and variable != CONFIG_VARIABLE
+            and variable not in _CLIENT_VARIABLES
+            and not _SERVICE_LINK.fullmatch(variable)
+        ):
+            known = [*by_variable, CONFIG_VARIABLE]
+            raise unknown(f"environment variable {variable}", variable, known)
+
+
+def _take_file(kind: type[Settings], file: Path, values: dict[str, Any], origins: dict[str, str]) -> None:
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"configuration {file} is not TOML: {error}") from error
+    known = keys_of(kind)
+    stands: dict[str, str] = {}
+    for key, value in _flat(tables):
+        if key not in known:
+            raise unknown(f"key {key!r} in {file}", key, known)
+        declared, origin = known[key], f"{key} in {file}"
+        twice(stands, declared.name, origin)
+        is_text = isinstance(value, str) and not declared.is_flag
+        values[declared.name] = (declared.parse if is_text else declared.check)(value, origin, key)
+        origins[declared.name] = origin
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield dotted keys: TOML reads `storm.messaging.transport = "grpc"` as tables within tables."""
+    for key, value in tables.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,208 @@
+"""The worker process, from its configuration to its exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tuplewire
+from tuplewire.addresses import join_host_port, split_host_port
+from tuplewire.errors import TuplewireError
+from tuplewire.session.ledger import DropReason
+from tuplewire_service.admin.admin_server import AdminServer
+from tuplewire_service.admin.worker_metrics import make_registry
+from tuplewire_service.process import logs
+from tuplewire_service.process.data_plane import DataPlane
+from tuplewire_service.process.sockets import claimed_socket
+from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, Watchdog
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.process.worker_security import SecurityCollector
+
+if TYPE_CHECKING:
+    from tuplewire_service.executors.program import Program
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 4.0
+"""With the drain's default deadline under 30 seconds, Kubernetes' and Spark's grace period."""
+_PROGRAM_SECONDS = 1.0
+"""How long executors may take to end that have nothing to do any more, or are given up."""
+_LAST_SCRAPE_SECONDS = 1.0
+"""What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
+_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - recognised here, not bound
+
+
+def run_worker(
+    config: WorkerConfig,
+    *,
+    until_input_ends: bool = False,
+    control: int | None = None,
+    collect: Sequence[str] = (),
+) -> int:
+    """Be a worker until told to stop; return the exit code.
+
+    0: drained after SIGTERM, SIGINT or a Drain call. 1: it could not start. 70: a defect. A second signal
+    ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
+    control: a socket over which a cluster says what its program is to do. collect: see Program.
+    """
+    logs.configure(config.log_level, config.log_format)
+    _allow_open_files()
+    stop = Stop()
+    stop.on_signals()
+    if until_input_ends:
+        stop.on_end_of_input()
+    try:
+        return _serve(config, stop, control, collect)
+    except TuplewireError as error:
+        print(f"tuplewire worker: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except Exception:
+        logger.exception("worker.defect")
+        return EXIT_DEFECT
+
+
+def _allow_open_files() -> None:
+    """Open as many files as the system lets us: a connection is one, and the usual soft limit is 1024.
+
+    Beyond the limit gRPC takes no connection, says nothing, and those who want one wait.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Sequence[str]) -> int:
+    with ExitStack() as cleanup:
+        watchdog = cleanup.enter_context(Watchdog())
+        if config.listen_unix:
+            cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
+        plane = DataPlane(config, stop)
+        cleanup.callback(plane.close)
+        program = _program(config, plane, stop, control, collect) if config.program else None
+        plane.bind()
+        registry = make_registry(plane.snapshot, lambda: plane.assignment_errors, config)
+        registry.register(SecurityCollector(plane.security))
+        if program is not None:
+            registry.register(program.collector())
+        admin = AdminServer(
+            config.admin,
+            registry,
+            plane.live,
+            plane.ready,
+        )
+        cleanup.callback(admin.close)
+        _log_addresses(config, plane, admin)
+        if config.address_file:
+            cleanup.enter_context(_address_file(Path(config.address_file), config, plane, admin))
+        if program is not None:
+            program.start(*_advertised_addresses(config, plane), admin.metrics_url)
+
+        request = stop.wait()
+
+        deadline = request.deadline_seconds or config.drain_seconds
+        logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
+        watchdog.arm(deadline + _CLOSE_SECONDS, plane.why_not_ended)
+        if program is not None:
+            program.deactivate()
+        ledger = plane.drain(deadline)
+        left = ledger.dropped[DropReason.SHUTDOWN]
+        logger.log(
+            logging.WARNING if left else logging.INFO,
+            "worker.drained",
+            extra={"ledger": str(ledger), "balanced": ledger.balanced},
+        )
+        if left:
+            admin.await_scrape(_LAST_SCRAPE_SECONDS)
+        if program is not None and not program.close(_PROGRAM_SECONDS):
+            stop.request(StopRequest("executors-stuck", EXIT_FAILED))
+    defect = stop.failure()
+    code = request.exit_code or (defect.exit_code if defect else 0)
+    logger.info("worker.stopped", extra={"exit_code": code})
+    return code
+
+
+def _program(
+    config: WorkerConfig, plane: DataPlane, stop: Stop, control: int | None, collect: Sequence[str]
+) -> Program:
+    """Return the program of this worker; what it needs is imported only where there is one."""
+    from tuplewire_service.executors.channel import Channel
+    from tuplewire_service.executors.program import Program
+
+    channel = None if control is None else Channel(control)
+    return Program(config, plane.worker, plane.loop, stop, channel, collect)
+
+
+def _log_addresses(config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> None:
+    for address in plane.addresses:
+        logger.info("listening", extra={"purpose": "messages", "address": address})
+    for address in plane.peer_addresses:
+        logger.info("listening", extra={"purpose": "peers", "address": address})
+    logger.info("listening", extra={"purpose": "admin", "address": admin.address})
+    logger.info(
+        "worker.started",
+        extra={
+            "worker_id": config.worker_id,
+            "topology": config.topology,
+            "advertise": _advertised(config, plane.addresses[0]),
+            "version": tuplewire.__version__,
+        },
+    )
+
+
+def _advertised(config: WorkerConfig, bound: str) -> str:
+    """Return where others reach this worker: as configured, with the bound port where none is named."""
+    host, port = split_host_port(bound)
+    if config.advertise is None:
+        return join_host_port(socket.gethostname() if host in _WILDCARDS else host, port)
+    named = config.advertise
+    if ":" in named and not named.endswith("]"):
+        return named
+    return f"{named}:{port}"
+
+
+def _advertised_to_peers(config: WorkerConfig, bound: str) -> str:
+    """Return where other workers reach this one over a transport of their own: at its port, on our host."""
+    advertised = _advertised(config, bound)
+    return join_host_port(split_host_port(advertised)[0], split_host_port(bound)[1])
+
+
+def _advertised_addresses(config: WorkerConfig, plane: DataPlane) -> tuple[str, str]:
+    """Return where programs reach this worker, and where other workers do, if not there."""
+    peers = [_advertised_to_peers(config, address) for address in plane.peer_addresses]
+    return _advertised(config, plane.addresses[0]), peers[0] if peers else ""
+
+
+@contextmanager
+def _address_file(path: Path, config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> Iterator[None]:
+    """Write the bound addresses for whoever started this process; whoever sees the file sees all of it."""
+    address, peer_address = _advertised_addresses(config, plane)
+    sockets = [address for address in plane.addresses if address.startswith("unix:")]
+    content = {
+        "worker_id": config.worker_id,
+        "topology": config.topology,
+        "process_id": os.getpid(),
+        "address": address,
+        "peer_address": peer_address or None,
+        "unix_address": sockets[0] if sockets else None,
+        "addresses": plane.addresses,
+        "metrics_url": admin.metrics_url,
+    }
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise TuplewireError(f"cannot write the address file {path}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+"""Why and when the worker process ends: signals, a Drain call, a defect; the first request counts."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 64
+"""Bad flags or configuration: EX_USAGE of sysexits.h."""
+EXIT_DEFECT = 70
+"""An error that nobody expected: EX_SOFTWARE of sysexits.h."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """reason: one word for the log. deadline_seconds: of the drain; None: as configured."""
+
+    reason: str
+    exit_code: int = EXIT_OK
+    deadline_seconds: float | None = None
+
+
+def read_signals(action: Callable[[int], None]) -> Callable[[], None]:
+    """Call `action` with the number of each SIGTERM and SIGINT; return what puts back what was before.
+
+    A thread of its own reads them from a pipe. Python runs handlers in the main thread only: nothing wakes
+    that from a lock when the kernel gives the signal to another thread, and a handler that takes a lock, as
+    setting an Event does, waits for ever when the main thread has just taken it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    previous_writer = signal.set_wakeup_fd(writer)
+    previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+
+    def pass_on() -> None:
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] in _SIGNALS:
+                    action(number[0])
+
+    threading.Thread(target=pass_on, name="tuplewire-signals", daemon=True).start()
+
+    def put_back() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_writer)
+        os.close(writer)
+
+    return put_back
+
+
+class Watchdog:
+    """Ends the process with code 70 when its orderly end takes too long, and says what held it up."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def arm(self, seconds: float, why: Callable[[], str]) -> None:
+        """Allow so many seconds from now until the end of the block. why: asked when they are over."""
+        self._timer = threading.Timer(seconds, self._bite, (seconds, why))
+        self._timer.daemon = True
+        self._timer.start()
+
+    @staticmethod
+    def _bite(seconds: float, why: Callable[[], str]) -> None:
+        try:
+            os.write(2, f"tuplewire worker: not ended after {seconds:g} s: {why()}\n".encode())
+        finally:
+            os._exit(EXIT_DEFECT)
+
+
+class Stop:
+    """Gathers requests to stop, from any thread; the main thread waits for the first."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
+        self._asked = threading.Event()
+        self._was_signalled = False
+
+    def request(self, request: StopRequest) -> None:
+        """Ask the process to stop."""
+        self._asked.set()
+        self._requests.put(request)
+
+    @property
+    def requested(self) -> bool:
+        """Whether anybody has asked."""
+        return self._asked.is_set()
+
+    def wait(self) -> StopRequest:
+        """Block until somebody asks, and return the first request."""
+        return self._requests.get()
+
+    def failure(self) -> StopRequest | None:
+        """Return a defect that was reported meanwhile, if any; takes what has queued up."""
+        while not self._requests.empty():
+            request = self._requests.get()
+            if request.exit_code:
+                return request
+        return None
+
+    def on_signals(self) -> None:
+        """Turn SIGTERM and SIGINT into requests; the second of them ends the process at once."""
+        read_signals(self._signalled)
+
+    def on_end_of_input(self) -> None:
+        """Stop when standard input ends: whoever started this process and held it open is gone."""
+        threading.Thread(target=self._await_end_of_input, name="tuplewire-stdin", daemon=True).start()
+
+    def _signalled(self, number: int) -> None:
+        if self._was_signalled:
+            os.write(2, b"tuplewire worker: second signal, exit without draining\n")
+            os._exit(128 + number)
+        self._was_signalled = True
+        self.request(StopRequest(signal.Signals(number).name))
+
+    def _await_end_of_input(self) -> None:
+        descriptor = sys.stdin.fileno()
+        while os.read(descriptor, 4096):
+            pass
+        self.request(StopRequest("parent-gone"))

@@ -1,0 +1,181 @@
+"""The settings of `tuplewire worker`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field, replace
+
+from tuplewire.addresses import is_loopback, split_host_port
+from tuplewire.config import SessionSettings
+from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import NAMES, Credentials
+from tuplewire.settings import (
+    ANY_TEXT,
+    FILE,
+    SECONDS,
+    Settings,
+    choice,
+    count,
+    same,
+    setting,
+    settings_of,
+    text,
+)
+from tuplewire_service.process.worker_kinds import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(Settings):
+    """Everything that a worker process can be told. Sizes are in bytes, times in seconds."""
+
+    worker_id: str = setting(
+        ANY_TEXT, "", "name of this worker, unique in the topology (default: host name and port)"
+    )
+    topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
+    listen: str = setting(
+        HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: any free one"
+    )
+    listen_unix: str | None = setting(
+        SOCKET_PATH, None, "Unix socket to listen on as well, for programs on the same machine"
+    )
+    socket_mode: int = setting(MODE, 0o660, "file mode of the Unix socket, in octal")
+    admin: str = setting(HOST_PORT, "127.0.0.1:9464", "address of /metrics, /livez and /readyz; port 0: any")
+    advertise: str | None = setting(
+        ADVERTISED,
+        None,
+        "where other workers reach this one (default: the bound address; for a wildcard, the host name)",
+        storm="storm.local.hostname",
+    )
+    assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again whenever it changes")
+    transport: str = setting(
+        choice(["grpc", "zmq"]),
+        "grpc",
+        "transport between workers; programs and control always use grpc",
+        storm="storm.messaging.transport",
+    )
+    listen_peers: str | None = setting(
+        HOST_PORT,
+        None,
+        "address for other workers over another transport than grpc (default: a free port of that host)",
+    )
+    receive_queue_messages: int = same(WorkerSettings, "receive_queue_messages")
+    receive_queue_bytes: int = same(WorkerSettings, "receive_queue_bytes")
+    resume_seconds: float = same(WorkerSettings, "resume_seconds")
+    max_message_bytes: int = same(SessionSettings, "max_message_bytes")
+    max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
+    keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
+    keepalive_timeout_seconds: float = same(SessionSettings, "keepalive_timeout_seconds")
+    tls_certificate: str | None = same(
+        Credentials,
+        "tls_certificate",
+        "certificate of this worker, for clients and servers; with it, TCP is mutual TLS",
+    )
+    tls_key: str | None = same(Credentials, "tls_key")
+    tls_ca: str | None = same(
+        Credentials, "tls_ca", "certificates of those who sign the certificates of workers and programs"
+    )
+    tls_worker_names: tuple[str, ...] = same(
+        Credentials,
+        "tls_worker_names",
+        "names in the certificates of workers (DNS, *.DNS, IP or URI, with commas); others may not act as "
+        "one (default: the names in this worker's own certificate)",
+    )
+    tls_client_names: tuple[str, ...] = setting(
+        NAMES, (), "names in the certificates of programs (default: any that the CA has signed)"
+    )
+    token_file: str | None = same(
+        Credentials, "token_file", "tokens, one of which a program must show: a line TOKEN or NAME TOKEN each"
+    )
+    permissions_file: str | None = setting(
+        FILE, None, "what each client may do, in TOML; see service/SECURITY.md (default: everything)"
+    )
+    allow_plaintext: bool = same(
+        Credentials,
+        "allow_plaintext",
+        "let other machines connect without TLS: whoever reaches the port is let in",
+    )
+    drain_seconds: float = setting(
+        SECONDS,
+        25.0,
+        "deadline to pass on what is held when stopping; keep it under the pod's grace period",
+        storm="supervisor.worker.shutdown.sleep.secs",
+    )
+    log_level: str = setting(
+        choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"
+    )
+    log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "text or json, one event per line")
+    metrics_tasks: int = same(WorkerSettings, "metrics_tasks")
+    metrics_peers: int = setting(
+        count(), 1000, "so many workers have series of their own; the others are added up likewise"
+    )
+    address_file: str | None = setting(
+        FILE, None, "write the bound addresses there, as JSON; removed at exit"
+    )
+    program: str | None = setting(
+        text(),
+        None,
+        "topology whose tasks this worker runs itself: package.module:function, or file.py:function",
+    )
+    program_conf: str | None = setting(
+        FILE, None, "settings of the topology, as JSON; those of a worker among them come before defaults"
+    )
+    program_state_file: str | None = setting(
+        FILE, None, "write what the executors are doing there, as JSON; removed at a good end"
+    )
+    session: SessionSettings = field(default_factory=SessionSettings)
+    """The rest of what a session with another worker goes by; only a program's settings say it."""
+
+    def _check(self) -> None:
+        if not self.worker_id:
+            object.__setattr__(self, "worker_id", _default_worker_id(self.listen))
+        if self.listen_peers is not None and self.transport == "grpc":
+            raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
+        of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
+        session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
+        object.__setattr__(self, "session", session)
+        self._check_security()
+        self.worker_settings()
+
+    def _check_security(self) -> None:
+        """Raise ConfigError for what would leave open what the settings say is shut."""
+        credentials = self.credentials()
+        if credentials.tls_ca is not None and credentials.tls_certificate is None:
+            raise ConfigError("tls_ca alone is of no use to a worker: give tls_certificate and tls_key, too")
+        if self.tls_client_names and credentials.tls_ca is None:
+            raise ConfigError("tls_client_names need tls_certificate, tls_key and tls_ca")
+        shut = [name for name in ("tls_ca", "token_file", "permissions_file") if getattr(self, name)]
+        if self.transport != "grpc" and shut:
+            raise ConfigError(
+                f"the transport {self.transport} between workers knows neither TLS nor tokens nor "
+                f"permissions, so {shut[0]} would leave a door open beside a locked one: use grpc"
+            )
+        for name in ("listen", "listen_peers"):
+            address = getattr(self, name)
+            if address is None or self.allow_plaintext or credentials.secures(address):
+                continue
+            if not is_loopback(split_host_port(address)[0]):
+                raise ConfigError(
+                    f"{name} is {address}, which other machines reach, and there is no TLS: give "
+                    "tls_certificate, tls_key and tls_ca, or set allow_plaintext where the network is trusted"
+                )
+
+    def credentials(self) -> Credentials:
+        """Return what this worker shows of itself to other workers."""
+        shown = {name: getattr(self, name) for name in settings_of(Credentials)}
+        if self.tls_ca:
+            # Among each other, workers with certificates show these; a token is for programs then.
+            shown["token_file"] = None
+        return Credentials(**shown)
+
+    def worker_settings(self) -> WorkerSettings:
+        """Return the part that the data plane gets; ConfigError when its parts do not fit together."""
+        own = settings_of(WorkerSettings).keys()
+        return WorkerSettings(session=self.session, **{name: getattr(self, name) for name in own})
+
+
+def _default_worker_id(listen: str) -> str:
+    """Return host name and port, Storm's way to name a worker; a free port has no number yet."""
+    port = split_host_port(listen)[1]
+    return f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"

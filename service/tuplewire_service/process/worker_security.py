@@ -1,0 +1,160 @@
+"""What guards a worker process: its files, and what they mean for gRPC's calls and connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from tuplewire.connection.dialling import Dialler
+from tuplewire.identity.tokens import AUTHORIZATION, read_tokens
+from tuplewire.identity.watched import WatchedFiles
+from tuplewire_service.admin.families import counter, counters, gauge
+from tuplewire_service.messaging.grpc.grpc_settings import GrpcWiring
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.security.certificates import Certificates
+from tuplewire_service.security.denials import REASONS, Denials
+from tuplewire_service.security.guard import Access, Caller, Guard, Policy
+from tuplewire_service.security.permissions import read_rules
+
+logger = logging.getLogger(__name__)
+
+_Content = TypeVar("_Content")
+Context = grpc.aio.ServicerContext[Any, Any]
+_HEALTH = "/grpc.health.v1."
+"""Probes show nothing of themselves, and learn nothing but whether the worker is ready."""
+_POLL_SECONDS = 1.0
+
+
+class Security:
+    """One worker's. Methods belong to its event loop, unless they say otherwise."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """Read all files; ConfigError when one is of no use."""
+        credentials = config.credentials()
+        self._certificates = None if credentials.tls_ca is None else Certificates(credentials)
+        self._files: list[WatchedFiles[Any]] = []
+        self.denials = Denials(time.monotonic)
+        certificates = self._certificates
+        names = config.tls_worker_names
+        self.guard = Guard(
+            Policy(
+                topology=config.topology,
+                tls=certificates is not None,
+                worker_names=lambda: names or (certificates.get().names if certificates else ()),
+                client_names=config.tls_client_names,
+                tokens=self._watched(config.token_file, read_tokens),
+                rules=self._watched(config.permissions_file, read_rules),
+            ),
+            self.denials,
+        )
+        self.dialler = Dialler(
+            credentials,
+            tls=None if certificates is None else lambda: certificates.get().tls,
+            worker_names=None if certificates is None else self.guard.policy.worker_names,
+        )
+        for file in (config.tls_key, config.token_file):
+            _warn_if_others_may_read(file)
+
+    def _watched(self, file: str | None, read: Callable[[Path], _Content]) -> Callable[[], _Content] | None:
+        """Return what returns the content of the moment; ConfigError when a file is of no use now."""
+        if file is None:
+            return None
+        path = Path(file)
+        watched = WatchedFiles([path], lambda: read(path))
+        watched.get()
+        self._files.append(watched)
+        return watched.get
+
+    def wiring(self, services: Sequence[grpc.GenericRpcHandler]) -> GrpcWiring:
+        """Return what the programs' transport works with, and serves besides Messaging."""
+        tls = self._certificates.server_credentials() if self._certificates else None
+        return GrpcWiring(services=services, tls=tls, admit=self.admit, dialler=self.dialler)
+
+    def admit(self, context: Context) -> Access:
+        """Return what the caller of a method may do; RefusedError when it may not come in."""
+        return self.guard.admit(caller_of(context))
+
+    def check_call(self, context: Context, method: str) -> None:
+        """Let a call of /SERVICE/METHOD pass; RefusedError when its caller may not make it."""
+        if not method.startswith(_HEALTH):
+            self.admit(context).control(method.rpartition("/")[2])
+
+    async def watch(self) -> None:
+        """Look at the files every second, until cancelled: what is wrong with them is to be known soon."""
+        while True:
+            if self._certificates is not None:
+                self._certificates.get()
+            for file in self._files:
+                file.get()
+            self.guard.refresh()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    @property
+    def certificate_expiry(self) -> float | None:
+        """When the certificate ends, in seconds since 1970; None without TLS. From any thread."""
+        return None if self._certificates is None else self._certificates.get().expires
+
+    @property
+    def reload_errors(self) -> int:
+        """How often certificate, token or permissions files had changed and were of no use; any thread."""
+        certificates = self._certificates.errors if self._certificates else 0
+        return certificates + sum(file.errors for file in self._files)
+
+
+def caller_of(context: Context) -> Caller:
+    """Return who calls, as gRPC has it."""
+    auth = context.auth_context()
+    tls = b"ssl" in auth.get("transport_security_type", ())
+    names = [name.decode(errors="replace") for name in auth.get("x509_subject_alternative_name", ())]
+    shown = next(
+        (str(value) for key, value in context.invocation_metadata() or () if key == AUTHORIZATION), None
+    )
+    return Caller(context.peer(), tuple(names) if tls else (), tls, shown)
+
+
+def _warn_if_others_may_read(file: str | None) -> None:
+    if file is not None and Path(file).stat().st_mode & stat.S_IROTH:
+        logger.warning(
+            "secret.readable_by_all",
+            extra={"file": file, "advice": "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"},
+        )
+
+
+class SecurityCollector(Collector):
+    """Its metrics, read at each scrape."""
+
+    def __init__(self, security: Security) -> None:
+        self._security = security
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        security = self._security
+        denied = security.denials.counts
+        yield counters(
+            "denied",
+            "Streams, calls and groups of messages that were denied, by reason.",
+            "reason",
+            ((reason, denied[reason]) for reason in REASONS),
+        )
+        yield counter(
+            "certificate_reload_errors",
+            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
+            security.reload_errors,
+        )
+        expiry = security.certificate_expiry
+        if expiry is not None:
+            yield gauge(
+                "certificate_expiry_timestamp_seconds",
+                "When the worker's certificate ends, in seconds since 1970.",
+                expiry,
+            )

@@ -1,1 +1,0 @@
-"""The worker as a process: command line, configuration, control and health services, admin port."""

@@ -1,0 +1,204 @@
+"""Where a worker's time goes: its loop's states, tasks that make others wait, messages' durations.
+
+Source: the times busy, idle and backpressured of Flink's tasks (`busyTimeMsPerSecond`), here of a whole
+worker and by cause; Heron's `__time_spent_back_pressure_by_compid`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from tuplewire.session.delivery import Done
+from tuplewire.session.durations import Durations
+from tuplewire.session.pressure import HELD_SECONDS
+from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.worker.connections import Connections
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.servers import Servers
+from tuplewire_service.worker.status import Timings
+
+INTERVAL_SECONDS = 0.1
+_MOST_PROBES = 1000
+
+LOCAL = "local"
+"""The place of a task whose queue is here."""
+
+
+class TimeState(enum.StrEnum):
+    """What a worker is at. It waits in all of them but the first; the first that holds counts."""
+
+    BUSY = "busy"
+    """Its event loop works, or waits for a processor."""
+    BACKPRESSURED_QUEUE = "backpressured_queue"
+    """Some sender has used up its window for a task here: the task's consumer is behind."""
+    BACKPRESSURED_SOCKET = "backpressured_socket"
+    """Something is for a worker whose connection takes nothing: it is down, or its socket is full, or as many
+    frames as may be on the way are not acknowledged."""
+    BACKPRESSURED_CREDIT = "backpressured_credit"
+    """Something is for a task for which another worker gives no room, here or with a sender."""
+    IDLE = "idle"
+    """Nothing is held up."""
+
+
+class TimeShares:
+    """Adds the waits of an event loop up by what they were for; all other time is busy.
+
+    The clock comes from outside. Belongs to the event loop.
+    """
+
+    __slots__ = ("_began", "_waited")
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._waited = dict.fromkeys(TimeState, 0.0)
+
+    def waited(
+        self, began: float, ended: float, *, full_here: bool, full_there: bool, held_since: float | None
+    ) -> None:
+        """Account for one wait of the loop, during which nothing changed.
+
+        full_here: a window for a task here is used up. full_there: so it is for a task of another worker.
+        held_since: since when a connection takes nothing; None when all do.
+        """
+        waited = self._waited
+        if full_here:
+            waited[TimeState.BACKPRESSURED_QUEUE] += ended - began
+            return
+        state = TimeState.BACKPRESSURED_CREDIT if full_there else TimeState.IDLE
+        usual_until = ended if held_since is None else min(ended, max(began, held_since + HELD_SECONDS))
+        waited[state] += usual_until - began
+        waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Return the seconds in each state since the beginning; their sum is what has passed since then."""
+        shares = {state.value: waited for state, waited in self._waited.items()}
+        shares[TimeState.BUSY] = now - self._began - sum(shares.values())
+        return shares
+
+
+class Blocking:
+    """How long each task has made others wait, and where: seconds by task and place, sampled by look().
+
+    At most `limit` pairs have a number of their own. The first pairs keep theirs: a pair never changes
+    between its own number and the common one.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._seconds: dict[tuple[str, str], float] = {}
+
+    def look(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
+        """Add the time since the last look, in seconds, to each task and place that blocks now."""
+        seconds = self._seconds
+        for task, where in blocked:
+            pair = (str(task), where)
+            if pair not in seconds and len(seconds) >= self._limit:
+                pair = (OTHER, OTHER)
+            seconds[pair] = seconds.get(pair, 0.0) + elapsed
+
+    def seconds(self) -> dict[tuple[str, str], float]:
+        """Return the seconds by (task, where)."""
+        return self._seconds.copy()
+
+
+class LoopLag:
+    """How late an event loop is: how long a due callback waits. The clock comes from outside.
+
+    While a loop is blocked for two seconds, twenty probes are due, and one runs. All of them count, each with
+    its own lateness, so a rare long block shows as what it is.
+    """
+
+    __slots__ = ("_due", "lag")
+
+    def __init__(self, now: float) -> None:
+        self.lag = Durations()
+        self._due = now + INTERVAL_SECONDS
+
+    def probe(self, now: float) -> float:
+        """Note that the loop runs the probe now; return the seconds until the next."""
+        late = now - self._due
+        probes = int(max(0.0, late) / INTERVAL_SECONDS) + 1
+        for missed in range(min(probes, _MOST_PROBES)):
+            self.lag.add(late - missed * INTERVAL_SECONDS)
+        self._due += probes * INTERVAL_SECONDS
+        return self._due - now
+
+
+class Timekeeper:
+    """Looks at the parts of a worker. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        queues: ReceiveQueues,
+        connections: Connections,
+        servers: Servers,
+        place_of: Callable[[int], str],
+        blocking_limit: int,
+    ) -> None:
+        """Begin now.
+
+        place_of: returns where a task is, LOCAL or a worker's id.
+        blocking_limit: how many pairs of task and place have a number of their own.
+        """
+        self._queues = queues
+        self._connections = connections
+        self._servers = servers
+        self._place_of = place_of
+        self._clock = asyncio.get_running_loop().time
+        now = self._clock()
+        self._shares = TimeShares(now)
+        self._blocking = Blocking(blocking_limit)
+        self._lag = LoopLag(now)
+        self._looked = now
+        self._end_to_end = Durations()
+
+    def waited(self, began: float, ended: float) -> None:
+        """Account for a wait of the loop; see EventLoopThread.on_wait."""
+        pressure = self._connections.pressure
+        full_here = full_there = False
+        for task in self._servers.longest_exhausted():
+            if self._place_of(task) == LOCAL:
+                full_here = True
+            else:
+                full_there = True
+        self._shares.waited(
+            began,
+            ended,
+            full_here=full_here,
+            full_there=full_there or pressure.without_credit > 0,
+            held_since=pressure.held_since,
+        )
+
+    def done(self, done: Iterable[Done]) -> None:
+        """Account for messages that a consumer has acknowledged."""
+        now_micros = time.time_ns() // 1000
+        for each in done:
+            if each.accepted_micros:
+                self._end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
+
+    async def look_around(self) -> None:
+        """Sample ten times a second how late the loop is, and which tasks block others."""
+        while True:
+            now = self._clock()
+            self._blocking.look(set(self._blocked()), now - self._looked)
+            self._looked = now
+            await asyncio.sleep(self._lag.probe(now))
+
+    def _blocked(self) -> Iterator[tuple[int, str]]:
+        for task in self._servers.exhausted():
+            yield task, self._place_of(task)
+        yield from self._connections.blocked()
+
+    def timings(self) -> Timings:
+        """Return all times up to now."""
+        return Timings(
+            self._shares.seconds(self._clock()),
+            self._blocking.seconds(),
+            self._queues.wait.copy(),
+            self._connections.pressure.send_to_ack.copy(),
+            self._end_to_end.copy(),
+            self._lag.lag.copy(),
+        )

@@ -1,0 +1,69 @@
+"""What a worker is, and how much it holds."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuplewire.config import MIB, AckMode, Overflow, SessionSettings
+from tuplewire.errors import ConfigError
+from tuplewire.settings import REQUIRED, SECONDS, SIZE, Settings, count, nested, setting, text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(Settings):
+    """What a worker goes by on its event loop. session: how its connections to other workers behave."""
+
+    worker_id: str = setting(text("ID"), REQUIRED, "name of this worker, unique in the topology")
+    topology: str = setting(text(), REQUIRED, "topology to serve", storm="topology.name")
+    receive_queue_messages: int = setting(
+        count(),
+        131_072,
+        "bound of one task's receive queue, and of what is held for a remote task, in messages",
+        storm="topology.receiver.buffer.size",
+    )
+    receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same bound in bytes")
+    resume_seconds: float = setting(
+        SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
+    )
+    metrics_tasks: int = setting(
+        count(), 1000, "so many tasks have series of their own; the others are added up under `other`"
+    )
+    session: SessionSettings = nested(SessionSettings)
+
+    def _check(self) -> None:
+        if self.receive_queue_bytes < self.session.max_message_bytes:
+            raise ConfigError(
+                f"receive_queue_bytes ({self.receive_queue_bytes}) must be at least max_message_bytes "
+                f"({self.session.max_message_bytes})"
+            )
+
+
+def of_transport(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
+    """Return what any transport of a worker is told, as fields of TransportSettings."""
+    return {
+        "worker_id": settings.worker_id,
+        "incarnation": incarnation,
+        "receive_messages": settings.receive_queue_messages,
+        "receive_bytes": settings.receive_queue_bytes,
+        "resume_seconds": settings.resume_seconds,
+        "session": peer_session(settings.session),
+    }
+
+
+def peer_session(settings: SessionSettings) -> SessionSettings:
+    """Return the settings of a session between workers.
+
+    It needs no bound of its own: all that goes through it was granted to a sender, whose window is the bound,
+    and a bound here would let one stopped task hold up the others. What is kept until it is consumed is said
+    for each message, as its sender wants it.
+    """
+    return replace(
+        settings,
+        ack_mode=AckMode.QUEUED,
+        overflow=Overflow.BLOCK,
+        max_pending_messages=sys.maxsize,
+        max_pending_task_messages=sys.maxsize,
+        max_pending_bytes=sys.maxsize,
+    )
