@@ -1,0 +1,74 @@
+"""Which worker each task talks to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuplewire.client import Client
+from tuplewire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEndpoint:
+    """A running worker: its id, its address for clients (host:port or unix:///path), its metrics' URL."""
+
+    worker_id: str
+    address: str
+    metrics_url: str
+
+
+def spread(*components: Iterable[int], n_workers: int) -> dict[int, list[int]]:
+    """Return the tasks of each worker, by its index, with the tasks of each component dealt in turn."""
+    if n_workers < 1:
+        raise ConfigError(f"a pipeline needs at least one worker, not {n_workers}")
+    placed: dict[int, list[int]] = {index: [] for index in range(n_workers)}
+    for component in components:
+        for position, task in enumerate(component):
+            placed[position % n_workers].append(task)
+    return placed
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """How the tasks of one run reach their workers; it travels to them with the code.
+
+    run: names the run, so that two on the same workers do not take each other for a restart.
+    addresses: of the workers. worker_of: the index of the worker that holds each receiving task.
+    """
+
+    topology: str
+    run: str
+    addresses: Sequence[str]
+    worker_of: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        topology: str,
+        run: str,
+        workers: Sequence[WorkerEndpoint],
+        placed: Mapping[int, Iterable[int]],
+    ) -> Attachment:
+        """Build from the running workers and the tasks of each, by index."""
+        worker_of = {task: index for index, tasks in placed.items() for task in tasks}
+        return cls(topology, run, tuple(worker.address for worker in workers), worker_of)
+
+    def client(self, task: int) -> Client:
+        """Return a client for a task, within the PySpark task that runs it.
+
+        A task that only sends is free to use any worker; they take turns.
+        """
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise ConfigError("a task's client is opened inside a PySpark task")
+        return Client(
+            self.addresses[self.worker_of.get(task, task % len(self.addresses))],
+            topology=self.topology,
+            client_id=f"{self.run}-{task}",
+            # Attempt *numbers* repeat when Spark runs a stage again; these ids do not.
+            incarnation=context.taskAttemptId() + 1,
+            source=task,
+        )

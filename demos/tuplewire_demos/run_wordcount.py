@@ -1,0 +1,129 @@
+"""`tuplewire run wordcount`, a topology: in this process, in processes of its own, or on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from tuplewire.errors import ConfigError
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire_demos.report import Progress
+from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
+from tuplewire_demos.words_result import (
+    WordCounts,
+    differences_of,
+    expected_counts,
+    skipped_lines,
+    write_csv,
+    write_words,
+)
+from tuplewire_service.executors.cluster import cluster_of
+from tuplewire_service.executors.distributed_cluster import DistributedTopology
+from tuplewire_service.executors.local_topology import LocalTopology
+
+_FOREVER = 10.0**9
+_PENDING = 5000
+_SETTLE_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+def run_words(arguments: argparse.Namespace, mode: str) -> WordCounts:
+    """Run it, write its account, and return it. mode: "local" or "distributed", of `storm.cluster.mode`.
+
+    Raises InputError for a file or directory that cannot be used, and the error by which the topology fails.
+    """
+    if arguments.cores is not None:
+        raise ConfigError("--cores is for Spark; leave it out, or run with --mode spark")
+    progress = Progress()
+    path = arguments.input
+    topology = wordcount_topology(path, n_splitters=arguments.splitters, n_counters=arguments.counters)
+    conf: dict[str, Any] = {
+        "storm.cluster.mode": mode,
+        "topology.workers": arguments.workers,
+        "topology.max.spout.pending": _PENDING,
+    }
+    where = "processes" if mode == "distributed" else "workers of this process"
+    progress.stage(f"Starting {arguments.workers} {where} ...")
+    with cluster_of(conf) as cluster:
+        running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
+        progress.stage(f"Counting the words of {path} ...")
+        started = time.monotonic()
+        captured = running.finish(_FOREVER)
+        seconds = time.monotonic() - started
+        executors, ledgers = running.status().executors, _settled_ledgers(running)
+    counts = dict(captured.tuples(COUNTS))
+    return _account(arguments, counts, captured.tuples(SKIPPED), seconds, executors, ledgers)
+
+
+def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
+    """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
+    from tuplewire.connection.control_client import ControlClient
+    from tuplewire.spark.session import local_session
+    from tuplewire_demos.jobs import settled_ledgers
+    from tuplewire_demos.words_spark import count_words
+    from tuplewire_service.launching.local_workers import LocalWorkers
+
+    progress = Progress()
+    cores = arguments.cores or max(2, os.cpu_count() or 1)
+    topology = wordcount_topology(
+        arguments.input, n_spouts=cores, n_splitters=arguments.splitters, n_counters=arguments.counters
+    )
+    progress.stage("Starting Spark ...")
+    # Silence gRPC's connection messages on the user's terminal.
+    quiet = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
+    # Spark first: it forks, which is best done before this process talks to any worker.
+    with local_session("tuplewire-wordcount", cores=cores, conf=quiet) as spark:
+        progress.stage(f"Starting {arguments.workers} worker(s) ...")
+        # When a run has failed nobody will take what is left, and after any other there is nothing left.
+        with LocalWorkers(arguments.workers, "wordcount", flags=["--drain-seconds=1"]) as workers:
+            for each in workers.endpoints:
+                progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+            addresses = [each.unix_address for each in workers.endpoints]
+            conf = {"topology.workers": cores, "topology.max.spout.pending": _PENDING}
+            started = time.monotonic()
+            counts, skipped, executors = count_words(spark, topology, addresses, conf, progress)
+            seconds = time.monotonic() - started
+            with ExitStack() as stack:
+                ledgers = settled_ledgers([stack.enter_context(ControlClient(each)) for each in addresses])
+    return _account(arguments, counts, skipped, seconds, executors, ledgers)
+
+
+def _account(
+    arguments: argparse.Namespace,
+    counts: Mapping[str, int],
+    skipped: Sequence[tuple[Any, ...]],
+    seconds: float,
+    executors: Sequence[ExecutorStatistics],
+    ledgers: Mapping[str, LedgerSnapshot],
+) -> WordCounts:
+    Progress().stage("Comparing with collections.Counter ...")
+    path = arguments.input
+    result = WordCounts(
+        counts,
+        differences_of(counts, expected_counts(path)),
+        skipped_lines(path, skipped),
+        seconds,
+        executors,
+        ledgers,
+    )
+    write_words(sys.stdout, result)
+    if arguments.output is not None:
+        write_csv(arguments.output, counts)
+        print(f"All {len(counts):,} words are in {arguments.output} (CSV)")
+    return result
+
+
+def _settled_ledgers(running: LocalTopology | DistributedTopology) -> dict[str, LedgerSnapshot]:
+    """Return the ledgers once nothing is pending, or after a while: acknowledgements come last."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while True:
+        ledgers = running.ledgers()
+        if not any(ledger.pending for ledger in ledgers.values()) or time.monotonic() > deadline:
+            return ledgers
+        time.sleep(_POLL_SECONDS)
