@@ -44,14 +44,14 @@ $(VENV)/.deploy: pyproject.toml | $(VENV)/.dev
 install: $(VENV)/.dev ## Set up .venv with everything that development needs
 
 .PHONY: clean
-clean: ## Remove everything that make made
+clean: ## Remove everything that make has made
 	rm -rf $(VENV) .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find clients service tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- the main job -----------------------------------------------------------------------------
 
 .PHONY: run
-run: $(VENV)/.demo ## The flights of NYC 2013 through two workers and PySpark (needs no Java)
+run: $(VENV)/.demo ## Run the flights of NYC 2013 through two workers and PySpark (needs no Java)
 	$(BIN)/tuplewire run flights
 
 # --- checks -----------------------------------------------------------------------------------
@@ -64,20 +64,44 @@ test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for 
 	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not long' --durations=10 $(ARGS)
 
 .PHONY: test-long
-test-long: $(VENV)/.dev ## Run the longest tests, which test leaves out
+test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m long --durations=10 $(ARGS)
 
+# The version of .venv counts as tested: make test has it.
+VENV_VERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+.PHONY: pythons pythons-install
+pythons: $(VENV)/.dev ## Unit, conformance and contract tests on each other Python from 3.11 to 3.14 that is here
+	SKIP=$(VENV_VERSION) REQUIRED=$(or $(REQUIRED),1) tests/pythons.sh
+
+pythons-install: $(VENV)/.dev
+	SKIP=$(VENV_VERSION) tests/pythons.sh install
+
+.PHONY: flicker
+flicker: $(VENV)/.dev ## Run a test over and over beside a load on every core: TEST=tests/...::test_x RUNS=50
+	PYTHONPATH=tests $(BIN)/python -m pytest -q -p helpers.flicker $(if $(RUNS),--runs=$(RUNS)) $(ARGS) $(TEST)
+
+# Twenty examples of each property, and no test that takes more than a few seconds.
+.PHONY: quick
+quick: lint types ## Check what you write in under a minute: lint, types, unit and property tests
+	$(BIN)/python -m pytest -q tests/unit tests/property --numprocesses=auto -m 'not slow and not long' --hypothesis-profile=quick $(ARGS)
+
+.PHONY: hooks
+hooks: $(VENV)/.dev ## Let git run lint, types and the checks of pages before each commit
+	$(BIN)/pre-commit install
+
 .PHONY: lint
-lint: $(VENV)/.dev ## Check style and form of the Python code
+lint: $(VENV)/.dev ## Check style and form of the Python code, and that all of it is used
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m vulture
 
 .PHONY: types
-types: $(VENV)/.dev ## Check types, strictly
+types: $(VENV)/.dev ## Check types with mypy --strict
 	$(BIN)/mypy
 
 .PHONY: check
-check: lint types proto-check test ## Everything that must hold before a change goes in
+check: lint types proto-check test ## Run lint, types, proto-check and test: what must hold before a change goes in
 
 .PHONY: deploy-tools
 deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages (as root), npm modules
@@ -101,11 +125,11 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## Random faults against real processes: SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help
+chaos: $(VENV)/.dev ## Try random faults on real processes; SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
 .PHONY: chaos-transport
-chaos-transport: $(VENV)/.dev ## The same for a transport alone: TRANSPORT=local, grpc or zmq, SEED=7 MINUTES=2
+chaos-transport: $(VENV)/.dev ## Try the same on a transport alone; TRANSPORT=local, grpc or zmq, SEED=7 MINUTES=2
 	PYTHONPATH=tests $(BIN)/python -m chaos.transports $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)
 
 .PHONY: fuzz
@@ -132,13 +156,13 @@ compat: .venv-oldest/.done ## Test values, session and wire with the oldest prot
 		--deselect tests/contract/test_proto.py::test_buf  # of the contract's files alone, whatever the libraries
 
 .PHONY: settings
-settings: $(VENV)/.dev ## Make service/SETTINGS.md of the declarations in the code
-	$(BIN)/python -m tuplewire_service.server.settings_page > service/SETTINGS.md
+settings: $(VENV)/.dev ## Write service/SETTINGS.md from the declarations in the code
+	$(BIN)/python -m tuplewire_service.command.settings_page > service/SETTINGS.md
 
 MONITORING := deploy/kustomize/components/monitoring
 
 .PHONY: monitoring
-monitoring: $(VENV)/.deploy ## Make PrometheusRule and Grafana dashboard of deploy/prometheus
+monitoring: $(VENV)/.deploy ## Write PrometheusRule and Grafana dashboard from deploy/prometheus
 	$(BIN)/python deploy/prometheus/make_prometheusrule.py > $(MONITORING)/prometheusrule.yaml
 	$(BIN)/python deploy/prometheus/make_dashboard.py > $(MONITORING)/tuplewire.json
 
@@ -151,7 +175,7 @@ image: $(BIN)/python ## Build the worker's image without a Docker engine, into b
 	PYTHON=$(BIN)/python deploy/build-image.sh $(ARGS)
 
 .PHONY: spark-zip
-spark-zip: $(VENV)/.dev ## Zip the client for Spark's --py-files into dist/
+spark-zip: $(VENV)/.dev ## Build the zip for Spark's --py-files into dist/
 	$(BIN)/python -m tuplewire.spark.package dist/tuplewire-spark.zip
 
 # --- generated code ---------------------------------------------------------------------------
@@ -167,7 +191,7 @@ define generate
 endef
 
 .PHONY: proto
-proto: .venv-proto/.done ## Generate the Python code of proto/ again
+proto: .venv-proto/.done ## Generate the Python code of proto/
 	$(call generate,$(WIRE))
 
 .PHONY: proto-check

@@ -153,7 +153,7 @@ echo "Building ..." >&2
 build bud --isolation chroot --signature-policy "$work/policy.json" --layers=false --timestamp "$SOURCE_DATE_EPOCH" \
     --secret "id=pip.conf,src=$work/pip.conf" --volume "$wheels:/mnt:ro" \
     --build-arg BASE="$base" \
-    --build-arg VERSION="$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" \
+    --build-arg VERSION="$(sed -n 's/^__version__ = "\(.*\)"/\1/p' clients/tuplewire/__init__.py)" \
     --build-arg REVISION="$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
     --file deploy/Dockerfile --tag "tuplewire:$tag" --quiet . >"$work/id"
 rm -rf "$out"
