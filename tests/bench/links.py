@@ -20,7 +20,7 @@ from workload import (
     Look,
 )
 
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_service.launching.local_workers import LocalWorkers
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
 HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ = "hop-zmq", "hop-local", "chain-zmq"

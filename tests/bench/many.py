@@ -28,8 +28,8 @@ from workload import (
 
 from tuplewire import aio
 from tuplewire.client import Client
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
-from tuplewire.loop import messaging_loop
 from tuplewire.message import TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot
 

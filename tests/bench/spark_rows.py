@@ -10,7 +10,7 @@ from report import Line
 from spark_agent import WORKER_OF
 from workload import TOPOLOGY
 
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_service.launching.local_workers import LocalWorkers
 
 WRITE, BACK, LATENCY = "spark/write", "spark/back", "spark/latency"
 SPARK_ROWS = (WRITE, BACK, LATENCY)

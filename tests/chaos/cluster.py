@@ -18,13 +18,13 @@ from pathlib import Path
 from chaos.journal import Journal
 from chaos.layout import TASKS, TOPOLOGY, WORKERS
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
-from tuplewire_service.server.report import ledger_of
-from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.command.status_report import ledger_of
+from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 logger = logging.getLogger(__name__)

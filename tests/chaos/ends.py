@@ -24,7 +24,7 @@ from tuplewire import TaskGroup, TaskMessageBatch
 from tuplewire.config import AckMode, SessionSettings
 from tuplewire.errors import BufferFullError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.messaging.base import IConnectionCallback, IContext, Origin, ReceivedBatch
+from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 
 TOPOLOGY = "chaos"
@@ -42,7 +42,7 @@ def _context(config: dict[str, Any], **session: Any) -> IContext:
     return TransportFactory.make_context(
         {
             TRANSPORT_KEY: config["transport"],
-            "tuplewire.transport.session": settings,
+            **settings.conf(),
             "tuplewire.transport.receive_messages": _WINDOW_MESSAGES,
         }
     )
@@ -90,7 +90,7 @@ class Receiving(End, IConnectionCallback):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
-        self._held: deque[tuple[Origin, TaskGroup]] = deque()
+        self._held: deque[tuple[InboundSession, TaskGroup]] = deque()
         port_file = Path(config["port_file"])
         self._context = _context(config)
         self._server = self._context.bind(
@@ -115,7 +115,7 @@ class Receiving(End, IConnectionCallback):
                     subscription=self.name,
                     redelivered=group.redelivered,
                 )
-            self._held.append((batch.origin, group))
+            self._held.append((batch.inbound, group))
 
     def _run(self) -> None:
         while not self._over.wait(_RELEASE_SECONDS):
@@ -124,8 +124,8 @@ class Receiving(End, IConnectionCallback):
 
     def _release(self) -> None:
         while self._held:
-            origin, group = self._held.popleft()
-            origin.release(group.task, len(group), len(group.data))
+            inbound, group = self._held.popleft()
+            inbound.release(group.task, len(group), len(group.data))
 
     def kill(self) -> None:
         """See End."""

@@ -10,7 +10,7 @@ from typing import Self
 from chaos.faults import Fault, Kind
 from chaos.layout import CONSUMERS, PRODUCERS, WORKERS, ConsumerPlan, ProducerPlan, way
 
-from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import ControlFaults, Direction, FaultProxy
 
 LATENCY_SECONDS = 0.01

@@ -11,7 +11,7 @@ from chaos.journal import Journal, history_of, records
 from chaos.layout import CONSUMERS, PRODUCERS, TASKS, TOPOLOGY, WORKERS
 from chaos.programs import Program
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.testing.history import Verdict
 

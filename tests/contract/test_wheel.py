@@ -47,6 +47,7 @@ def test_nothing_else(names: set[str]) -> None:
         "tuplewire",
         "tuplewire_service",
         "pyspark_tuplewire",
+        "tuplewire_demos",
     }
     assert not [name for name in names if "test_" in name or "conftest" in name or "__pycache__" in name]
 
@@ -60,8 +61,9 @@ def test_metadata(wheel: Path, names: set[str]) -> None:
     assert metadata["Name"] == "tuplewire"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert {"service", "zmq", "spark", "demo", "dev"} <= set(metadata.get_all("Provides-Extra", []))
-    assert "tuplewire = tuplewire_service.server.cli:main" in entry_points
+    assert "tuplewire = tuplewire_service.command.cli:main" in entry_points
     assert "[tuplewire.transports]" in entry_points
+    assert "[tuplewire.run]" in entry_points
     assert info.replace("METADATA", "licenses/LICENSE") in names
 
 

@@ -13,7 +13,7 @@ from helpers.tools import ROOT
 from helpers.topology import ledger
 
 from tuplewire.wire import messaging_pb2
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 PAGE = (ROOT / "proto" / "CLIENTS.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL))
@@ -55,7 +55,7 @@ def test_the_conversations_of_the_page_work(worker: Endpoint, language: str, nam
 def test_every_error_is_in_the_table() -> None:
     """Whoever meets an error finds what to do."""
     rows = " ".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("|"))
-    frames = {"STALE_ASSIGNMENT"}  # refuses messages, and never a stream
+    frames = {"STALE_ASSIGNMENT", "TOO_MANY_HOPS"}  # refuse messages, and never a stream
     codes = {name.removeprefix("ERROR_CODE_") for name in dict(messaging_pb2.ErrorCode.items())} - {
         "UNSPECIFIED"
     }

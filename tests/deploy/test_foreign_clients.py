@@ -31,8 +31,8 @@ from helpers.topology import (
     status,
 )
 
-from tuplewire.control import ControlClient
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire.connection.control_client import ControlClient
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing.proxy import FaultProxy
 
 CLIENTS = ("buf", "node", "grpclib")
@@ -107,7 +107,7 @@ def seen_by_metrics(endpoint: Endpoint) -> dict[str, int]:
         "acknowledged": total("acknowledged_messages_total"),
         "dropped": total("dropped_messages_total"),
         "pending": total("worker_pending_messages"),
-        "refused": total("refused_total"),
+        "refused": total("refused_messages_total"),
     }
 
 

@@ -18,9 +18,9 @@ from chaos.scene import Scene
 from deploy.namespaces import Hosts
 from helpers import eventually
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.wire import control_pb2
-from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.launching.local_workers import Endpoint
 
 pytestmark = pytest.mark.timeout(300)
 

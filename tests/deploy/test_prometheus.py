@@ -29,10 +29,10 @@ from helpers.unsteady import unsteady_proxy
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tuplewire import Client
-from tuplewire.control import ControlClient
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire.connection.control_client import ControlClient
+from tuplewire_service.executors.executor_metrics import ExecutorCollector
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.metrics import ExecutorCollector
 
 SECONDS = 60.0
 TASKS = {0: range(10), 1: range(10, 20), 2: range(20, 30), 3: range(30, 40)}

@@ -14,9 +14,9 @@ from helpers.topology import TOPOLOGY, assign, ledger, metric, numbers, proxy_be
 from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire import Credentials
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.proxy import FaultProxy
 

@@ -15,10 +15,10 @@ from helpers.manifests import OVERLAYS, cluster, executor, the
 from helpers.pod_here import PodHere, pod_here
 from helpers.secured import secret_file
 
-from tuplewire.control import ControlClient
-from tuplewire.credentials import Credentials
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import kubernetes
-from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 SEND = """
@@ -34,7 +34,7 @@ with tuplewire.Client() as client, client.recv([2], timeout=30) as batches:
     batches.acknowledge()
 """
 STATUS = """
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 with ControlClient() as control:
     control.status()
 """

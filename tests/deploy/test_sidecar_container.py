@@ -18,8 +18,8 @@ from helpers.certificates import Authority
 from helpers.container import Container, running
 from helpers.manifests import Manifest, cluster, container, executor, the
 
-from tuplewire.control import ControlClient
-from tuplewire.credentials import Credentials
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.identity.credentials import Credentials
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,8 +17,9 @@ from helpers.tools import ROOT
 from helpers.topology import ledger
 
 from tuplewire import Client, TaskMessageBatch
-from tuplewire_service.server.config import WorkerConfig, load_config
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.process.config_sources import load
+from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import load_assignment
 
 SIZED_FOR = re.compile(r"local-tasks=(\d+),remote-tasks=(\d+),sessions=(\d+)")
@@ -29,7 +30,7 @@ SIZE = 1000
 def bounds(overlay: str) -> WorkerConfig:
     """Return the settings of an overlay that bound the memory."""
     file = tomllib.loads(the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"]["worker.toml"])
-    return load_config({name: str(file[name]) for name in BOUNDS}, {}).config
+    return load(WorkerConfig, {name: str(file[name]) for name in BOUNDS}, {}).config
 
 
 def sized_for(overlay: str, kind: str) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from helpers.manifests import Manifest, cluster, container, executor, selects, t
 from helpers.pod_checks import check_pod, mounted
 from helpers.schemas import VERSIONS, validate
 
-from tuplewire.credentials import Credentials
+from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import kubernetes
 from tuplewire.spark.java import find_java, wrapped_home
 

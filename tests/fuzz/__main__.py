@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fuzz.attacker import replay
-from fuzz.campaign import campaign, target
+from fuzz.campaign import Extent, campaign, target
 
 
 def _arguments() -> argparse.Namespace:
@@ -39,7 +39,8 @@ def main() -> int:
                 workers.stop()
                 print(workers.log_of(0).read_text(encoding="utf-8"))
             return 0
-        report = campaign(directory, seed, arguments.minutes * 60, lambda line: print(line, flush=True))
+        extent = Extent(seconds=arguments.minutes * 60)
+        report = campaign(directory, seed, extent, lambda line: print(line, flush=True))
     print(report)
     for fault in report.faults:
         print(f"FAULT: {fault}")

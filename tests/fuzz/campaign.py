@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +15,15 @@ from helpers.program import Program
 from helpers.streams import Consumed, Load, Produced, consumer, producer
 from helpers.topology import TOPOLOGY, assign, ledger
 
-from fuzz.attacker import LEVELS, Tally, attacker
+from fuzz.attacker import THREADS, Tally, attacker
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 HEALTHY_TASK = 2_000_000_011
 """A task that no attacker hits by chance."""
 HEALTHY_SOURCE = 7
 HOSTILE_TASKS = range(5)
-THREADS = 2
-"""Connections of each attacking process."""
 MOST_GROWTH_BYTES = 40 * MIB
 """By how much the worker's peak may be higher in the second half of the attack than in the first."""
 _OUR_ERRORS = (
@@ -38,6 +37,8 @@ _OUR_ERRORS = (
 """Signs of an error in our code. gRPC logs one of its own for a method or a header that is not UTF-8, and the
 admin port for a scrape that a busy event loop has not answered in time."""
 _SAMPLE_SECONDS = 0.25
+_STILL_SECONDS = 60.0
+"""How long the well-behaved session may stand still; a busy machine stops it for seconds."""
 _PAUSE_SECONDS = 0.002
 
 
@@ -45,7 +46,6 @@ _PAUSE_SECONDS = 0.002
 class Report:
     """What came of an attack."""
 
-    seconds: float
     tallies: dict[str, Tally]
     produced: Produced
     consumed: Consumed
@@ -121,8 +121,24 @@ def target(directory: Path) -> Iterator[tuple[LocalWorkers, Endpoint]]:
         yield workers, endpoint
 
 
-def campaign(directory: Path, seed: int, seconds: float, report: Callable[[str], None]) -> Report:
-    """Attack a worker for so long; report: gets a line now and then."""
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far an attack goes: for so many seconds, or until each thread has attacked so often."""
+
+    seconds: float = math.inf
+    attacks: int | None = None
+
+    def reached(self, seconds: float, tallies: Mapping[str, Tally]) -> bool:
+        """Whether it is over after so many seconds, with what was counted until now."""
+        if self.attacks is None:
+            return seconds >= self.seconds
+        return all(
+            sum(tally.counts.values()) == self.attacks * THREADS[level] for level, tally in tallies.items()
+        )
+
+
+def campaign(directory: Path, seed: int, extent: Extent, report: Callable[[str], None]) -> Report:
+    """Attack a worker; report: gets a line now and then."""
     with ExitStack() as stack:
         workers, endpoint = stack.enter_context(target(directory))
         start = stack.enter_context
@@ -136,10 +152,10 @@ def campaign(directory: Path, seed: int, seconds: float, report: Callable[[str],
             endpoint.metrics_url.removeprefix("http://").removesuffix("/metrics"),
         ]
         attackers = {
-            level: start(Program(attacker, level, seed, THREADS, endpoint.address, others))
-            for level in LEVELS
+            level: start(Program(attacker, level, seed, extent.attacks, endpoint.address, others))
+            for level in THREADS
         }
-        memory = _watch(endpoint, attackers, consuming, seconds, report)
+        memory = _watch(endpoint, attackers, consuming, extent, report)
         tallies = {level: process.ask("finish") for level, process in attackers.items()}
         produced: Produced = producing.ask("finish")
         eventually(lambda: _received(consuming) >= sum(produced.sent.values()), 60, "all received")
@@ -147,7 +163,6 @@ def campaign(directory: Path, seed: int, seconds: float, report: Callable[[str],
         balance = ledger(endpoint)
         (code,) = workers.stop()
         return Report(
-            seconds,
             tallies,
             produced,
             consumed,
@@ -162,22 +177,25 @@ def _watch(
     endpoint: Endpoint,
     attackers: dict[str, Program],
     consuming: Program,
-    seconds: float,
+    extent: Extent,
     report: Callable[[str], None],
 ) -> list[int]:
     """Sample the worker's memory while it is attacked; a fault that ends the attack is raised here."""
     samples: list[int] = []
-    end = time.monotonic() + seconds
-    received = 0
-    while time.monotonic() < end:
+    start = moved = time.monotonic()
+    received = _received(consuming)
+    tallies: dict[str, Tally] = {}
+    while not extent.reached(time.monotonic() - start, tallies) or len(samples) < 2:
         samples.append(rss(endpoint.process_id))
         time.sleep(_SAMPLE_SECONDS)
+        tallies = {level: process.ask("progress") for level, process in attackers.items()}
+        before, received = received, _received(consuming)
+        now = time.monotonic()
+        moved = now if received > before else moved
+        assert now - moved < _STILL_SECONDS, "the well-behaved session stands still"
         if len(samples) % 20 == 0:
-            tallies: list[Tally] = [process.ask("progress") for process in attackers.values()]
-            before, received = received, _received(consuming)
-            assert received > before, "the well-behaved session stands still"
-            attacks = sum(sum(tally.counts.values()) for tally in tallies)
-            complaints = sum(len(tally.complaints) for tally in tallies)
+            attacks = sum(sum(tally.counts.values()) for tally in tallies.values())
+            complaints = sum(len(tally.complaints) for tally in tallies.values())
             report(
                 f"{attacks:,} attacks, {complaints} complaints; worker {samples[-1] / MIB:.1f} MiB; "
                 f"well-behaved session: {received:,} messages received"

@@ -16,7 +16,7 @@ from tuplewire.wire import messaging_pb2 as pb
 MAX_REQUEST_BYTES = 4 << 20
 """The largest request that a worker with default limits takes; gRPC itself refuses what is larger."""
 HEALTH = "/grpc.health.v1.Health/Check"
-_STUCK_SECONDS = 30.0
+_STUCK_SECONDS = 60.0
 _NAMES = {name.removeprefix("ERROR_CODE_") for name, number in pb.ErrorCode.items() if number}
 
 
@@ -24,13 +24,15 @@ _NAMES = {name.removeprefix("ERROR_CODE_") for name, number in pb.ErrorCode.item
 class Conversation:
     """One call: its method, the requests in order, and whether it is broken off instead of closed.
 
-    unary: one request, one response.
+    unary: one request, one response. after: a call that comes just before it. refusal: the one right answer.
     """
 
     method: str
     requests: tuple[bytes, ...]
     broken_off: bool = False
     unary: bool = False
+    after: Conversation | None = None
+    refusal: str = ""
 
     def __str__(self) -> str:
         shown = [
@@ -42,6 +44,8 @@ class Conversation:
 
 def hold(channel: grpc.Channel, conversation: Conversation) -> Answer:
     """Have a conversation over a connection."""
+    if conversation.after:
+        hold(channel, conversation.after)
     if conversation.unary:
         (request,) = conversation.requests
         return ask_over(channel, conversation.method, request)
@@ -67,6 +71,9 @@ def hold(channel: grpc.Channel, conversation: Conversation) -> Answer:
 def complaint(conversation: Conversation, answer: Answer) -> str:
     """Return what is wrong with an answer, in words; nothing when it may be."""
     status = answer.status
+    if conversation.refusal:
+        right = answer.error == conversation.refusal
+        return "" if right else f"{answer.error or status.name} instead of {conversation.refusal}"
     if answer.error:
         return "" if answer.error in _NAMES else f"{answer.error!r} is no name of an error"
     if status is grpc.StatusCode.OK:

@@ -76,10 +76,8 @@ def _sending(rng: random.Random) -> list[Message]:
     requests: list[Message] = [_hello(rng)]
     requests += [_frame(rng, sequence) for sequence in range(1, rng.randrange(1, 8))]
     extras: list[Callable[[], Message]] = [
-        lambda: pb.SendRequest(load=pb.LoadReport(tasks=[pb.TaskLoad(task=1, load=0.5)])),
-        lambda: pb.SendRequest(backpressure=pb.BackpressureStatus(worker_id="fuzz", congested=[1, 2])),
-        lambda: pb.SendRequest(drain=pb.Drain(deadline_millis=10, alternatives=["127.0.0.1:1"])),
-        lambda: pb.SendRequest(follow=pb.Follow(tasks=rng.sample(TASKS, 2))),
+        lambda: pb.SendRequest(probe=pb.Probe(acknowledged=rng.randrange(10), brief=rng.random() < 0.5)),
+        lambda: pb.SendRequest(watch_releases=pb.WatchReleases(tasks=rng.sample(TASKS, 2))),
     ]
     for _ in range(rng.randrange(3)):
         requests.insert(rng.randrange(1, len(requests) + 1), rng.choice(extras)())
@@ -228,10 +226,7 @@ def _huge(rng: random.Random) -> Conversation:
                 sequence=1, groups=[pb.Group(task=task, lengths=[100 * many], data=bytes(100 * many))]
             )
         ),
-        lambda: pb.SendRequest(follow=pb.Follow(tasks=range(many))),
-        lambda: pb.SendRequest(load=pb.LoadReport(tasks=[pb.TaskLoad(task=1, load=1.0)] * many)),
-        lambda: pb.SendRequest(backpressure=pb.BackpressureStatus(congested=range(many))),
-        lambda: pb.SendRequest(drain=pb.Drain(alternatives=["x"] * many)),
+        lambda: pb.SendRequest(watch_releases=pb.WatchReleases(tasks=range(many))),
     ]
     if rng.random() < 0.8:
         return Conversation(

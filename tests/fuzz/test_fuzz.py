@@ -1,4 +1,4 @@
-"""A few seconds of `make fuzz`, with a fixed seed."""
+"""A short `make fuzz`, counted in attacks, with a fixed seed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.attacker import LEVELS
-from fuzz.campaign import campaign
+from fuzz.attacker import THREADS
+from fuzz.campaign import Extent, campaign
+from fuzz.refused import KINDS
 
 SEED = 20_131
-SECONDS = 5.0
+ATTACKS = 100
+"""Of each thread."""
 
 
 @pytest.mark.slow
 def test_hostile_input_on_every_level_hurts_nobody(tmp_path: Path) -> None:
     """Under attack the worker stays up and small, names each refusal, and a good session notices nothing."""
-    report = campaign(tmp_path, SEED, SECONDS, print)
+    report = campaign(tmp_path, SEED, Extent(attacks=ATTACKS), print)
     assert report.faults == []
     assert sum(report.produced.sent.values()) > 0
-    assert all(sum(report.tallies[level].counts.values()) > 20 for level in LEVELS)
-    refusals = {name for tally in report.tallies.values() for name in tally.counts}
-    assert {"MALFORMED", "WRONG_TOPOLOGY", "STALE_INCARNATION"} <= refusals
+    counts = {level: tally.counts for level, tally in report.tallies.items()}
+    assert {level: sum(each.values()) for level, each in counts.items()} == {
+        level: ATTACKS * threads for level, threads in THREADS.items()
+    }
+    names = {kind("x").refusal for kind in KINDS.values()}
+    assert counts["refused"].keys() == names
+    assert all(counts["refused"][name] >= 10 for name in names), counts["refused"]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from tuplewire.loop import EventLoopThread
+from tuplewire.connection.loop import EventLoopThread
 
 process_name: contextvars.ContextVar[str] = contextvars.ContextVar("process", default="")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 
 from helpers.hostile import SEND
 
@@ -22,6 +23,8 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONT
 """Frame types."""
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 """Flags."""
+GRPC_PREFIX_BYTES = 5
+"""Before each message: whether it is compressed, and its length."""
 
 
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -31,6 +34,11 @@ def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> byt
 
 OPENING = PREFACE + http2_frame(SETTINGS, 0, 0)
 """What a client says first."""
+
+
+def window_of(size: int) -> bytes:
+    """Return the setting that lets so many bytes of each stream through until more are asked for."""
+    return struct.pack(">HI", 4, size)
 
 
 def call_headers(stream: int, path: bytes = SEND.encode(), flags: int = END_HEADERS) -> bytes:
@@ -62,3 +70,12 @@ def connected(address: str, timeout: float = 5.0) -> socket.socket:
         return connection
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=timeout)
+
+
+def frames_of(connection: socket.socket, stream: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the type, the flags and the payload of each frame of one stream, until the connection ends."""
+    with connection.makefile("rb") as read:
+        while len(head := read.read(9)) == 9:
+            payload = read.read(int.from_bytes(head[:3], "big"))
+            if int.from_bytes(head[5:], "big") == stream:
+                yield head[3], head[4], payload

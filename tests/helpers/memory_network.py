@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 
 from helpers.hand_loop import HandLoop, HandThread, process_name
 from tuplewire.config import SessionSettings
+from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
-from tuplewire.sender import Identity, Sender
-from tuplewire.stream import ClientStream, Dial, StreamBroken
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
-from tuplewire_service.messaging.settings import TransportSettings
-from tuplewire_service.messaging.streamed.client import StreamedClient
-from tuplewire_service.messaging.streamed.server import StreamedServer
-from tuplewire_service.messaging.streamed.stream import ServerStream, code_of
+from tuplewire_service.messaging.streamed.streamed_client import StreamedClient
+from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 HOST = "127.0.0.1"
 _ROOM = 8
@@ -280,15 +280,13 @@ class NetworkContext(IContext):
         identity = Identity(
             topology_id, f"{settings.worker_id}/{self._connections}", settings.incarnation, worker=True
         )
-        make = partial(sender, self._network, f"{host}:{port}", identity, settings.session)
-        return StreamedClient(self._network.thread, make)
+        made = sender(self._network, f"{host}:{port}", identity, settings.session)
+        return StreamedClient(self._network.thread, made)
 
     def term(self) -> None:
         """See IContext. A drain or a kill has closed everything."""
 
 
-def sender(
-    network: Network, address: str, identity: Identity, settings: SessionSettings, **callbacks: Any
-) -> Sender:
+def sender(network: Network, address: str, identity: Identity, settings: SessionSettings) -> Sender:
     """Return a sending session to an address."""
-    return Sender(address, identity, settings, network.loop, network.dial(address), **callbacks)
+    return Sender(address, identity, settings, network.loop, network.dial(address))

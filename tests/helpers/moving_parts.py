@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from helpers.memory_network import HOST, Network, sender
 from tuplewire.config import AckMode, SessionSettings
+from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.sender import Identity
 from tuplewire.group import TaskGroup
-from tuplewire.receiver import Receiver
-from tuplewire.sender import Identity
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire_service.worker.worker import Worker
@@ -108,10 +108,11 @@ class Program:
             ack_mode=mode,
         )
         identity = Identity(TOPOLOGY, f"p{number}", 1)
-        self.sender = sender(network, address_of(self.worker), identity, session, on_settled=self._settled)
+        self.sender = sender(network, address_of(self.worker), identity, session)
+        self.sender.attach(self._settled, lambda _: None)
         self.sender.start()
 
-    def _settled(self, settled: Sequence[Settled], _: Sequence[Settled]) -> None:
+    def _settled(self, settled: Sequence[Settled]) -> None:
         for each in settled:
             assert each.dropped is None, f"{each.messages} messages were dropped: {each.dropped}"
             first = self.settled[each.task]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Self
 
 from helpers.topology import TOPOLOGY
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 _READY_SECONDS = 30.0
 

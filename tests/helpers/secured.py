@@ -6,8 +6,8 @@ from pathlib import Path
 
 from helpers.certificates import Issued
 from helpers.topology import metric
-from tuplewire.credentials import Credentials
-from tuplewire_service.server.launch import Endpoint
+from tuplewire.identity.credentials import Credentials
+from tuplewire_service.launching.local_workers import Endpoint
 
 
 def tls_flags(folder: Path) -> list[str]:

@@ -87,7 +87,7 @@ class Worker:
         credit = CreditBook(
             self.shares,
             max_message_bytes=SETTINGS.max_message_bytes,
-            eager=processed,
+            wants_releases=processed,
             exhausted=self.exhausted,
         )
         self.session = ReceiveSession("sender", 1, credit)

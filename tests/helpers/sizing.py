@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire_service.server.config import WorkerConfig
+from tuplewire_service.process.worker_config import WorkerConfig
 
 MIB = 1 << 20
 BASE_BYTES = 64 * MIB

@@ -12,12 +12,12 @@ from pathlib import Path
 from helpers.admin import samples
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.client import Subscription
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.wire import control_pb2
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
-from tuplewire_service.server.report import ledger_of
-from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.command.status_report import ledger_of
+from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.proxy import FaultProxy
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

@@ -15,9 +15,9 @@ from typing import Any
 
 from helpers import eventually
 from helpers.admin import get
-from tuplewire.config import ENVIRONMENT_PREFIX
+from tuplewire.settings import ENVIRONMENT_PREFIX
 from tuplewire.wire import control_pb2
-from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 COMMAND = [sys.executable, "-m", "tuplewire_service"]
@@ -88,7 +88,7 @@ def running(
             env={**environment_without_ours(), **(environment or {})},
         )
     try:
-        eventually(lambda: addresses.exists() or process.poll() is not None, 20, "addresses written")
+        eventually(lambda: addresses.exists() or process.poll() is not None, 60, "addresses written")
         assert process.poll() is None, (directory / "log").read_text(encoding="utf-8")
         yield Running(process, directory, json.loads(addresses.read_text(encoding="utf-8")))
     finally:

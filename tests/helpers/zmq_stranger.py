@@ -8,7 +8,7 @@ from typing import Self
 
 import zmq
 
-from tuplewire_service.messaging.zmq.frames import Allowance, Frame, Kind, decode, encode
+from tuplewire_service.messaging.zmq.frames import Allowance, Frame, FrameKind, decode, encode
 
 PLENTY = Allowance(2**40, 2**50)
 _ANSWER_MILLIS = 20_000
@@ -36,7 +36,7 @@ class Stranger:
         """Send parts, whatever they are."""
         self._socket.send_multipart(parts)
 
-    def put(self, kind: Kind, body: bytes = b"", allowance: Allowance = PLENTY) -> None:
+    def put(self, kind: FrameKind, body: bytes = b"", allowance: Allowance = PLENTY) -> None:
         """Send a frame."""
         self.say(*encode(kind, allowance, body))
 
@@ -46,7 +46,7 @@ class Stranger:
 
     def ending(self) -> str:
         """Read to the refusal, and return its code."""
-        while (frame := self.hear()).kind is not Kind.REFUSED:
+        while (frame := self.hear()).kind is not FrameKind.REFUSED:
             pass
         return frame.body.partition(b"\0")[0].decode()
 
@@ -66,7 +66,7 @@ class StandIn:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def put(self, kind: Kind, body: bytes = b"", allowance: Allowance = PLENTY) -> None:
+    def put(self, kind: FrameKind, body: bytes = b"", allowance: Allowance = PLENTY) -> None:
         """Send a frame to whoever was heard last."""
         self._answers.append(encode(kind, allowance, body))
 

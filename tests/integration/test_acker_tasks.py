@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from helpers.hosted import hosted
 
 from tuplewire import Client, TaskGroup
 from tuplewire.topology import (
@@ -22,18 +23,16 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.acker_tasks import with_ackers
-from tuplewire.topology.client_link import ClientLink
-from tuplewire.topology.link import Link
-from tuplewire.topology.serializer import MessagePackTupleSerializer
-from tuplewire.topology.termination import ProcessFailedError, Termination
-from tuplewire.topology.timer import SimulatedTimer
-from tuplewire.topology.worker import ExecutorWorker
-from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire.topology.acking.acker_tasks import with_ackers
+from tuplewire.topology.running.client_link import ClientLink
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.running.link import Link
+from tuplewire.topology.running.termination import ProcessFailedError, Termination
+from tuplewire.topology.running.timer import SimulatedTimer
+from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
+from tuplewire_service.executors.local_cluster import LocalCluster
+from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.context_link import ContextLink
-from tuplewire_service.topology.local_cluster import LocalCluster
 
 SECONDS = 60.0
 COUNT = 3000
@@ -114,14 +113,10 @@ def topology_of(fates: Fates, look: BasicBolt | Bolt, count: int = COUNT) -> Top
 
 
 @contextmanager
-def context_links(transport: str, shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
-    """Return a link for each of two workers, over a transport of this process."""
-    context = TransportFactory.make_context({TRANSPORT_KEY: transport})
-    links = [ContextLink(context, "t") for _ in shares]
-    for link, other, share in zip(links, reversed(links), reversed(shares), strict=True):
-        link.connect(dict.fromkeys(share, ("127.0.0.1", other.port)))
-    yield [*links]
-    context.term()
+def worker_links(transport: str, topology: Topology, shares: Sequence[Sequence[int]]) -> Iterator[list[Link]]:
+    """Return a link to each of two workers of this process, with a transport between them."""
+    with hosted(topology, *shares, transport=transport) as workers:
+        yield [each.link for each in workers]
 
 
 @contextmanager
@@ -140,7 +135,7 @@ def several(
     shares = (HERE, THERE)
     with ExitStack() as stack:
         links = stack.enter_context(
-            client_links(shares) if link == "clients" else context_links(link, shares)
+            client_links(shares) if link == "clients" else worker_links(link, topology, shares)
         )
         workers = [
             ExecutorWorker(topology, share, topology_id="t", conf=conf, link=each, **more)
@@ -300,8 +295,9 @@ def test_messages_without_destination_do_not_hold_up_the_end() -> None:
     builder = TopologyBuilder()
     builder.set_spout("numbers", Numbers(fates))
     builder.set_bolt("half", Twice(), 2).shuffle_grouping("numbers")
-    with context_links("local", ((), ())) as (link, other):
-        worker = ExecutorWorker(builder.create_topology(), [3], topology_id="t", link=link)
+    topology = builder.create_topology()
+    with worker_links("local", topology, ([3], [])) as (link, other):
+        worker = ExecutorWorker(topology, [3], topology_id="t", link=link)
         worker.start()
         worker.activate()
         ask_until_over([worker])
@@ -314,7 +310,7 @@ def test_foreign_message_ids_are_refused() -> None:
     """A tuple whose message id no executor has given is counted as malformed, and ends nothing."""
     fates = Fates()
     topology = topology_of(fates, Look(fates))
-    foreign = Tuple([1], topology.origin(1, "default"), ((1, "mine"),))
+    foreign = Tuple([1], topology.source(1, "default"), ((1, "mine"),))
     with several(topology, "grpc") as workers:
         payload = MessagePackTupleSerializer(topology).serialize(foreign)
         workers[1].deserializing.receive([TaskGroup.of(4, [payload], 1)], lambda _: None)

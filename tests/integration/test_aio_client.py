@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 from collections.abc import Coroutine
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from helpers.topology import (
@@ -23,6 +25,7 @@ from helpers.topology import (
 from tuplewire import Client as BlockingClient
 from tuplewire import TaskMessage, TaskMessageBatch
 from tuplewire.aio import Client, Subscription
+from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import (
     BufferFullError,
     ClosedError,
@@ -55,6 +58,24 @@ async def gather(subscription: Subscription, how_many: int) -> list[Message]:
     subscription.acknowledge()
     assert len(messages) == how_many
     return messages
+
+
+def test_a_client_keeps_no_subscription_that_was_closed(pair: Pair) -> None:
+    """However many were opened and closed, none of them stays in memory with the client."""
+
+    async def test() -> None:
+        task = pair.near_task()
+        async with client_of(pair.near.address) as client:
+            closed: WeakSet[Receiver] = WeakSet()
+            for _ in range(20):
+                async with client.recv([task]) as subscription:
+                    closed.add(subscription._receiver)
+            del subscription
+            await asyncio.sleep(0)  # their last callbacks
+            gc.collect()
+            assert not closed
+
+    run(test())
 
 
 def test_messages_for_a_remote_task_arrive_in_order_per_source(pair: Pair) -> None:

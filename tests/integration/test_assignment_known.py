@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from helpers.hostile import SEND, hello, talk
-from helpers.topology import assign, ledger, metric, numbered, numbers, one_worker
+from helpers.topology import assign, ledger, metric, numbered, numbers, one_worker, status
 from helpers.traffic import Reader, client_of
+from helpers.worker_process import run_command
 
 from tuplewire import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire_service.testing import eventually
 
-NOT_READY = 'tuplewire_refused_total{code="NOT_READY"}'
+NOT_READY = 'tuplewire_refused_streams_total{code="NOT_READY"}'
 
 
 def test_clients_of_a_worker_without_assignment_wait_for_it(tmp_path: Path) -> None:
@@ -52,3 +53,39 @@ def test_a_program_that_routes_by_an_old_assignment_is_told_the_owner(tmp_path: 
         ]
         assert refusals == [(1, pb.ERROR_CODE_STALE_ASSIGNMENT, b.address)]
         assert (ledger(a).accepted, ledger(b).accepted) == (1, 0)
+
+
+def test_a_welcome_says_the_version_in_force(tmp_path: Path) -> None:
+    """Who connects hears by which assignment the worker routes."""
+    with one_worker("w", directory=tmp_path) as worker:
+        assign(worker, 7, {("w", worker.address): [0]})
+        (response, *_) = talk(worker, SEND, [hello()]).responses
+        assert pb.SendResponse.FromString(response).welcome.assignment_version == 7
+
+
+def test_a_worker_that_connects_learns_that_it_lags(tmp_path: Path) -> None:
+    """It shows the newer version of the worker that it is connected to, until it has that itself."""
+    with one_worker("a", directory=tmp_path) as a, one_worker("b", directory=tmp_path) as b:
+        workers = {("a", a.address): [1], ("b", b.address): [2]}
+        assign(b, 5, workers)
+        assign(a, 4, workers)
+        eventually(lambda: status(a).newest_assignment_version == 5)
+        assert status(a).assignment_version == 4
+        assert "assignment 4 (another worker has 5)" in run_command("status", a.address).stdout
+        assert metric(a, "tuplewire_newest_assignment_version") == 5
+        assign(a, 5, workers)
+        assert "assignment 5\n" in run_command("status", a.address).stdout
+
+
+def test_a_worker_that_is_sent_to_learns_that_it_lags(tmp_path: Path) -> None:
+    """A frame of a worker with a newer assignment tells the version, too."""
+    with (
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", directory=tmp_path) as b,
+        client_of(a.address) as sender,
+    ):
+        assign(b, 1, {("b", b.address): [2]})
+        assign(a, 2, {("a", a.address): [1], ("b", b.address): [2]})
+        assert status(b).newest_assignment_version == 1
+        sender.send(numbered(2, range(3)))
+        eventually(lambda: status(b).newest_assignment_version == 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -35,6 +34,8 @@ from tuplewire.errors import (
 from tuplewire_service.testing import FaultProxy, eventually
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
+LONGER_THAN_A_TEST = 10_000.0
+"""A wait, in seconds, that the test's own deadline would end."""
 
 
 def test_messages_for_a_remote_task_arrive_in_order_per_source(pair: Pair) -> None:
@@ -99,7 +100,7 @@ def test_empty_and_large_payloads_arrive_unchanged(pair: Pair) -> None:
     with client_of(pair.near.address, source=7) as sender, client_of(pair.far.address) as consumer:
         sender.send(TaskMessageBatch.from_columns([task] * 5, payloads))
         got = collect(consumer.recv([task], timeout=20), 5)
-    assert got == [(None, payload) for payload in payloads] or got == [(7, payload) for payload in payloads]
+    assert got == [(7, payload) for payload in payloads]
 
 
 def test_message_over_the_limit_fails_alone(pair: Pair) -> None:
@@ -115,11 +116,9 @@ def test_message_over_the_limit_fails_alone(pair: Pair) -> None:
 
 def test_try_send_answers_at_once(nobody: str) -> None:
     """try_send takes what there is room for, and says no without waiting when there is none."""
-    client = client_of(nobody, max_pending_messages=10)
+    client = client_of(nobody, max_pending_messages=10, max_block_seconds=LONGER_THAN_A_TEST)
     assert all(client.try_send(0, b"x") for _ in range(10))
-    started = time.monotonic()
     assert not client.try_send(0, b"x")
-    assert time.monotonic() - started < 0.5
     client.close(0)
     assert client.ledger().dropped["closed"] == 10
 
@@ -155,7 +154,7 @@ def test_overflow_fail_raises_at_once(nobody: str) -> None:
 def test_unknown_task_is_refused_by_name_and_counted(pair: Pair) -> None:
     """Messages to a task that nobody holds come back named at flush; the others arrive; the worker lives."""
     task = pair.near_task()
-    sample = 'tuplewire_refused_total{code="UNKNOWN_TASK"}'
+    sample = 'tuplewire_refused_messages_total{code="UNKNOWN_TASK"}'
     before = metric(pair.near, sample)
     with client_of(pair.near.address) as client:
         client.send(TaskMessageBatch.from_columns([task, 999_999, task], [b"0", b"lost", b"1"]))

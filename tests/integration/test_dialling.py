@@ -13,8 +13,8 @@ import pytest
 from helpers.certificates import Authority, Issued
 from helpers.secured import files_of
 
-from tuplewire.control import ControlClient
-from tuplewire.dialling import Dialler
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.dialling import Dialler
 from tuplewire.errors import UnreachableError
 from tuplewire.wire import control_pb2
 from tuplewire.wire.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import signal
@@ -12,10 +11,8 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +22,13 @@ from helpers.tools import missing
 from helpers.words import EXPECTED, LINES, topology_of
 
 from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.topology.termination import ProcessFailedError
-from tuplewire_service.launching.child import LaunchError
+from tuplewire.processes import LaunchError
+from tuplewire.topology.running.termination import ProcessFailedError
+from tuplewire_service.executors.capture import Captured
+from tuplewire_service.executors.cluster import cluster_of
+from tuplewire_service.executors.distributed_cluster import DistributedCluster, DistributedTopology
+from tuplewire_service.executors.reference import load_topology, save_topology
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.capture import Captured
-from tuplewire_service.topology.cluster import cluster_of
-from tuplewire_service.topology.distributed_cluster import DistributedCluster, DistributedTopology
-from tuplewire_service.topology.reference import load_topology, save_topology
 
 SECONDS = 120.0
 TESTS = str(Path(words.__file__).parents[1])
@@ -182,6 +179,37 @@ def test_local_transport_between_processes() -> None:
         DistributedCluster().submit("words", conf, words.topology())
 
 
+@pytest.mark.parametrize(
+    ("conf", "problem"),
+    [
+        ({"tuplewire.session.max_block_seconds": "1"}, "max_block_seconds must be a time in seconds"),
+        ({"tuplewire.transport.receive_bytes": 0}, "receive_bytes must be a number of bytes from 1"),
+        ({"tuplewire.grpc.dialler": "mine"}, "unknown setting 'tuplewire.grpc.dialler'"),
+    ],
+)
+def test_wrong_settings_start_no_process(conf: dict[str, Any], problem: str) -> None:
+    """A wrong setting of sessions or transports is an error of submit, and not of a process."""
+    with pytest.raises(ConfigError, match=problem):
+        DistributedCluster().submit("words", {**CONF, **conf}, words.topology())
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_sessions_between_processes_have_the_topologys_settings(transport: str) -> None:
+    """A tuple that is larger than the default allows goes from process to process where a setting says so."""
+    long = [f"{number}{'x' * (3 << 20)}" for number in range(4)]
+    limits = {
+        "storm.messaging.transport": transport,
+        "tuplewire.session.max_message_bytes": 8 << 20,
+        "tuplewire.session.max_block_seconds": 30,
+    }
+    with running(topology_of(long), **limits) as topology:
+        topology.wait(SECONDS)
+        (counted,) = (
+            sum(each.counts.executed for each in topology.status().executors if each.component == "count"),
+        )
+    assert counted == len(long)
+
+
 def test_options_and_environment_of_a_worker() -> None:
     """A worker's interpreter gets the options of the settings, with its names in place, and variables."""
     conf: dict[str, Any] = {
@@ -201,7 +229,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     """When the one that started them is killed, the processes end by themselves."""
     program = (
         "import sys\n"
-        "from tuplewire_service.topology.distributed_cluster import DistributedCluster\n"
+        "from tuplewire_service.executors.distributed_cluster import DistributedCluster\n"
         f"running = DistributedCluster().submit('words', {CONF!r}, 'helpers.words:topology')\n"
         "print(*running.process_ids, flush=True)\n"
         "sys.stdin.read()\n"
@@ -228,7 +256,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os
 from helpers import words
-from tuplewire_service.topology.distributed_cluster import DistributedCluster
+from tuplewire_service.executors.distributed_cluster import DistributedCluster
 conf = {"topology.workers": 2, "supervisor.run.worker.as.user": True, "topology.submitter.user": USER}
 with DistributedCluster() as cluster:
     running = cluster.submit("words", conf, words.topology(), collect=["count"])
@@ -324,60 +352,7 @@ def test_a_topology_that_does_not_travel(tmp_path: Path) -> None:
         save_topology(topology, tmp_path / "topology.pickle")
 
 
-# --- the command ---------------------------------------------------------------------------------------
-
-
-def test_the_command_by_hand(tmp_path: Path) -> None:
-    """Two processes that are started by hand with one assignment run until they are told to stop."""
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        ports = [first.getsockname()[1], second.getsockname()[1]]
-    assignment = {
-        "version": 1,
-        "topology": "words",
-        "workers": [
-            {"worker_id": "a", "address": f"127.0.0.1:{ports[0]}", "tasks": [1, 3, 5]},
-            {"worker_id": "b", "address": f"127.0.0.1:{ports[1]}", "tasks": [2, 4]},
-        ],
-    }
-    (tmp_path / "workers.json").write_text(json.dumps(assignment))
-    conf = {"topology.acker.executors": 0, "supervisor.worker.shutdown.sleep.secs": 1}
-    (tmp_path / "conf.json").write_text(json.dumps(conf))
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tuplewire_service",
-                "executors",
-                "helpers.words:topology",
-                f"--assignment={tmp_path / 'workers.json'}",
-                f"--worker-id={worker}",
-                f"--conf={tmp_path / 'conf.json'}",
-            ],
-            env={**os.environ, "PYTHONPATH": PATH},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for worker in "ab"
-    ]
-    deadline = time.monotonic() + SECONDS
-    for port in ports:
-        eventually(partial(_listens, port), deadline - time.monotonic())
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        _, errors = process.communicate(timeout=SECONDS)
-        assert (process.returncode, "Traceback" in errors) == (0, False), errors
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except OSError:
-        return False
-    return True
+# --- what others see ------------------------------------------------------------------------------------
 
 
 def test_a_stuck_executor_of_another_process_is_named(tmp_path: Path) -> None:

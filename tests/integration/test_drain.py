@@ -23,9 +23,9 @@ from helpers.topology import (
 )
 from helpers.traffic import Feeder, Reader, client_of
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
 

@@ -24,9 +24,9 @@ from helpers.topology import (
 )
 from helpers.traffic import Reader, client_of
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import FlushTimeoutError
-from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import FaultProxy, eventually
 
 
@@ -84,7 +84,9 @@ def test_a_first_worker_does_not_go_while_a_task_moves(tmp_path: Path) -> None:
             assign(each, 2, after)
         os.kill(f.process_id, signal.SIGTERM)
         eventually(lambda: status(f).state == 3, 20, "draining")
-        eventually(lambda: metric(f, 'tuplewire_refused_total{code="DRAINING"}') > 0, 20, "nothing taken")
+        eventually(
+            lambda: metric(f, 'tuplewire_refused_streams_total{code="DRAINING"}') > 0, 20, "nothing taken"
+        )
         sender.send(numbered(1, range(20, 30)))
         with pytest.raises(FlushTimeoutError):
             sender.flush(1)

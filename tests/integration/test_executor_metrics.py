@@ -21,12 +21,12 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.worker import ExecutorWorker
-from tuplewire_service.server.admin import AdminServer
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire_service.admin.admin_server import AdminServer
+from tuplewire_service.executors.capture import FeederSpout
+from tuplewire_service.executors.executor_metrics import ExecutorCollector
+from tuplewire_service.executors.local_cluster import LocalCluster
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.capture import FeederSpout
-from tuplewire_service.topology.local_cluster import LocalCluster
-from tuplewire_service.topology.metrics import ExecutorCollector
 
 SECONDS = 30.0
 

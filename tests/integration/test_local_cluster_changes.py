@@ -25,11 +25,11 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.acker_tasks import with_ackers
+from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.grouping import Fields
+from tuplewire_service.executors.capture import FeederSpout, with_sources
+from tuplewire_service.executors.local_cluster import LocalCluster
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.capture import FeederSpout, with_sources
-from tuplewire_service.topology.local_cluster import LocalCluster
 
 PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"
 SECONDS = 60.0

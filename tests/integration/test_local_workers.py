@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.channel import ADDRESS_VARIABLE
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.processes import LaunchError
+from tuplewire.spark.topology.nearest import nearest_worker
 from tuplewire.wire import control_pb2
-from tuplewire_service.launching.child import LaunchError
-from tuplewire_service.server.launch import LocalWorkers
-from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.launching.local_workers import LocalWorkers
 
 
 def test_local_workers_start_get_ready_and_end() -> None:
@@ -43,7 +45,7 @@ def test_local_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     """When the launching process is killed, its workers drain and end by themselves."""
     code = (
         "import sys, time\n"
-        "from tuplewire_service.server.launch import LocalWorkers\n"
+        "from tuplewire_service.launching.local_workers import LocalWorkers\n"
         f"from pathlib import Path\n"
         f"workers = LocalWorkers(1, 'pair', directory=Path({str(tmp_path)!r}))\n"
         "workers.start()\n"
@@ -63,3 +65,14 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker beside Spark that cannot bind is an error with the worker's last words."""
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    elsewhere = "192.0.2.1"  # for documentation: no machine has it
+    with (
+        pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
+        nearest_worker(None, elsewhere, "t", 30),
+    ):
+        pass

@@ -13,7 +13,7 @@ from helpers.topology import TOPOLOGY, assign, one_worker, settled
 
 from tuplewire import TaskMessageBatch
 from tuplewire.aio import Client
-from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 SENDERS = 1000

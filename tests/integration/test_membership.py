@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 from helpers.certificates import Authority
-from helpers.following import Followers
 from helpers.program import Program
 from helpers.restartable import drained_ledger
 from helpers.secured import files_of, tls_flags
 from helpers.streams import Load, Produced, producer
 from helpers.topology import TOPOLOGY, has_ended, ledger, one_worker, status
+from helpers.tracking import Trackers
 
 from tuplewire.errors import ClosedError, ConfigError, UnreachableError
 from tuplewire.membership import Membership, Phase
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -93,7 +93,7 @@ def load_on(endpoint: Endpoint, load: Load = LOAD) -> Iterator[Program]:
         yield producing
 
 
-def finished(producing: Program, followers: Followers) -> Produced:
+def finished(producing: Program, followers: Trackers) -> Produced:
     """End the load; all that was sent has come, and the sender's ledger says so."""
     produced: Produced = producing.ask("finish")
     followers.has(produced.sent)
@@ -109,7 +109,7 @@ def test_workers_come_and_drain_under_load(site: Site) -> None:
     with (
         site.membership() as membership,
         load_on(first) as producing,
-        Followers(membership, TASKS) as followers,
+        Trackers(membership, TASKS) as followers,
     ):
         assert sizes(membership) == [6]
         followers.goes_on()
@@ -143,7 +143,7 @@ def test_what_a_draining_worker_holds_is_handed_over(site: Site) -> None:
         os.kill(second.process_id, signal.SIGTERM)
         eventually(lambda: not any(each.queued_messages for each in status(second).tasks), 30, "handed over")
         assert not has_ended(second)
-        with Followers(membership, TASKS) as followers:
+        with Trackers(membership, TASKS) as followers:
             eventually(lambda: has_ended(second), SETTLES, "b has drained")
             assert site.balance_of("b") == {}
             finished(producing, followers)
@@ -159,7 +159,7 @@ def test_a_drain_that_nobody_consumes_is_over_in_time(site: Site) -> None:
         os.kill(second.process_id, signal.SIGTERM)
         eventually(lambda: has_ended(second), SETTLES, "b has drained")
         assert site.balance_of("b") == {}
-        with Followers(membership, TASKS) as followers:
+        with Trackers(membership, TASKS) as followers:
             finished(producing, followers)
 
 
@@ -169,7 +169,7 @@ def test_a_killed_worker_loses_nothing_that_is_kept_until_processed(site: Site) 
     with (
         site.membership(at_least=2, expire_seconds=2) as membership,
         load_on(first, PROCESSED) as producing,
-        Followers(membership, TASKS, once=False) as followers,
+        Trackers(membership, TASKS, once=False) as followers,
     ):
         followers.goes_on()
         os.kill(second.process_id, signal.SIGKILL)
@@ -186,7 +186,7 @@ def test_a_worker_that_comes_back_gets_its_tasks_again(site: Site) -> None:
     with (
         site.membership(at_least=2) as membership,
         load_on(first, PROCESSED) as producing,
-        Followers(membership, TASKS, once=False) as followers,
+        Trackers(membership, TASKS, once=False) as followers,
     ):
         before, version = tasks_of(membership), membership.status().version
         followers.goes_on()
@@ -214,7 +214,7 @@ def test_a_hung_worker_expires_and_comes_back(site: Site) -> None:
     with (
         site.membership(at_least=2, expire_seconds=2) as membership,
         load_on(first) as producing,
-        Followers(membership, TASKS, once=False) as followers,
+        Trackers(membership, TASKS, once=False) as followers,
     ):
         followers.goes_on()
         os.kill(hung.process_id, signal.SIGSTOP)
@@ -235,7 +235,7 @@ def test_a_driver_that_starts_again_takes_over(site: Site) -> None:
     with ExitStack() as stack:
         older = stack.enter_context(site.membership(at_least=2))
         producing = stack.enter_context(load_on(first))
-        followers = stack.enter_context(Followers(older, TASKS))
+        followers = stack.enter_context(Trackers(older, TASKS))
         followers.goes_on()
         before = tasks_of(older)
         with site.membership(at_least=2) as newer:

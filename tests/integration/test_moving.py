@@ -14,7 +14,7 @@ from helpers.topology import TOPOLOGY, Message, assign, ledger, numbered, status
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 MOVING, STEADY = 1, 2

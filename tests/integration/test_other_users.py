@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from helpers.tools import missing
 
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_service.launching.local_workers import LocalWorkers
 
 _NOBODY = 65534
 _PROGRAM = """
 import os, sys
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import UnreachableError
 os.setgroups([])
 os.setgid(int(sys.argv[2]))

@@ -13,7 +13,7 @@ import tuplewire.aio
 from tuplewire import Client
 from tuplewire.errors import BufferFullError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 QUEUE = 1000

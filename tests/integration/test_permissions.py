@@ -11,11 +11,11 @@ from helpers import eventually
 from helpers.secured import denied, secret_file
 
 from tuplewire import Client, Credentials, TaskGroup
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, TuplewireError
 from tuplewire.wire import control_pb2
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
-from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"

@@ -30,8 +30,8 @@ from helpers.topology import (
 from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire import Client
-from tuplewire.control import ControlClient
-from tuplewire_service.server.launch import Endpoint
+from tuplewire.connection.control_client import ControlClient
+from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK = 0

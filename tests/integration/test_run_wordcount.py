@@ -90,7 +90,7 @@ def test_it_needs_no_spark(book: Path) -> None:
     """Without Spark's mode nothing of Spark is loaded."""
     program = (
         "import sys\n"
-        "from tuplewire_service.server.cli import main\n"
+        "from tuplewire_service.command.cli import main\n"
         f"assert main(['run', 'wordcount', '--mode=local', '--input={book}']) == 0\n"
         "assert not {'pyspark', 'pyarrow', 'pandas'} & sys.modules.keys(), sorted(sys.modules)\n"
     )

@@ -18,7 +18,7 @@ from tuplewire.spark.client_handle import ClientHandle, close_clients
 from tuplewire.spark.options import sink_options, source_options
 from tuplewire.spark.reader import TuplewireStreamReader
 from tuplewire.spark.writer import TuplewireStreamWriter
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 WORKER = "worker.example"
 

@@ -12,7 +12,7 @@ from helpers.traffic import client_of
 from pyspark import TaskContext
 
 from tuplewire import Client
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     NotLocalError,
     ProtocolError,
@@ -28,7 +28,7 @@ from tuplewire.spark.publish import Publisher
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 SMALL_TASK = 5
@@ -200,7 +200,7 @@ ONE = {"lengths": b"\1\0\0\0", "data": b"x"}
         ({"sink": "s" * 1000}, ProtocolError),
         ({"topology": "other"}, WrongTopologyError),
         ({"frame": frame(task=1, lengths=b"abc")}, ProtocolError),
-        ({"frame": frame(task=1, via=7, **ONE)}, ProtocolError),
+        ({"frame": frame(task=1, forwarded=7, **ONE)}, ProtocolError),
         ({"frame": frame(task=1500, **ONE)}, NotLocalError),
         ({"frame": b""}, ProtocolError),
         ({"frame": frame(task=1, **ONE), "piece": 3}, SequenceGapError),

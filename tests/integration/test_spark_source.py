@@ -22,7 +22,7 @@ from tuplewire.errors import BufferFullError, SupersededError, UnreachableError
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
-from tuplewire_service.server.launch import Endpoint
+from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing.proxy import FaultProxy
 
 QUEUE = 1000

@@ -16,10 +16,10 @@ from helpers.secured import denied, files_of, tls_flags, variables_of
 from helpers.topology import metric
 
 from tuplewire import Client, Credentials
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import PermissionDeniedError, TuplewireError, UnreachableError
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
-from tuplewire_service.server.wire import assignment_to_wire
+from tuplewire_service.control.status_messages import assignment_to_wire
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"

@@ -15,10 +15,10 @@ from helpers.admin import get, scrape
 from helpers.secured import denied, secret_file
 
 from tuplewire import Client, Credentials, aio
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnauthenticatedError
 from tuplewire.spark.client_handle import ClientHandle
-from tuplewire_service.server.launch import Endpoint, LocalWorkers
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing.proxy import FaultProxy
 
 TOPOLOGY = "test"

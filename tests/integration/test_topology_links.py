@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from helpers.hosted import hosted
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
@@ -19,13 +20,11 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.client_link import ClientLink
-from tuplewire.topology.serializer import MessagePackTupleSerializer
-from tuplewire.topology.worker import ExecutorWorker
-from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire.topology.running.client_link import ClientLink
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
+from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.context_link import ContextLink
 
 LINES = ["to be or not to be", "that is the question", "whether tis nobler in the mind to suffer"] * 200
 EXPECTED = Counter(word for line in LINES for word in line.split())
@@ -86,16 +85,12 @@ HERE, THERE = (2, 3), (1, 4)
 
 @contextmanager
 def two_workers(topology: Topology, transport: str, **more: Any) -> Iterator[list[ExecutorWorker]]:
-    """Run a topology in two workers, each with a link of its own, over a transport of this process."""
-    context = TransportFactory.make_context({TRANSPORT_KEY: transport})
-    links = [ContextLink(context, "t") for _ in range(2)]
-    for link, other, tasks in ((links[0], links[1], THERE), (links[1], links[0], HERE)):
-        link.connect(dict.fromkeys(tasks, ("127.0.0.1", other.port)))
+    """Run a topology in two workers, each with a link of its own, in workers of this process."""
     with ExitStack() as stack:
-        stack.callback(context.term)
+        hosts = stack.enter_context(hosted(topology, HERE, THERE, transport=transport))
         workers = [
-            ExecutorWorker(topology, tasks, topology_id="t", link=link, **more)
-            for tasks, link in zip((HERE, THERE), links, strict=True)
+            ExecutorWorker(topology, tasks, topology_id="t", link=each.link, **more)
+            for tasks, each in zip((HERE, THERE), hosts, strict=True)
         ]
         for worker in reversed(workers):
             stack.callback(worker.close)
@@ -129,49 +124,47 @@ def test_bytes_are_counted_for_each_pair(transport: str) -> None:
         assert there.deserializing.take_sizes() == {}
     assert sizes.keys() == {(2, 4), (3, 1)}
     serialize = MessagePackTupleSerializer(topology).serialize
-    origin = topology.origin(2, "default")
+    source = topology.source(2, "default")
     # Tasks 3 and 4 get the lines in turn, from the spout's own place in the ring.
-    sent = [Tuple([line], origin, ((2, number),)) for number, line in enumerate(LINES)]
+    sent = [Tuple([line], source, ((2, number),)) for number, line in enumerate(LINES)]
     half = [sum(len(serialize(message)) for message in sent[start::2]) for start in (0, 1)]
     assert sizes[2, 4] in half
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc"])
-def test_foreign_and_malformed_messages(transport: str) -> None:
+def test_foreign_and_malformed_messages() -> None:
     """Bytes that are no tuple are counted and dropped, a task that is not here is refused; others go on."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
-    context = TransportFactory.make_context({TRANSPORT_KEY: transport})
-    link = ContextLink(context, "t")
-    worker = ExecutorWorker(topology, [1], topology_id="t", link=link)
-    connection = context.connect("t", "127.0.0.1", link.port)
     serializer = MessagePackTupleSerializer(topology)
-    good = serializer.serialize(Tuple(["word"], topology.origin(3, "default")))
-    # Before the executors are there: it waits for them.
-    connection.send(TaskMessageBatch.from_groups([TaskGroup.of(1, [good, b"\x00"], 3)]))
-    worker.start()
-    groups = [TaskGroup.of(77, [good], 3), TaskGroup.of(1, [good], 3)]
-    connection.send(TaskMessageBatch.from_groups(groups))
-    eventually(lambda: counts["word"] == 2, SECONDS)
-    eventually(lambda: not connection.statistics().ledger.pending, SECONDS)
-    assert worker.deserializing.malformed == 1
-    assert sum(connection.statistics().ledger.dropped.values()) == 1
-    worker.close()
-    context.term()
+    good = serializer.serialize(Tuple(["word"], topology.source(3, "default")))
+    with hosted(topology, [1], transport="grpc") as (here,), Client(here.peer[1], topology="t") as client:
+        worker = ExecutorWorker(topology, [1], topology_id="t", link=here.link)
+        # Before the executors are there: it waits for them.
+        client.send(TaskMessageBatch.from_groups([TaskGroup.of(1, [good, b"\x00"], 3)]))
+        client.flush(SECONDS)
+        worker.start()
+        groups = [TaskGroup.of(77, [good], 3), TaskGroup.of(1, [good], 3)]
+        client.send(TaskMessageBatch.from_groups(groups))
+        eventually(lambda: counts["word"] == 2, SECONDS)
+        with pytest.raises(RefusedMessagesError, match="task 77"):
+            client.flush(SECONDS)
+        assert worker.deserializing.malformed == 1
+        assert sum(client.ledger().dropped.values()) == 1
+        worker.close()
 
 
 def test_no_destination_is_counted() -> None:
     """A message to a task that no worker has is refused and counted, and holds nothing up."""
     counts: Counter[str] = Counter()
-    context = TransportFactory.make_context({TRANSPORT_KEY: "local"})
-    link = ContextLink(context, "t")
-    worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=link)
-    worker.start()
-    worker.activate()
-    assert worker.wait_idle(SECONDS)
-    assert link.refused == len(LINES)
-    worker.close()
-    context.term()
+    topology = word_count(counts)
+    with hosted(topology, [2]) as (here,):
+        worker = ExecutorWorker(topology, [2], topology_id="t", link=here.link)
+        worker.start()
+        worker.activate()
+        assert worker.wait_idle(SECONDS)
+        eventually(lambda: here.link.lost() == len(LINES), SECONDS)
+        assert here.link.statistics().refused_messages == {"UNKNOWN_TASK": len(LINES)}
+        worker.close()
 
 
 def test_words_are_counted_over_clients() -> None:
@@ -223,7 +216,7 @@ def test_a_lost_subscription_fails_the_worker() -> None:
         worker = ExecutorWorker(topology, [1], topology_id="t", link=link)
         worker.start()
         with Client(address, topology="t") as other:
-            word = Tuple(["word"], topology.origin(3, "default"))
+            word = Tuple(["word"], topology.source(3, "default"))
             other.send(1, MessagePackTupleSerializer(topology).serialize(word))
             eventually(lambda: counts["word"], SECONDS, "the subscription is in force")
             with other.recv([1]):
@@ -251,28 +244,23 @@ def test_a_tuple_for_several_tasks_is_serialized_once() -> None:
     builder.set_spout("words", Words())
     builder.set_bolt("count", Count(counts), 3).all_grouping("words")
     topology = builder.create_topology()
-    context = TransportFactory.make_context({TRANSPORT_KEY: "local"})
-    links = [ContextLink(context, "t") for _ in range(2)]
-    links[0].connect(dict.fromkeys([1, 2, 3], ("", links[1].port)))
-    spout = ExecutorWorker(topology, [4], link=links[0], topology_id="t", serializer=Counting(topology))
-    bolts = ExecutorWorker(topology, [1, 2, 3], link=links[1], topology_id="t")
-    for worker in (bolts, spout):
-        worker.start()
-    spout.activate()
-    eventually(lambda: sum(counts.values()) == 3 * len(LINES), SECONDS)
-    assert Counting.calls == len(LINES)
-    for worker in (spout, bolts):
-        worker.close()
-    context.term()
+    with hosted(topology, [4], [1, 2, 3]) as (first, second):
+        spout = ExecutorWorker(topology, [4], link=first.link, topology_id="t", serializer=Counting(topology))
+        bolts = ExecutorWorker(topology, [1, 2, 3], link=second.link, topology_id="t")
+        for worker in (bolts, spout):
+            worker.start()
+        spout.activate()
+        eventually(lambda: sum(counts.values()) == 3 * len(LINES), SECONDS)
+        assert Counting.calls == len(LINES)
+        for worker in (spout, bolts):
+            worker.close()
 
 
 def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A link that is closed before anybody has taken what it sent says how many messages that were."""
-    context = TransportFactory.make_context({TRANSPORT_KEY: "local"})
-    link = ContextLink(context, "t")
-    link.connect({1: ("127.0.0.1", 1)})  # where nobody is
-    link.send([TaskGroup.of(1, [b"a", b"b"])])
-    link.close(0.0)
-    (record,) = (each for each in caplog.records if each.message == "messages.dropped")
-    assert record.__dict__["reasons"] == {"closed": 2}
-    context.term()
+    """A worker that ends before anybody has taken what its executors sent says how much that was."""
+    topology = word_count(Counter())
+    with hosted(topology, [2], [1]) as (here, _):
+        here.link.send([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])])
+        eventually(lambda: here.ledger().accepted == 3, SECONDS)
+    told = [each.__dict__["reasons"] for each in caplog.records if each.message == "messages.dropped"]
+    assert told == [{"shutdown": 2}, {"shutdown": 1}]

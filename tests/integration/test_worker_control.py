@@ -6,15 +6,31 @@ import asyncio
 import json
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from helpers import eventually
+from helpers.http2 import (
+    DATA,
+    END_STREAM,
+    GRPC_PREFIX_BYTES,
+    PREFACE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    call_headers,
+    connected,
+    frames_of,
+    grpc_message,
+    http2_frame,
+    window_of,
+)
 from helpers.worker_process import Running, assignment_for, run_command, running
 
-from tuplewire.control import ControlClient
+from tuplewire import Client
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     ProtocolError,
     StaleAssignmentError,
@@ -104,7 +120,6 @@ def test_health_watch_follows_changes_and_ends_with_the_drain(worker: Running) -
 
     async def watching() -> list[int]:
         seen = []
-        # gRPC's blocking client may lose the last message of a stream that ends right behind it.
         async with grpc.aio.insecure_channel(worker.address) as channel, asyncio.timeout(60):
             health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
             watch = health.Watch(health_pb2.HealthCheckRequest())
@@ -123,6 +138,39 @@ def test_health_watch_follows_changes_and_ends_with_the_drain(worker: Running) -
 
     assert asyncio.run(watching()) == [NOT_SERVING, SERVING, NOT_SERVING]
     assert worker.process.wait(20) == 0
+
+
+def test_health_watch_tells_of_a_drain_that_begins_while_it_writes(worker: Running) -> None:
+    """A watcher that takes SERVING only once the worker drains still hears NOT_SERVING before the end."""
+    seen: list[int] = []
+    request = grpc_message(health_pb2.HealthCheckRequest().SerializeToString())
+    first = grpc_message(health_pb2.HealthCheckResponse(status=NOT_SERVING).SerializeToString())
+    opening = PREFACE + http2_frame(SETTINGS, 0, 0, window_of(len(first)))
+    with connected(worker.address, timeout=60) as connection:
+        connection.sendall(opening + call_headers(1, b"/grpc.health.v1.Health/Watch"))
+        connection.sendall(http2_frame(DATA, END_STREAM, 1, request))
+        for kind, flags, payload in frames_of(connection, 1):
+            if flags & END_STREAM:
+                break
+            if kind == DATA:
+                seen.append(health_pb2.HealthCheckResponse.FromString(payload[GRPC_PREFIX_BYTES:]).status)
+                if len(seen) == 1:
+                    _get_ready_and_drain(worker)
+                    connection.sendall(http2_frame(WINDOW_UPDATE, 0, 1, (1000).to_bytes(4, "big")))
+    assert seen == [NOT_SERVING, SERVING, NOT_SERVING]
+
+
+def _get_ready_and_drain(worker: Running) -> None:
+    with ControlClient(worker.address) as client, grpc.insecure_channel(worker.address) as channel:
+        health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
+        client.update_assignment(assignment_for(worker))
+        client.wait_ready(30)
+        with Client(worker.address) as sender:  # a message that nobody takes keeps the drain going
+            sender.send(0, b"")
+            sender.flush(30)
+        worker.process.send_signal(signal.SIGTERM)
+        check = partial(health.Check, health_pb2.HealthCheckRequest(), timeout=30)
+        eventually(lambda: check().status == NOT_SERVING, 30, "the drain has begun")
 
 
 def test_health_watch_of_an_unknown_service(worker: Running) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.hosted import hosted
 
 from tuplewire import TaskGroup
 from tuplewire.topology import (
@@ -20,12 +21,10 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.link import Done, Failed, Receive
-from tuplewire.topology.worker import ExecutorWorker
-from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.running.link import Done, Failed, Link, Receive
 from tuplewire_service.testing import eventually
-from tuplewire_service.topology.context_link import ContextLink
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.status import WorkerState
 
 SECONDS = 30.0
 COUNT = 300
@@ -53,27 +52,28 @@ class Notes:
         self.seen.append(what)
 
 
-class NotedLink(ContextLink):
-    """A link that notes what it is asked for."""
+class NotedLink(Link):
+    """A link that notes what another is asked for."""
 
-    notes: Notes
-
-    def refresh(self) -> None:
-        self.notes("heartbeat" if self.notes.file.exists() else "no heartbeat")
-        self.notes("connections")
-        super().refresh()
+    def __init__(self, link: Link, notes: Notes) -> None:
+        self.link = link
+        self.notes = notes
 
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
         self.notes("receive")
-        super().open(tasks, receive, failed)
+        self.link.open(tasks, receive, failed)
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
         self.notes.again("transfer")
-        super().send(groups)
+        self.link.send(groups)
+
+    @property
+    def not_ready(self) -> str:
+        return self.link.not_ready
 
     def close(self, timeout: float) -> None:
-        self.notes("connections close")
-        super().close(timeout)
+        self.notes("link closes")
+        self.link.close(timeout)
 
 
 class Numbers(Spout):
@@ -89,6 +89,7 @@ class Numbers(Spout):
         self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
     ) -> None:
         super().open(conf, context, collector)
+        self.notes("heartbeat" if self.notes.file.exists() else "no heartbeat")
         self.notes("executors")
 
     def next_tuple(self) -> None:
@@ -112,6 +113,7 @@ class Late(BasicBolt):
         self.notes = notes
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.notes("heartbeat" if self.notes.file.exists() else "no heartbeat")
         self.notes("executors")
 
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
@@ -141,14 +143,13 @@ def topology_of(notes: Notes) -> Topology:
 
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_workers_life(transport: str, tmp_path: Path) -> None:
-    """It says that it lives, connects, opens, receives; it ends from the spouts to the connections.
+    """It says that it lives, opens, receives; it ends from the spouts to the link.
 
     What is in its queues when it is told to end is executed, and what that emits arrives: Storm closes the
     connections first, and loses it.
     """
     notes = Notes(tmp_path / "heartbeat.json")
     topology = topology_of(notes)
-    context = TransportFactory.make_context({TRANSPORT_KEY: transport})
     arrived: list[bytes] = []
 
     def receive(groups: Sequence[TaskGroup], done: Done) -> None:
@@ -156,35 +157,60 @@ def test_a_workers_life(transport: str, tmp_path: Path) -> None:
             arrived.extend(group.payloads())
             done(group)
 
-    there = ContextLink(context, "t")
-    there.open([range(1, 2)], receive, lambda _: None)
-    here = NotedLink(context, "t")
-    here.notes = notes
-    here.assign(
-        Assignment(1, "t", (AssignedWorker("there", f"127.0.0.1:{there.port}", (1,)),)),
-        topology.tasks_of("end"),
-    )
-    notes.seen.clear()
-    worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=here, state_file=notes.file)
-    worker.start()
-    assert notes.seen == ["heartbeat", "connections", "executors", "receive"]
-    worker.activate()
-    queue = worker.bolts[0].queue
-    eventually(lambda: queue.statistics().arrived == COUNT, SECONDS, "all are in the queue or executed")
-    assert arrived == []
-    closing = threading.Thread(target=worker.close, args=(SECONDS,))
-    closing.start()
-    eventually(lambda: "spouts stop" in notes.seen, SECONDS)
-    notes.go.set()
-    closing.join(SECONDS)
-    assert not closing.is_alive()
-    assert notes.seen[4:] == [
-        "spouts stop",
-        "last tuple executed",
-        "transfer",
-        "executors end",
-        "connections close",
-    ]
-    assert len(arrived) == COUNT
-    there.close(SECONDS)
-    context.term()
+    with hosted(topology, [2, 3], [1], transport=transport) as (here, there):
+        there.link.open([range(1, 2)], receive, lambda _: None)
+        link = NotedLink(here.link, notes)
+        worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=link, state_file=notes.file)
+        worker.start()
+        assert notes.seen == ["heartbeat", "executors", "receive"]
+        worker.activate()
+        queue = worker.bolts[0].queue
+        eventually(lambda: queue.statistics().arrived == COUNT, SECONDS, "all are in the queue or executed")
+        assert arrived == []
+        closing = threading.Thread(target=worker.close, args=(SECONDS,))
+        closing.start()
+        eventually(lambda: "spouts stop" in notes.seen, SECONDS)
+        notes.go.set()
+        closing.join(SECONDS)
+        assert not closing.is_alive()
+        assert notes.seen[3:] == [
+            "spouts stop",
+            "last tuple executed",
+            "transfer",
+            "executors end",
+            "link closes",
+        ]
+        eventually(lambda: len(arrived) == COUNT, SECONDS)
+        assert not notes.file.exists(), "a worker that has ended well leaves no state file"
+
+
+def test_a_drain_waits_for_executors(tmp_path: Path) -> None:
+    """A worker that drains is not over while its executors have tuples, which lead to messages elsewhere."""
+    notes = Notes(tmp_path / "heartbeat.json")
+    topology = topology_of(notes)
+    arrived: list[bytes] = []
+
+    def receive(groups: Sequence[TaskGroup], done: Done) -> None:
+        for group in groups:
+            arrived.extend(group.payloads())
+            done(group)
+
+    with hosted(topology, [2, 3], [1]) as (here, there):
+        there.link.open([range(1, 2)], receive, lambda _: None)
+        worker = ExecutorWorker(topology, [2, 3], topology_id="t", link=here.link)
+        here.link.executors = worker
+        worker.start()
+        worker.activate()
+        queue = worker.bolts[0].queue
+        eventually(lambda: queue.statistics().arrived == COUNT, SECONDS)
+        worker.deactivate()
+        draining = threading.Thread(target=here.close, args=(SECONDS,))
+        draining.start()
+        eventually(lambda: here.worker.state is WorkerState.DRAINING, SECONDS)
+        draining.join(0.2)
+        assert draining.is_alive()
+        notes.go.set()
+        draining.join(SECONDS)
+        assert len(arrived) == COUNT
+        assert here.ledger().balanced
+        worker.close(1.0)

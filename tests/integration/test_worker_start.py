@@ -14,7 +14,7 @@ import pytest
 from helpers import eventually
 from helpers.worker_process import Running, run_command, running
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,15 @@ def test_a_signal_drains_and_exits_0(worker: Running, number: signal.Signals) ->
 
 # Code that makes the loop misbehave once the worker listens, then runs the command.
 _SABOTAGE = """
-import sys, threading, time, pathlib
-from tuplewire.loop import messaging_loop
-from tuplewire_service.server.cli import main
+import asyncio, sys, threading, time, pathlib
+from tuplewire.connection.loop import messaging_loop
+from tuplewire_service.command.cli import main
+from tuplewire_service.worker.servers import Servers
 def fail(): raise RuntimeError("sabotage")
 def sabotage():
     while not pathlib.Path({file!r}).exists(): time.sleep(0.01)
     messaging_loop().loop.call_soon_threadsafe({action})
+    messaging_loop().loop.call_soon_threadsafe(pathlib.Path({file!r}).with_name("done").touch)
 threading.Thread(target=sabotage, daemon=True).start()
 sys.exit(main(sys.argv[1:]))
 """
@@ -182,6 +184,16 @@ def test_stuck_loop_fails_the_probes_and_cannot_hold_the_end_up(tmp_path: Path) 
         assert worker.get("/metrics")[0] == 500
         assert worker.end() == 70
         assert "the event loop is stuck" in worker.log
+
+
+def test_an_end_that_takes_too_long_says_what_it_waits_for(tmp_path: Path) -> None:
+    """When the loop turns and a server does not close, the end is forced with 70, and its words are true."""
+    hang = "setattr, Servers, 'close', lambda self: asyncio.sleep(60)"
+    with running(tmp_path, "--drain-seconds=0.5", command=_sabotaged(tmp_path, hang)) as worker:
+        (tmp_path / "go").touch()
+        eventually((tmp_path / "done").exists, 20, "sabotaged")
+        assert worker.end() == 70
+        assert "the event loop turns, and the end waits for servers to close" in worker.log
 
 
 def test_a_defect_ends_the_process_with_70(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,23 +20,20 @@ from helpers.program import Program
 from helpers.zmq_programs import sender, server
 from helpers.zmq_stranger import PLENTY, StandIn, Stranger
 
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import BindError, ConfigError
-from tuplewire.loop import messaging_loop
 from tuplewire.message import TaskMessageBatch
-from tuplewire.stream import StreamBroken
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.zmq.dial import dial_zmq
-from tuplewire_service.messaging.zmq.flow import Window
-from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, Kind, encode
-from tuplewire_service.messaging.zmq.server import ZmqServerConnection
-from tuplewire_service.messaging.zmq.settings import ZmqSettings
+from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind, encode
+from tuplewire_service.messaging.zmq.in_flight import ZmqWindow
 from tuplewire_service.messaging.zmq.sockets import Sockets
+from tuplewire_service.messaging.zmq.zmq_server import ZmqServerConnection
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.testing import FaultProxy
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
-
-HUNG_SECONDS = 5.5
-"""A hung peer is noticed in five seconds; half of one is for a busy machine."""
 
 
 @contextlib.contextmanager
@@ -95,10 +91,10 @@ def works(context: IContext, port: int, recorder: Recorder) -> None:
         [b"garbage"],
         [b"a", b"b", b"c"],
         [b"x" * 17, b""],
-        [bytes([Kind.DATA]) + bytes(16), b"before it was opened"],
-        [bytes([Kind.OPEN]) + bytes(16), b"NoSuchMethod"],
-        [bytes([Kind.OPEN]) + bytes(16), b"\xff\xfe"],
-        [bytes([Kind.REFUSED]) + bytes(16), b""],
+        [bytes([FrameKind.DATA]) + bytes(16), b"before it was opened"],
+        [bytes([FrameKind.OPEN]) + bytes(16), b"NoSuchMethod"],
+        [bytes([FrameKind.OPEN]) + bytes(16), b"\xff\xfe"],
+        [bytes([FrameKind.REFUSED]) + bytes(16), b""],
     ],
 )
 def test_garbage_is_answered_and_counted(parts: list[bytes]) -> None:
@@ -109,23 +105,23 @@ def test_garbage_is_answered_and_counted(parts: list[bytes]) -> None:
             stranger.say(*parts)
         assert stranger.ending() == "MALFORMED"
         works(context, bound_server.port, recorder)
-        assert bound_server.statistics().refused == {"MALFORMED": 1}
+        assert bound_server.statistics().refused_streams == {"MALFORMED": 1}
 
 
 @pytest.mark.parametrize(
     "misuse",
     [
-        [(Kind.OPEN, b"Send")],
-        [(Kind.REFUSED, b"")],
-        [(Kind.DONE, b""), (Kind.DATA, b"late")],
-        [(Kind.DATA, b"no hello")],
+        [(FrameKind.OPEN, b"Send")],
+        [(FrameKind.REFUSED, b"")],
+        [(FrameKind.DONE, b""), (FrameKind.DATA, b"late")],
+        [(FrameKind.DATA, b"no hello")],
     ],
 )
-def test_misuse_of_a_stream_ends_it(misuse: list[tuple[Kind, bytes]]) -> None:
+def test_misuse_of_a_stream_ends_it(misuse: list[tuple[FrameKind, bytes]]) -> None:
     """A second opening, a server's frame, a message after the end, no hello: the stream is refused."""
     recorder = Recorder()
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(Kind.OPEN, b"Send")
+        stranger.put(FrameKind.OPEN, b"Send")
         for kind, body in misuse:
             stranger.put(kind, body)
         assert stranger.ending() == "MALFORMED"
@@ -137,10 +133,12 @@ def test_who_writes_more_than_is_allowed_is_cut_off() -> None:
     """The window bounds what a stranger can make the server hold."""
     recorder = Recorder()
     with bound(recorder, zmq__hwm=10) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(Kind.OPEN, b"Send", NOTHING)  # so that the server cannot answer, and reads no further
-        stranger.put(Kind.DATA, hello(topology=TOPOLOGY), NOTHING)
+        stranger.put(
+            FrameKind.OPEN, b"Send", NOTHING
+        )  # so that the server cannot answer, and reads no further
+        stranger.put(FrameKind.DATA, hello(topology=TOPOLOGY), NOTHING)
         for _ in range(100):
-            stranger.put(Kind.DATA, b"x", NOTHING)
+            stranger.put(FrameKind.DATA, b"x", NOTHING)
         assert stranger.ending() == "MALFORMED"
         works(context, bound_server.port, recorder)
 
@@ -159,7 +157,7 @@ def test_what_is_no_zeromq_is_counted(said: bytes) -> None:
     with bound(recorder) as (context, bound_server):
         with socket.create_connection(("127.0.0.1", bound_server.port), 20) as connection:
             connection.sendall(said)
-            eventually(lambda: bound_server.statistics().refused.get("MALFORMED", 0) > 0, timeout=20)
+            eventually(lambda: bound_server.statistics().refused_streams.get("MALFORMED", 0) > 0, timeout=20)
         works(context, bound_server.port, recorder)
 
 
@@ -167,9 +165,9 @@ def test_a_message_over_the_limit_ends_its_connection() -> None:
     """Nobody can make the server hold more than the largest request."""
     recorder = Recorder()
     with bound(recorder) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(Kind.OPEN, b"Send")
+        stranger.put(FrameKind.OPEN, b"Send")
         eventually(lambda: len(bound_server._streams) == 1)
-        stranger.put(Kind.DATA, bytes(2**23))
+        stranger.put(FrameKind.DATA, bytes(2**23))
         eventually(lambda: not bound_server._streams)
         works(context, bound_server.port, recorder)
 
@@ -177,7 +175,7 @@ def test_a_message_over_the_limit_ends_its_connection() -> None:
 def test_the_oldest_zeromq_is_refused() -> None:
     """Version 1.0 of ZMTP knows no heartbeats: whoever speaks it is told so."""
     with bound(Recorder()) as (_, bound_server):
-        header, body = encode(Kind.OPEN, PLENTY, b"Send")
+        header, body = encode(FrameKind.OPEN, PLENTY, b"Send")
         said = b"\x01\x00" + bytes([1 + len(header), 1]) + header + bytes([1 + len(body), 0]) + body
         with socket.create_connection(("127.0.0.1", bound_server.port), 20) as connection:
             connection.sendall(said)
@@ -194,7 +192,7 @@ def test_random_frames_do_no_harm() -> None:
         for _ in range(50):
             with Stranger(bound_server.port) as stranger:
                 if chance.random() < 0.5:
-                    stranger.put(Kind.OPEN, chance.choice([b"Send", b"Recv"]))
+                    stranger.put(FrameKind.OPEN, chance.choice([b"Send", b"Recv"]))
                 for _ in range(20):
                     header = bytes([chance.randrange(8)]) + chance.randbytes(
                         16 if chance.random() < 0.8 else 9
@@ -215,7 +213,7 @@ def test_there_is_a_bound_on_streams() -> None:
         clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(2)]
         for client in clients:
             client.send(1, b"x")
-        eventually(lambda: bound_server.statistics().refused.get("RESOURCE_LIMIT", 0) > 0, timeout=20)
+        eventually(lambda: bound_server.statistics().refused_streams.get("RESOURCE_LIMIT", 0) > 0, timeout=20)
         ready = eventually(lambda: [client for client in clients if is_ready(client)], timeout=20)
         ready[0].close()
         eventually(lambda: len(recorder.seen()) == 2, timeout=20)
@@ -228,7 +226,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up() -> None:
     """What the server has for it waits; the others' messages and acknowledgements do not."""
     recorder = Recorder()
     with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(Kind.OPEN, b"Send", NOTHING)
+        stranger.put(FrameKind.OPEN, b"Send", NOTHING)
         eventually(lambda: len(bound_server._streams) == 1)
         client = context.connect(TOPOLOGY, HOST, bound_server.port)
         for number in range(200):
@@ -253,10 +251,10 @@ def test_any_high_water_mark_will_do(hwm: int) -> None:
 def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
     """What the other side has no room for is not sent, and is sent once there is."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Window())
+    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", ZmqWindow())
 
     def data() -> list[bytes]:
-        return [frame.body for frame in stand_in.heard if frame.kind is Kind.DATA]
+        return [frame.body for frame in stand_in.heard if frame.kind is FrameKind.DATA]
 
     async def write() -> None:
         async with dial("Send") as stream:
@@ -266,15 +264,15 @@ def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
             assert await stream.read() == b"answer"
             assert await stream.read() is None
 
-    stand_in.put(Kind.GRANT, b"", Allowance(9, 2))
+    stand_in.put(FrameKind.GRANT, b"", Allowance(9, 2))
     writing = thread.submit(write())
     eventually(lambda: data() == [b"0", b"1"])
-    stand_in.put(Kind.GRANT, b"", Allowance(9, 3))
+    stand_in.put(FrameKind.GRANT, b"", Allowance(9, 3))
     eventually(lambda: data() == [b"0", b"1", b"2"])
-    stand_in.put(Kind.GRANT, b"", PLENTY)
-    eventually(lambda: len(data()) == 5 and stand_in.heard[-1].kind is Kind.DONE)
-    stand_in.put(Kind.DATA, b"answer")
-    stand_in.put(Kind.DONE)
+    stand_in.put(FrameKind.GRANT, b"", PLENTY)
+    eventually(lambda: len(data()) == 5 and stand_in.heard[-1].kind is FrameKind.DONE)
+    stand_in.put(FrameKind.DATA, b"answer")
+    stand_in.put(FrameKind.DONE)
     writing.result(20)
 
 
@@ -303,9 +301,9 @@ def test_a_stream_dies_with_its_connection() -> None:
 def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) -> None:
     """What had arrived is read, then reading and writing say that it is over, and end() says why."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Window())
-    stand_in.put(Kind.GRANT)
-    stand_in.put(Kind.DATA, b"last")
+    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", ZmqWindow())
+    stand_in.put(FrameKind.GRANT)
+    stand_in.put(FrameKind.DATA, b"last")
 
     async def use() -> str:
         async with dial("Send") as stream:
@@ -322,27 +320,32 @@ def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) ->
     assert thread.submit(use()).result(20) == "stand-in: the connection was lost"
 
 
-def test_a_hung_peer_is_noticed_in_five_seconds() -> None:
+def test_a_hung_peer_has_four_seconds(sockets: Sockets) -> None:
+    """Every socket asks after two seconds of silence, and takes two more without an answer for the end."""
+    made = sockets.make(messaging_loop(), zmq.DEALER)
+    options = (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL)
+    told = [made.get(option) for option in options]
+    sockets.close(made)
+    assert told == [2000, 2000, 4000]
+
+
+def test_a_hung_peer_is_noticed() -> None:
     """Where nothing is passed on any more, both sides give the stream up; afterwards they go on."""
     recorder = Recorder()
     with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
         client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
         client.send(1, b"before")
-        eventually(is_settled(client))
+        eventually(is_settled(client), timeout=30)
         proxy.black_hole()
-        start = time.monotonic()
         eventually(lambda: client.status is ConnectionStatus.CONNECTING, timeout=30)
-        noticed_by_client = time.monotonic() - start
         eventually(lambda: not bound_server._streams, timeout=30)
-        noticed_by_server = time.monotonic() - start
         client.send(1, b"after")
         proxy.resume()
         eventually(is_settled(client), timeout=30)
         assert recorder.payloads(1) == [b"before", b"after"]
-        assert max(noticed_by_client, noticed_by_server) < HUNG_SECONDS
 
 
-def test_a_stopped_process_is_noticed_in_five_seconds() -> None:
+def test_a_stopped_process_is_noticed() -> None:
     """A server that is stopped is given up; once it goes on, so does the session."""
     with Program(server) as program, transport() as context:
         client = context.connect(TOPOLOGY, HOST, program.ask("port"))
@@ -350,9 +353,7 @@ def test_a_stopped_process_is_noticed_in_five_seconds() -> None:
         eventually(is_settled(client), timeout=30)
         os.kill(program.process_id, signal.SIGSTOP)
         try:
-            start = time.monotonic()
             eventually(lambda: client.status is ConnectionStatus.CONNECTING, timeout=30)
-            assert time.monotonic() - start < HUNG_SECONDS
             client.send(1, b"after")
         finally:
             os.kill(program.process_id, signal.SIGCONT)
@@ -489,7 +490,7 @@ def test_without_pyzmq_the_error_says_what_to_install() -> None:
     code = (
         "import importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *rest: None if name == 'zmq' else find(name, *rest)\n"
-        "from tuplewire_service.server.cli import main\n"
+        "from tuplewire_service.command.cli import main\n"
         "raise SystemExit(main(['worker', '--transport=zmq', '--listen=127.0.0.1:0', '--admin=127.0.0.1:0']))"
     )
     run = subprocess.run(

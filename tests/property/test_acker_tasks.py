@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.topology.acker_tasks import Fate, Trees, with_ackers
+from tuplewire.topology.acking.acker_tasks import Fate, Trees, with_ackers
+from tuplewire.topology.acking.tracker import AckerTracker, keys_of
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.description import Component, GroupingType, Input, Kind, Topology
-from tuplewire.topology.follower import AckerFollower, keys_of
-from tuplewire.topology.receive_queue import AddressedTuples
+from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input, Topology
+from tuplewire.topology.running.receive_queue import AddressedTuples
 from tuplewire.topology.streams import Stream
 from tuplewire.topology.tuples import MessageId, Tuple
 
@@ -20,8 +20,10 @@ OUT = (Stream("value"),)
 TOPOLOGY = with_ackers(
     Topology(
         [
-            Component("a", Kind.SPOUT, OUT),
-            Component("b", Kind.BOLT, OUT, (Input("a"), Input("b", grouping=GroupingType.ALL)), 3, 3),
+            Component("a", ComponentKind.SPOUT, OUT),
+            Component(
+                "b", ComponentKind.BOLT, OUT, (Input("a"), Input("b", grouping=GroupingType.ALL)), 3, 3
+            ),
         ]
     ),
     2,
@@ -39,7 +41,7 @@ class World:
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
-        self.followers = {task: AckerFollower(TOPOLOGY, task, seed=task) for task in (SPOUT, *BOLTS)}
+        self.followers = {task: AckerTracker(TOPOLOGY, task, seed=task) for task in (SPOUT, *BOLTS)}
         self.trees = {task: Trees() for task in ACKERS}
         self.queues: dict[int, list[Tuple]] = {task: [] for task in BOLTS}
         self.told: dict[tuple[int, int], deque[Tuple]] = {}
@@ -79,8 +81,8 @@ class World:
             self.left[root] = self.left.get(root, 0) + change
 
     def emit(self) -> None:
-        message = Tuple([1], TOPOLOGY.origin(SPOUT, "default"), ((SPOUT, "id"),))
-        ((root, _),) = self.followers[SPOUT].begin([Emitted(message.origin, None, [message])])
+        message = Tuple([1], TOPOLOGY.source(SPOUT, "default"), ((SPOUT, "id"),))
+        ((root, _),) = self.followers[SPOUT].begin([Emitted(message.source, None, [message])])
         self.left[root] = 0
         self.send(SPOUT, [root], [message], [], [])
 
@@ -90,9 +92,9 @@ class World:
         queue = self.queues[task]
         taken = [queue.pop() for _ in range(self.draw(st.integers(0, min(2, len(queue)))))]
         anchors = tuple(dict.fromkeys(root for message in taken for root in message.message_id))
-        origin = TOPOLOGY.origin(task, "default")
-        tuples = [Tuple([1], origin, anchors) for _ in range(self.draw(st.integers(0, 2)) if anchors else 0)]
-        self.followers[task].derive([Emitted(origin, None, tuples)])
+        source = TOPOLOGY.source(task, "default")
+        tuples = [Tuple([1], source, anchors) for _ in range(self.draw(st.integers(0, 2)) if anchors else 0)]
+        self.followers[task].derive([Emitted(source, None, tuples)])
         ids = [message.message_id for message in taken]
         fails = bool(ids) and self.draw(st.integers(0, 9)) == 0
         self.send(task, [], tuples, [] if fails else ids, ids if fails else [])
@@ -134,5 +136,5 @@ def test_every_tree_is_told_once_and_not_too_early(data: st.DataObject) -> None:
 
 def test_keys_of_a_fate() -> None:
     """A fate has the keys of many tuples where an acker task tells it."""
-    message = Tuple([(7).to_bytes(8, "little") * 2], TOPOLOGY.origin(5, "__ack_ack"))
+    message = Tuple([(7).to_bytes(8, "little") * 2], TOPOLOGY.source(5, "__ack_ack"))
     assert list(keys_of(message)) == [7, 7]

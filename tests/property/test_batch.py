@@ -38,9 +38,9 @@ def groups_of(model: list[Row]) -> list[TaskGroup]:
     """Return a group for each run of rows with one source and task."""
     groups: list[TaskGroup] = []
     run: list[bytes] = []
-    for position, (source, task, payload) in enumerate(model):
+    for entry_sequence, (source, task, payload) in enumerate(model):
         run.append(payload)
-        following = model[position + 1][:2] if position + 1 < len(model) else None
+        following = model[entry_sequence + 1][:2] if entry_sequence + 1 < len(model) else None
         if following != (source, task):
             groups.append(TaskGroup.of(task, run, None if source < 0 else source))
             run = []

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuplewire.errors import InvalidTaskError, MalformedError
-from tuplewire.group import TaskGroup, lane_of
+from tuplewire.group import TaskGroup, flow_of
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Refusal
 from tuplewire.wire import messaging_pb2 as pb
@@ -26,7 +26,9 @@ LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 
 pytestmark = pytest.mark.timeout(0 if LONG else 120)
 
-EXAMPLES = settings(max_examples=20_000 if LONG else 150, deadline=None, print_blob=True)
+EXAMPLES = settings(
+    max_examples=20_000 if LONG else settings().max_examples * 3 // 2, deadline=None, print_blob=True
+)
 
 ids = st.integers(0, 3) | st.integers(0, 2**31 - 1)
 uint64 = st.integers(0, 300) | st.integers(0, 2**64 - 1)
@@ -64,7 +66,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
                 data=b"".join(group.data for group in run),
                 first_sequence=firsts[position] if firsts else 0,
                 redelivered=run[0].redelivered,
-                via=run[0].via,
+                forwarded=run[0].forwarded,
             )
             for position, run in enumerate(groups)
         ],
@@ -74,7 +76,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
 def columns(groups: Sequence[TaskGroup]) -> list[tuple[Any, ...]]:
     """Return all that groups hold."""
     return [
-        (group.task, group.source, list(group.sizes()), group.data, group.redelivered, group.via)
+        (group.task, group.source, list(group.sizes()), group.data, group.redelivered, group.forwarded)
         for group in groups
     ]
 
@@ -88,7 +90,7 @@ def columns_of(frame: pb.Frame) -> list[tuple[Any, ...]]:
             list(group.lengths),
             group.data,
             group.redelivered,
-            group.via,
+            group.forwarded,
         )
         for group in frame.groups
     ]
@@ -186,7 +188,7 @@ def test_order_of_fields_and_unknown_fields_do_not_matter(
             field(3, struct.pack(f"<{len(group.lengths)}I", *group.lengths)),
             field(4, group.data),
             b"\x30" + varint(group.redelivered),
-            b"\x39" + struct.pack("<Q", group.via),
+            b"\x39" + struct.pack("<Q", group.forwarded),
         ]
         if group.HasField("source"):
             parts.append(b"\x10" + varint(group.source))
@@ -240,10 +242,10 @@ def test_lengths_in_parts_are_refused(*, packed: bool) -> None:
     [
         pb.SendRequest(hello=pb.Hello(topology="t", sender_id="a", incarnation=2**64 - 1)),
         pb.SendRequest(goodbye=pb.Goodbye()),
-        pb.SendRequest(load=pb.LoadReport(tasks=[pb.TaskLoad(task=1, load=0.5)])),
+        pb.SendRequest(watch_releases=pb.WatchReleases(tasks=[1, 2])),
         pb.SendRequest(),
     ],
-    ids=["hello", "goodbye", "load", "nothing"],
+    ids=["hello", "goodbye", "watch_releases", "nothing"],
 )
 def test_other_requests_come_as_they_are(request_: pb.SendRequest) -> None:
     """A request that holds no frame is the generated code's."""
@@ -312,8 +314,8 @@ def test_columns_that_do_not_hold_together(
 
 codes = st.sampled_from([name.removeprefix("ERROR_CODE_") for name, _ in pb.ErrorCode.items()])
 refusals = st.builds(Refusal, uint64, ids, uint64, codes, st.text(max_size=9), st.text(max_size=9))
-lanes = st.builds(lane_of, ids, uint64)
-grants = st.builds(Grant, lanes, uint64, uint64, uint64)
+flows = st.builds(flow_of, ids, uint64)
+grants = st.builds(Grant, flows, uint64, uint64, uint64)
 updates = st.builds(AckUpdate, uint64, st.lists(grants, max_size=4), st.lists(refusals, max_size=4), uint64)
 
 
@@ -327,7 +329,7 @@ def test_updates_survive_the_wire(update: AckUpdate, initial: Grant, incarnation
         receiver_incarnation=incarnation,
         last_sequence=ack.sequence,
         initial_credit=pb.TaskCredit(
-            task=initial.lane,
+            task=initial.flow,
             messages=initial.messages,
             bytes=initial.size_bytes,
             processed=initial.processed,

@@ -141,5 +141,7 @@ class Memberships(RuleBasedStateMachine):
         self.highest = max(self.highest, self.registry.version)
 
 
-Memberships.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+Memberships.TestCase.settings = settings(
+    max_examples=settings().max_examples * 3 // 2, stateful_step_count=40
+)
 TestMemberships = Memberships.TestCase

@@ -41,11 +41,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tuplewire.config import AckMode
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.group import TaskGroup
-from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.settings import WorkerSettings, peer_session
 from tuplewire_service.worker.status import WorkerState
 from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 LONG_STEPS = 200_000
@@ -417,7 +417,7 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
-    max_examples=120,
+    max_examples=settings().max_examples * 6 // 5,
     stateful_step_count=30,
     deadline=None,
     print_blob=True,

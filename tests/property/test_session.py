@@ -55,7 +55,13 @@ from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import Opened, SendWindow
 from tuplewire.session.shares import Window
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.codec import decode_recv_response, decode_send_request, encode_frame, groups_of
+from tuplewire.wire.codec import (
+    closed_flows_of,
+    decode_recv_response,
+    decode_send_request,
+    encode_frame,
+    groups_of,
+)
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import update_from_wire, update_to_wire
 
@@ -66,7 +72,7 @@ pytestmark = pytest.mark.timeout(0 if LONG else 300)
 
 FLOW = ("write", "arrive", "answer", "hear", "fetch", "see", "acknowledge", "hear_progress")
 """What moves messages from end to end."""
-ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss", "probe")
+ACTIONS = ("connect", "subscribe", *FLOW, "hear_again", "miss", "probe", "close_unused")
 FAULTS = (
     *("cut", "cut", "cut", "cut_consumer", "cut_consumer"),
     *("kill_worker", "kill_consumer", "change_consumers", "open_or_close", "resize", "crowd"),
@@ -181,7 +187,7 @@ class Session(RuleBasedStateMachine):
         """What was given up, and told, is exactly this."""
         told: Counter[tuple[int, int]] = Counter()
         told_bytes = 0
-        for each in self.window.overflowed():
+        for each in self.window.take_overflowed():
             assert each.dropped is DropReason.OVERFLOW
             told[each.token.number, each.task] += each.messages
             told_bytes += each.size_bytes
@@ -203,7 +209,12 @@ class Session(RuleBasedStateMachine):
             for run in frame.runs:
                 for group in run:
                     self.written.update(messages_in(group))
-            self.sending.up.append(encode_frame(frame.sequence, frame.runs))
+            self.sending.up.append(encode_frame(frame.sequence, frame.runs, closed=frame.closed))
+
+    def close_unused(self, limit: int) -> None:
+        """Both sides forget what is not used; the counts begin anew with the next message."""
+        for _ in range(min(limit, 2)):
+            self.window.close_unused()
 
     def hear(self, limit: int) -> None:
         """The sender hears some of what the receiver has said."""
@@ -296,8 +307,8 @@ class Session(RuleBasedStateMachine):
             limit -= 1
             frame = decode_send_request(self.sending.up.popleft())
             assert isinstance(frame, OpaqueFrame)
-            groups = groups_of(frame)
-            assert worker.session.accept(frame.sequence, groups), "a frame came twice on one stream"
+            groups = worker.session.accept(frame.sequence, groups_of(frame), (), closed_flows_of(frame))
+            assert groups is not None, "a frame came twice on one stream"
             for group in groups:
                 self._accept(frame.sequence, group)
 
@@ -433,7 +444,7 @@ class Session(RuleBasedStateMachine):
 
     def _say_progress(self) -> None:
         if self.receiving.connected:
-            cursors = self.consumer.window.moved()
+            cursors = self.consumer.window.take_moved()
             self.receiving.up.extend(
                 struct.pack(
                     ">5Q", each.task, each.acknowledged, each.received, each.credit, each.credit_bytes
@@ -520,9 +531,9 @@ class Session(RuleBasedStateMachine):
     def pressure_is_told(self) -> None:
         """Both ends know for which tasks something waits for credit, and whose window is used up."""
         window = self.window
-        waiting = {number for number, lane in window._lanes.items() if lane.pending}
-        starved = {number for number in waiting if not window._lanes[number].has_credit}
-        assert waiting - window._ready.keys() <= window.starved.keys() <= starved
+        waiting = {number for number, flow in window._flows.items() if flow.pending}
+        no_credit = {number for number in waiting if not window._flows[number].has_credit}
+        assert waiting - window._ready.keys() <= window.without_credit.keys() <= no_credit
         accounts = self.worker.session.credit._accounts
         used_up = {task for task, each in accounts.items() if each.received_messages and not each.has_room}
         assert self.worker.exhausted.tasks == dict.fromkeys(used_up, 1)
@@ -563,7 +574,7 @@ class Session(RuleBasedStateMachine):
 
 TestSession = Session.TestCase
 TestSession.settings = settings(
-    max_examples=200,
+    max_examples=settings().max_examples * 2,
     stateful_step_count=100,
     deadline=None,
     print_blob=True,

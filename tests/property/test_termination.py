@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.errors import ConfigError
-from tuplewire.topology.termination import Failure, ProcessFailedError, ProcessReport, Termination
+from tuplewire.topology.running.termination import Failure, ProcessFailedError, ProcessReport, Termination
 
 
 @dataclass

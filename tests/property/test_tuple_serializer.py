@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tuplewire.errors import MalformedTupleError
-from tuplewire.topology.description import Component, Kind, Topology
-from tuplewire.topology.packing import pack_values
-from tuplewire.topology.serializer import MessagePackTupleSerializer
+from tuplewire.topology.description import Component, ComponentKind, Topology
+from tuplewire.topology.serial.packing import pack_values
+from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire.topology.streams import Stream
 from tuplewire.topology.tuples import Tuple
 
 TOPOLOGY = Topology(
     [
-        Component("ten", Kind.SPOUT, tuple(Stream(*"abcdefghij"[:n], name=f"s{n}") for n in range(11))),
-        Component("many", Kind.SPOUT, (Stream("x", name="ä:b"),), n_tasks=500),
+        Component(
+            "ten", ComponentKind.SPOUT, tuple(Stream(*"abcdefghij"[:n], name=f"s{n}") for n in range(11))
+        ),
+        Component("many", ComponentKind.SPOUT, (Stream("x", name="ä:b"),), n_tasks=500),
     ]
 )
 SERIALIZER = MessagePackTupleSerializer(TOPOLOGY)
@@ -122,18 +124,18 @@ message_ids = st.lists(
 @given(st.lists(values, max_size=10), message_ids)
 def test_round_trip(row: list[Any], message_id: Any) -> None:
     """A tuple arrives as it was: its values, their types, where it comes from, and its message id."""
-    sent = Tuple(row, TOPOLOGY.origin(501, f"s{len(row)}"), message_id)
+    sent = Tuple(row, TOPOLOGY.source(501, f"s{len(row)}"), message_id)
     received = SERIALIZER.deserialize(SERIALIZER.serialize(sent))
     assert alike(received.values, sent.values)
-    assert received.origin.key == sent.origin.key
+    assert received.source.key == sent.source.key
     assert received.fields == sent.fields
     assert received.message_id == sent.message_id
 
 
 @given(st.integers(1, 500))
 def test_every_task_has_its_own_origin(task: int) -> None:
-    """The origin tells tasks of one component apart."""
-    sent = Tuple(["x"], TOPOLOGY.origin(task, "ä:b"))
+    """The source tells tasks of one component apart."""
+    sent = Tuple(["x"], TOPOLOGY.source(task, "ä:b"))
     received = SERIALIZER.deserialize(SERIALIZER.serialize(sent))
     assert (received.source_component, received.source_task, received.source_stream) == ("many", task, "ä:b")
 
@@ -149,7 +151,7 @@ def outcome(payload: bytes) -> Tuple | None:
         return None
 
 
-HEADS = [SERIALIZER.serialize(Tuple([0] * n, TOPOLOGY.origin(501, f"s{n}")))[: -n - 1] for n in range(11)]
+HEADS = [SERIALIZER.serialize(Tuple([0] * n, TOPOLOGY.source(501, f"s{n}")))[: -n - 1] for n in range(11)]
 
 
 @given(st.binary())
@@ -194,11 +196,11 @@ def test_any_dtype(dtype: str, shape: list[int], data: bytes) -> None:
 edges = st.sampled_from([0x00, 0x01, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
 
 
-@settings(max_examples=500)
+@settings(max_examples=settings().max_examples * 5)
 @given(st.lists(values, min_size=1, max_size=2), st.lists(edges, min_size=1, max_size=4), st.data())
 def test_damaged_tuple(row: list[Any], damage: list[int], data: st.DataObject) -> None:
     """A good tuple with some bytes changed is another tuple or malformed; what is read can be shown."""
-    payload = bytearray(SERIALIZER.serialize(Tuple(row, TOPOLOGY.origin(501, f"s{len(row)}"))))
+    payload = bytearray(SERIALIZER.serialize(Tuple(row, TOPOLOGY.source(501, f"s{len(row)}"))))
     start = data.draw(st.integers(len(HEADS[len(row)]) + 1, len(payload) - 1))
     payload[start : start + len(damage)] = damage
     received = outcome(bytes(payload))
@@ -209,7 +211,7 @@ def test_damaged_tuple(row: list[Any], damage: list[int], data: st.DataObject) -
 @given(st.lists(values, min_size=1, max_size=3))
 def test_cut_tuple_is_malformed(row: list[Any]) -> None:
     """No beginning of a tuple is one, and nothing may follow it."""
-    payload = SERIALIZER.serialize(Tuple(row, TOPOLOGY.origin(501, f"s{len(row)}")))
+    payload = SERIALIZER.serialize(Tuple(row, TOPOLOGY.source(501, f"s{len(row)}")))
     for end in range(len(payload)):
         with pytest.raises(MalformedTupleError):
             SERIALIZER.deserialize(payload[:end])

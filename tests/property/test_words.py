@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuplewire.pipelines import words
-from tuplewire.pipelines.words import Lines, pieces_of, wordcount_topology
-from tuplewire.pipelines.words_result import expected_counts, skipped_lines
 from tuplewire.topology import SpoutOutputCollector, TopologyContext
 from tuplewire.topology.collector import Outbox
 from tuplewire.topology.description import Topology
+from tuplewire_demos import words
+from tuplewire_demos.words import Lines, pieces_of, wordcount_topology
+from tuplewire_demos.words_result import expected_counts, skipped_lines
 
 parts = st.sampled_from([b"a", b"bc", b" ", b"\n", b"\r", b"\r\n", b"\xff", "é".encode(), b"\xef\xbb\xbf"])
 texts = st.lists(parts, max_size=40).map(b"".join)
@@ -39,7 +39,7 @@ def read(topology: Topology, task: int) -> tuple[list[str], list[tuple[object, .
     spout.open({}, context, SpoutOutputCollector(outbox, unexpected))
     rest(spout)
     spout.close()
-    emitted = [(run.origin.stream.name, message) for run in outbox.take() for message in run.tuples]
+    emitted = [(run.source.stream.name, message) for run in outbox.take() for message in run.tuples]
     lines = [message.values[0] for stream, message in emitted if stream == "default"]
     return lines, [message.values for stream, message in emitted if stream == "skipped"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tuplewire.pipelines import flights
-from tuplewire.pipelines.attachment import WorkerEndpoint
 from tuplewire.spark.session import local_session
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_demos import flights
+from tuplewire_demos.attachment import WorkerEndpoint
+from tuplewire_service.launching.local_workers import LocalWorkers
 
 CORES = 6
 

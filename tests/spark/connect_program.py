@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError
-from tuplewire.pipelines.streaming import run_stream
 from tuplewire.spark import membership
 from tuplewire.spark.session import local_session
 from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.termination import ProcessFailedError
+from tuplewire.topology.running.termination import ProcessFailedError
+from tuplewire_demos.streaming import run_stream
 
 SECONDS = 100.0
 COUNT = 1000

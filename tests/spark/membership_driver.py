@@ -17,12 +17,12 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from tuplewire import TaskMessageBatch
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.membership import Membership
 from tuplewire.spark import ClientHandle, membership
-from tuplewire.spark.executors import Executor, Executors
+from tuplewire.spark.executors import Executors, SparkExecutor
 from tuplewire.spark.session import local_session
-from tuplewire_service.server.launch import LocalWorkers
+from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
 TOPOLOGY = "spark"
@@ -57,7 +57,7 @@ class Kubelet:
             for number in self._workers.keys() - running:
                 self.exit_codes += self._workers.pop(number).stop()
 
-    def worker_of(self, executor: Executor) -> str | None:
+    def worker_of(self, executor: SparkExecutor) -> str | None:
         """Return where the worker beside an executor is, once it is there."""
         workers = self._workers.get(executor.id)
         return workers.endpoints[0].address if workers is not None else None

@@ -11,7 +11,7 @@ import pytest
 from helpers.topology import collect
 
 from tuplewire import Client
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

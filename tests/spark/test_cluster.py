@@ -19,7 +19,7 @@ from helpers.interpreters import make_interpreter, make_movable_interpreter, sit
 from helpers.packaging import ROOT, build_wheel
 from pyspark.sql import SparkSession
 
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.java import find_java, wrapped_home
 from tuplewire.spark.package import write_package
 

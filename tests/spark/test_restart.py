@@ -18,7 +18,7 @@ from helpers.topology import collect, numbered
 from pyspark.sql import SparkSession
 
 from tuplewire import Client
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

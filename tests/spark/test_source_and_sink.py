@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from tuplewire import Client, TaskMessageBatch
-from tuplewire.control import ControlClient
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.topology.grouping import fields
 
 pytestmark = pytest.mark.spark

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuplewire.topology.acker import Acker
-from tuplewire.topology.receive_queue import AddressedTuples
+from tuplewire.topology.acking.acker import Acker
+from tuplewire.topology.running.receive_queue import AddressedTuples
 from tuplewire.topology.tuples import ACK_STREAM
 
 A, B = (7, "a"), (8, "b")

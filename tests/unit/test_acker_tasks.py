@@ -6,11 +6,10 @@ import pytest
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.acker_tasks import ID, Trees, check_id, factor_of, to_block, with_ackers
-from tuplewire.topology.description import Component, Kind
-from tuplewire.topology.rotating_map import RotatingMap
-from tuplewire.topology.settings import TopologySettings
-from tuplewire.topology.shipping import from_json, to_json
+from tuplewire.topology.acking.acker_tasks import ID, Trees, check_id, factor_of, to_block, with_ackers
+from tuplewire.topology.acking.rotating_map import RotatingMap
+from tuplewire.topology.description import Component, ComponentKind
+from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM
 
 
@@ -42,7 +41,7 @@ def told(stream: str, roots: list[int], edges: list[int] | None = None) -> Tuple
     """Return what an executor tells of roots."""
     task = SPOUT if stream == INIT_STREAM else BOLT
     values = [to_block(roots)] if edges is None else [to_block(roots), to_block(edges)]
-    return Tuple(values, SYSTEM.origin(task, stream))
+    return Tuple(values, SYSTEM.source(task, stream))
 
 
 def test_tasks_keep_their_ids() -> None:
@@ -51,11 +50,6 @@ def test_tasks_keep_their_ids() -> None:
     assert SYSTEM.tasks_of("words") == words().tasks_of("words")
     assert SYSTEM.tasks_of("__acker") == range(4, 6)
     assert with_ackers(words(), 0).tasks == words().tasks
-
-
-def test_it_travels() -> None:
-    """A topology with ackers has a description like any other, and is read again."""
-    assert from_json(to_json(SYSTEM)).components == SYSTEM.components
 
 
 def test_ackers_twice() -> None:
@@ -67,15 +61,15 @@ def test_ackers_twice() -> None:
 def test_other_names_stay_reserved() -> None:
     """What a description may name of the system's is the acker's, and nothing else."""
     with pytest.raises(TopologyError, match="the name '__metrics' is reserved"):
-        Topology([Component("__metrics", Kind.BOLT)])
+        Topology([Component("__metrics", ComponentKind.BOLT)])
 
 
 @pytest.mark.parametrize(("conf", "ackers"), [({}, 3), ({"topology.acker.executors": 0}, 0)])
 def test_one_acker_for_each_worker(conf: dict[str, int], ackers: int) -> None:
     """Without a setting there are as many ackers as workers, as in Storm."""
-    assert TopologySettings.of({"topology.workers": 3, **conf}).ackers == ackers
-    with pytest.raises(ConfigError, match=r"topology\.acker\.executors is a whole number"):
-        TopologySettings.of({"topology.acker.executors": "two"})
+    assert TopologySettings.from_conf({"topology.workers": 3, **conf}).ackers == ackers
+    with pytest.raises(ConfigError, match=r"topology\.acker\.executors must be a whole number"):
+        TopologySettings.from_conf({"topology.acker.executors": "two"})
 
 
 def test_a_tree_is_over_when_every_edge_came_twice() -> None:
@@ -144,7 +138,7 @@ def test_malformed(values: list[object]) -> None:
     """What is no column of numbers is an error, and nothing is taken in."""
     trees = Trees()
     with pytest.raises(MalformedTupleError):
-        trees.take(Tuple(values, SYSTEM.origin(BOLT, ACK_STREAM)))
+        trees.take(Tuple(values, SYSTEM.source(BOLT, ACK_STREAM)))
     assert len(trees) == 0
 
 

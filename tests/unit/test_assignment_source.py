@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import StaleAssignmentError
-from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.assignment_source import AssignmentFile
+from tuplewire_service.worker.assignment import Assignment, AssignmentFile
 
 
 def _text(version: int) -> str:

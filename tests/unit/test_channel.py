@@ -8,9 +8,9 @@ import struct
 import pytest
 
 from tuplewire.errors import MalformedError, UnreachableError
-from tuplewire.topology.heartbeat import ExecutorBeat
-from tuplewire.topology.receive_queue import QueueStatistics
-from tuplewire.topology.reporting import (
+from tuplewire.topology.running.heartbeat import ExecutorBeat
+from tuplewire.topology.running.receive_queue import QueueStatistics
+from tuplewire.topology.running.reporting import (
     from_beat,
     from_report,
     from_statistics,
@@ -18,9 +18,9 @@ from tuplewire.topology.reporting import (
     to_report,
     to_statistics,
 )
-from tuplewire.topology.statistics import Counts, ExecutorStatistics, Latency
-from tuplewire.topology.termination import Failure, ProcessReport
-from tuplewire_service.topology.channel import Channel, channel_pair
+from tuplewire.topology.running.statistics import Counts, ExecutorStatistics, Latency
+from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire_service.executors.channel import Channel, channel_pair
 
 
 def test_messages_arrive_as_they_were() -> None:

@@ -21,15 +21,15 @@ from tuplewire.topology import (
 )
 from tuplewire.topology.collector import Outbox
 from tuplewire.topology.component import BasicBoltExecutor
-from tuplewire.topology.description import Component, GroupingType, Input, Kind
+from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input
 
 STREAMS = (Stream("word", "count"), Stream("line", name="bad"), Stream("line", name="to", direct=True))
 INPUTS = tuple(Input(name, "to", GroupingType.DIRECT) for name in ("bolt", "spout"))
 TOPOLOGY = Topology(
     [
-        Component("bolt", Kind.BOLT, STREAMS),
-        Component("sink", Kind.BOLT, (), INPUTS, 1, 2),
-        Component("spout", Kind.SPOUT, STREAMS),
+        Component("bolt", ComponentKind.BOLT, STREAMS),
+        Component("sink", ComponentKind.BOLT, (), INPUTS, 1, 2),
+        Component("spout", ComponentKind.SPOUT, STREAMS),
     ]
 )
 BOLT, SINK, SPOUT = (TOPOLOGY.tasks_of(name)[0] for name in ("bolt", "sink", "spout"))
@@ -50,7 +50,7 @@ class Told:
     def taken(self) -> list[tuple[str, int | None, list[tuple[Any, ...]]]]:
         """Return what was emitted, as stream, task and values."""
         return [
-            (run.origin.stream.name, run.task, [message.values for message in run.tuples])
+            (run.source.stream.name, run.task, [message.values for message in run.tuples])
             for run in self.outbox.take()
         ]
 
@@ -63,7 +63,7 @@ def told() -> Told:
 
 def received(*roots: tuple[int, Any]) -> Tuple:
     """Return a tuple that came with message ids."""
-    return Tuple(["x"], TOPOLOGY.origin(SPOUT, "bad"), roots)
+    return Tuple(["x"], TOPOLOGY.source(SPOUT, "bad"), roots)
 
 
 def test_emitted_in_order_and_in_runs(told: Told) -> None:

@@ -67,15 +67,15 @@ def test_acknowledging_moves_the_cursor() -> None:
     first = arrive(window, 1, "abc")
     arrive(window, 4, "de")
     assert window.acknowledge(first)
-    assert window.moved() == [Cursor(1, acknowledged=3, received=5, credit=13, credit_bytes=98)]
-    assert window.moved() == []
+    assert window.take_moved() == [Cursor(1, acknowledged=3, received=5, credit=13, credit_bytes=98)]
+    assert window.take_moved() == []
 
 
 def test_only_moved_cursors_are_told() -> None:
     """Tasks on which nothing was acknowledged are not told; for subscribing all are."""
     window = opened(1, 2)
     window.acknowledge(arrive(window, 1, "a", task=2))
-    assert [cursor.task for cursor in window.moved()] == [2]
+    assert [cursor.task for cursor in window.take_moved()] == [2]
     assert [cursor.task for cursor in window.all()] == [1, 2]
 
 
@@ -119,9 +119,9 @@ def test_acknowledgement_of_a_dead_workers_batch_is_void() -> None:
     window = opened(1)
     before = arrive(window, 1, "abc")
     window.opened(WORKER + 1, [(1, 0)])
-    window.moved()
+    window.take_moved()
     assert not window.acknowledge(before)
-    assert window.moved() == []
+    assert window.take_moved() == []
     assert text_of(arrive(window, 1, "abc")) == "abc"
     assert window.all() == [Cursor(1, 0, 3, 10, 97)]
 
@@ -145,9 +145,9 @@ def test_room_that_was_void_is_told() -> None:
     arrive(window, 1, "abcd", task=2)
     assert [cursor.credit_bytes for cursor in window.all()] == [0, 0, 4]
     window.opened(WORKER, [(1, 9), (2, 4), (3, 2)])
-    assert window.moved() == [Cursor(1, 9, 9, 19, 4)]
+    assert window.take_moved() == [Cursor(1, 9, 9, 19, 4)]
     window.opened(WORKER + 1, [(1, 0), (2, 0), (3, 0)])
-    assert window.moved() == [Cursor(2, 0, 0, 10, 4)]
+    assert window.take_moved() == [Cursor(2, 0, 0, 10, 4)]
 
 
 def test_acknowledging_while_the_stream_opens() -> None:
@@ -157,4 +157,4 @@ def test_acknowledging_while_the_stream_opens() -> None:
     assert window.all()[0].acknowledged == 0
     window.acknowledge(before)
     window.opened(WORKER, [(1, 3)])
-    assert [cursor.acknowledged for cursor in window.moved()] == [3]
+    assert [cursor.acknowledged for cursor in window.take_moved()] == [3]

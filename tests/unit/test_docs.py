@@ -1,8 +1,10 @@
-"""The pages for users: every name in them is there, every test that they refer to, and their programs run."""
+"""The pages: every name, test and link in them is there, their programs run, and they keep to their form."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,10 @@ PAGES = [
 ]
 
 
-def rows() -> list[list[str]]:
-    """Return the cells of the table from Storm's classes to ours: Storm's, ours, what differs, the test."""
-    tables = [
-        line.strip("|").split("|")
-        for line in STORM.read_text(encoding="utf-8").splitlines()
-        if line.startswith("| ") and not line.startswith("| Storm |")
-    ]
-    return [[cell.strip() for cell in cells] for cells in tables]
+def entries() -> list[tuple[str, str, str]]:
+    """Return the entries from Storm's classes to ours: Storm's, ours with what differs, the test."""
+    text = " ".join(STORM.read_text(encoding="utf-8").split())
+    return re.findall(r"- \*\*(.*?)\*\*: (.*?)\. Shown by `([^`]+)`\.", text)
 
 
 def find(name: str) -> Any:
@@ -45,15 +43,15 @@ def test_names(page: Path) -> None:
         find(name)
 
 
-def test_table() -> None:
-    """Every row of the table has Storm's name, ours, and a test that is there."""
-    table = rows()
-    assert len(table) > 50
-    for row in table:
-        _, ours, _, shown = row
-        assert "`tuplewire" in ours, row
-        file, _, test = shown.strip("`").partition("::")
-        assert re.search(rf"(def|class) {test}\b", (ROOT / file).read_text(encoding="utf-8")), row
+def test_every_entry_is_whole() -> None:
+    """Every entry for Storm's users has Storm's name, ours, and a test that pytest finds by that id."""
+    found = entries()
+    assert len(found) == STORM.read_text(encoding="utf-8").count("\n- **") > 50
+    assert all("`tuplewire" in ours for _, ours, _ in found)
+    tests = {shown for *_, shown in found}
+    collecting = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
+    collected = subprocess.run(collecting, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert collected.returncode == 0, collected.stdout + collected.stderr
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
@@ -63,3 +61,106 @@ def test_programs(page: Path) -> None:
     assert programs
     for program in programs:
         exec(compile(program, str(page), "exec"), {"__name__": "example"})  # noqa: S102 - our own docs
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+DECISIONS = ROOT / "docs" / "decisions"
+MOST_STEPS = 25
+LONGEST_LINE = 160
+MOST_WORDS = 25
+SCREEN_LINES = 62
+
+
+def files(ending: str) -> list[Path]:
+    """Return the files of the repository that end so, but for what is built and what is hidden."""
+    places = ("clients", "demos", "deploy", "docs", "proto", "service", "tests")
+    found = [
+        *ROOT.glob(f"*{ending}"),
+        *(path for place in places for path in (ROOT / place).rglob(f"*{ending}")),
+    ]
+    return sorted(path for path in found if "node_modules" not in path.parts)
+
+
+def decisions() -> dict[int, Path]:
+    """Return the page of each decision, by the number in its heading."""
+    pages = sorted(DECISIONS.glob("[0-9]*.md"))
+    return {int(page.read_text(encoding="utf-8").split(".")[0].removeprefix("# ")): page for page in pages}
+
+
+def test_walk() -> None:
+    """The walk of one message takes few steps, numbered from 1, and each is a function that is there."""
+    walk = re.findall(r"^\| (\d+) \| `([\w.]+)` \|", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(number) for number, _ in walk] == list(range(1, len(walk) + 1))
+    assert 10 < len(walk) <= MOST_STEPS
+    for _, name in walk:
+        assert callable(find(name)), name
+
+
+def test_glossary_is_short() -> None:
+    """The glossary has at most 25 words, each once."""
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"^\| ([a-z ]+) \| (?!what it means)", text, re.MULTILINE)
+    assert 10 < len(words) <= MOST_WORDS
+    assert len(set(words)) == len(words)
+
+
+def test_decisions_are_listed() -> None:
+    """Decisions are numbered without a gap, and the list has each with its file and title."""
+    pages = decisions()
+    assert list(pages) == list(range(1, len(pages) + 1))
+    listed = (DECISIONS / "README.md").read_text(encoding="utf-8")
+    for number, page in pages.items():
+        assert page.name.startswith(f"{number:04}-")
+        title = page.read_text(encoding="utf-8").splitlines()[0].partition(". ")[2]
+        assert f"| {number} | [{title}]({page.name}) |" in listed
+
+
+@pytest.mark.parametrize("page", decisions().values(), ids=lambda page: page.stem)
+def test_a_decision_is_one_screen(page: Path) -> None:
+    """A decision has a status, a date, its parts in their order, and fits on a screen."""
+    text = page.read_text(encoding="utf-8")
+    assert re.search(r"\bAccepted, \d{4}-\d\d-\d\d", text.splitlines()[2] + text.splitlines()[3])
+    parts = [part for part in re.findall(r"^## (\w+)$", text, re.MULTILINE) if part != "Numbers"]
+    assert parts == ["Context", "Decision", "Rejected", "Consequences"]
+    assert len(text.splitlines()) <= SCREEN_LINES
+
+
+def test_decisions_that_code_names_are_there() -> None:
+    """Every page of a decision that the code refers to is there."""
+    for path in (*files(".py"), *files(".proto")):
+        for name in re.findall(r"docs/decisions/[\w-]+\.md", path.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    """Every link from a page to a file leads somewhere."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_pages_name_are_there(page: Path) -> None:
+    """Every file of tests that a page names is there."""
+    for name in re.findall(r"`(tests/[\w/.]+)", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_guarantee_has_its_tests() -> None:
+    """Each row of the guarantees has a note, which says what shows it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text.partition("## Guarantees")[2].partition("Not promised yet")[0]
+    rows = re.findall(r"^\| (\d+) \| [^|]+ \|", text, re.MULTILINE)
+    notes = re.findall(r"^(\d+)\. (.*?)(?=^\d+\. |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert len(rows) > 20
+    assert [number for number, _ in notes] == rows
+    for number, note in notes:
+        assert re.search(r"Shown\s+by\s+(`tests/|`make |the tests above|all of the above)", note), number
+
+
+@pytest.mark.parametrize("page", files(".md"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_is_too_long(page: Path) -> None:
+    """No line of a page is too long to read."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > LONGEST_LINE] == []

@@ -8,11 +8,11 @@ import pytest
 
 from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
-from tuplewire.tokens import Token
+from tuplewire.identity.tokens import Token
 from tuplewire_service.messaging.access import EVERYTHING
 from tuplewire_service.security.denials import REASONS, Denials
 from tuplewire_service.security.guard import Access, Caller, Guard, Policy
-from tuplewire_service.security.permissions import Rule, Rules, TaskRanges
+from tuplewire_service.security.permissions import PermissionRule, Rules, TaskRanges
 
 TOKEN = Token("etl", "0123456789" * 2)
 WORKER = Caller("ipv4:10.0.0.1:1", ("a.workers.example",), tls=True)
@@ -27,7 +27,7 @@ def guard(
     tls: bool = True,
     client_names: Sequence[str] = (),
     tokens: Sequence[Token] | None = None,
-    rules: Sequence[Rule] | None = None,
+    rules: Sequence[PermissionRule] | None = None,
 ) -> Guard:
     """Return one for workers whose names are *.workers.example."""
     policy = Policy(
@@ -41,9 +41,11 @@ def guard(
     return Guard(policy, Denials(lambda: 0.0))
 
 
-def rule(send: str = "", *, tokens: tuple[str, ...] = (), control: frozenset[str] = frozenset()) -> Rule:
+def rule(
+    send: str = "", *, tokens: tuple[str, ...] = (), control: frozenset[str] = frozenset()
+) -> PermissionRule:
     """Return a rule, for everybody unless it names tokens."""
-    return Rule((), tokens, (), TaskRanges.parse(send), NOTHING, control)
+    return PermissionRule((), tokens, (), TaskRanges.parse(send), NOTHING, control)
 
 
 def reason(guarded: Guard) -> str:

@@ -388,6 +388,7 @@ def test_many_violations_are_counted_and_not_all_kept() -> None:
     assert len(story.verdict.violations) == 50
 
 
+@pytest.mark.slow
 def test_millions_of_messages_take_little_memory() -> None:
     """Memory does not grow with the messages of a history that keeps the promises."""
     story = Story()

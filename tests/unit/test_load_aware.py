@@ -110,6 +110,7 @@ SLOW_TASK = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slow", "fast", "rate", "queue"), SLOW_TASK)
 def test_slow_task_gets_what_it_can_do(slow: int, fast: int, rate: int, queue: int) -> None:
     """One slow task of eight gets about what it processes, and the others the rest, in equal shares.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire.loop import messaging_loop
+from tuplewire.connection.loop import messaging_loop
 from tuplewire_service.testing import eventually
 
 

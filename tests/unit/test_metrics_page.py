@@ -11,12 +11,13 @@ from prometheus_client.metrics_core import Metric
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.settings import settings_of
+from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount
-from tuplewire_service.server.config import SETTINGS, WorkerConfig
-from tuplewire_service.server.metrics import WorkerCollector
-from tuplewire_service.server.security import Security, SecurityCollector
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.process.worker_security import Security, SecurityCollector
 from tuplewire_service.worker.status import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot, WorkerState
-from tuplewire_service.worker.time_shares import TimeState
+from tuplewire_service.worker.times import TimeState
 
 BOUNDED = WorkerConfig(worker_id="w", metrics_tasks=50, metrics_peers=20)
 PAGE = (Path(__file__).parents[2] / "service" / "METRICS.md").read_text(encoding="utf-8")
@@ -31,12 +32,17 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
         topology="t",
         state=WorkerState.READY,
         assignment_version=1,
+        newest_version=1,
         ledger=ledger,
         peers=[
-            PeerSnapshot(f"w{number}", "host:1", number, True, ClientStatistics(ledger, 9, 1, 90, 0))
+            PeerSnapshot(
+                f"w{number}", "host:1", number, True, ClientStatistics(ledger, 9, 1, 90, 0), frozenset()
+            )
             for number in range(peers)
         ],
         tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 0) for task in range(tasks)],
+        sessions=3,
+        resumable_sessions=2,
         received=[ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)],
         timings=Timings(
             {state.value: 1.0 for state in TimeState},
@@ -44,9 +50,11 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
             *(Durations() for _ in range(4)),
         ),
         redelivered_messages=0,
-        refused={},
+        refused_streams={},
+        refused_messages={},
         addresses=(),
         peer_addresses=(),
+        congested=frozenset(),
         moving_tasks=0,
         not_ready_because="",
     )
@@ -76,7 +84,7 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         told[family.name + suffix] = (family.type, labels)
     kind, settings = told["tuplewire_config_info"]
-    assert settings < SETTINGS.keys()
+    assert settings < settings_of(WorkerConfig).keys()
     told["tuplewire_config_info"] = (kind, set())  # the page names them no more than SETTINGS.md must
     assert rows() == told
     names = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `tuplewire_")]

@@ -1,4 +1,4 @@
-"""Who waits while a task moves: what comes after messages that are still on an old way, and nothing else."""
+"""While a task moves, messages wait for earlier ones on an old route, and for nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import Opened, SendWindow
-from tuplewire_service.messaging.base import IRelayConnection, Origin
+from tuplewire_service.messaging.base import InboundSession, IRelayConnection
 from tuplewire_service.worker.moves import Moves
 
 TASK = 1
@@ -24,9 +24,9 @@ PEER = ("w", "127.0.0.1:1")
 class From:
     """Where messages come from."""
 
-    via: int
+    worker_number: int
     source: str = ""
-    eager: bool = True
+    wants_releases: bool = True
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Take no account of it."""
@@ -35,14 +35,17 @@ class From:
 PROGRAM, WORKER = From(0), From(OTHER)
 
 
-class Way:
+class Route:
     """A connection to a former owner: a send window whose receiver the test plays."""
 
     def __init__(self) -> None:
         self.window = SendWindow(SessionSettings())
         initial = Grant(0, PLENTY, PLENTY, 0)
         self.window.opened(Opened(1, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
-        self.quiet, self.follows = self.window.quiet, self.window.follows
+        self.all_released, self.has_unreleased_before = (
+            self.window.all_released,
+            self.window.has_unreleased_before,
+        )
 
     def send(self, *groups: TaskGroup) -> None:
         """Send groups, all of which arrive."""
@@ -52,125 +55,125 @@ class Way:
         self.window.update(AckUpdate(frame.sequence, [], []))
 
     def consume(self, group: TaskGroup, messages: int) -> None:
-        """Let so many messages of a group's lane be done with in total."""
-        grant = Grant(group.lane, PLENTY, PLENTY, messages)
+        """Let so many messages of a group's flow be done with in total."""
+        grant = Grant(group.flow, PLENTY, PLENTY, messages)
         self.window.update(AckUpdate(self.window.acknowledged, [grant], []))
 
 
 def messages(first: int, count: int = 1, *, passed_on: int = 0, worker: int = OTHER) -> TaskGroup:
-    """Return messages from a position on, as they are after being passed on so many times."""
+    """Return messages from a entry_sequence on, as they are after being passed on so many times."""
     group = TaskGroup.of(TASK, [b"x"] * count).at(first, 0)
     for _ in range(passed_on):
         group = group.passed_on(worker)
     return group
 
 
-def moving(*ways: Way) -> Moves:
+def moving(*routes: Route) -> Moves:
     """Return the moves of a worker whose task had these former owners."""
     moves = Moves(OWN)
-    for way in ways:
-        moves.turn(TASK, PEER, cast("IRelayConnection", way), now=0.0)
+    for route in routes:
+        moves.turn(TASK, PEER, cast("IRelayConnection", route), now=0.0)
     return moves
 
 
-def held(moves: Moves, group: TaskGroup, origin: From) -> bool:
+def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
     """Hold messages if they must wait; return whether they must."""
-    if not moves.holds(group, cast("Origin", origin)):
+    if not moves.holds(group, cast("InboundSession", inbound)):
         return False
-    moves.hold(group, cast("Origin", origin))
+    moves.hold(group, cast("InboundSession", inbound))
     return True
 
 
 def free(moves: Moves) -> list[int]:
     """Return the positions of what need not wait any more."""
-    return [group.position for group, _ in moves.done()]
+    return [group.entry_sequence for group, _ in moves.done()]
 
 
-def test_what_follows_waits_until_the_old_way_is_empty() -> None:
+def test_what_follows_waits_until_the_old_route_is_empty() -> None:
     """A program's message waits for those before it; then it goes, and the move is over."""
-    way = Way()
+    route = Route()
     first = messages(1, 3)
-    way.send(first)
-    moves = moving(way)
+    route.send(first)
+    moves = moving(route)
     assert held(moves, messages(4), PROGRAM)
-    way.consume(first, 2)
+    route.consume(first, 2)
     assert free(moves) == []
-    way.consume(first, 3)
+    route.consume(first, 3)
     assert free(moves) == [4]
     assert TASK not in moves
 
 
 def test_what_another_worker_sent_is_no_reason_to_wait() -> None:
     """Only messages that came by the same first worker have an order among each other."""
-    way = Way()
-    way.send(messages(1, passed_on=1))
-    moves = moving(way)
+    route = Route()
+    route.send(messages(1, passed_on=1))
+    moves = moving(route)
     assert not held(moves, messages(1), PROGRAM)
     assert held(moves, messages(2), WORKER)
 
 
 def test_what_comes_around_does_not_wait_for_itself() -> None:
-    """Messages that were on the old way, or before it, pass; what follows them waits."""
-    way = Way()
+    """Messages that were on the old route, or before it, pass; what follows them waits."""
+    route = Route()
     sent = messages(5, 10, passed_on=1)
-    way.send(sent)
-    moves = moving(way)
+    route.send(sent)
+    moves = moving(route)
     assert not held(moves, messages(5, 10, passed_on=2), WORKER)
     assert not held(moves, messages(9, 3, passed_on=2), WORKER)  # a piece of it
     assert held(moves, messages(15, passed_on=1), WORKER)
-    way.consume(sent, 10)
+    route.consume(sent, 10)
     assert free(moves) == [15]
 
 
 def test_our_own_come_around_too() -> None:
     """What our programs sent comes back in our name; it goes before what they send now."""
-    way, other = Way(), Way()
-    way.send(messages(1, 2))
+    route, other = Route(), Route()
+    route.send(messages(1, 2))
     other.send(messages(1, passed_on=1, worker=OWN))
-    moves = moving(way, other)
+    moves = moving(route, other)
     assert held(moves, messages(3), PROGRAM)
     assert held(moves, messages(2, passed_on=2, worker=OWN), WORKER)  # follows 1, which is with the other
     other.consume(messages(1, passed_on=1, worker=OWN), 1)
     assert free(moves) == [2]
-    way.consume(messages(1), 2)
+    route.consume(messages(1), 2)
     assert free(moves) == [3]
 
 
 def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:
     """Messages of others keep the move open, though nobody waits for them here."""
-    way = Way()
+    route = Route()
     other = messages(1, passed_on=1)
-    way.send(other)
-    moves = moving(way)
+    route.send(other)
+    moves = moving(route)
     assert free(moves) == []
     assert TASK in moves
-    way.consume(other, 1)
+    route.consume(other, 1)
     free(moves)
     assert TASK not in moves
 
 
 def test_a_way_that_is_given_up_holds_nobody() -> None:
     """A connection that is closed has handed back what it had: what waited for it goes."""
-    way = Way()
-    way.send(messages(1))
-    moves = moving(way)
+    route = Route()
+    route.send(messages(1))
+    moves = moving(route)
     assert held(moves, messages(2), PROGRAM)
-    moves.give_up(cast("IRelayConnection", Way()))
+    moves.give_up(cast("IRelayConnection", Route()))
     assert free(moves) == []
-    moves.give_up(cast("IRelayConnection", way))
+    moves.give_up(cast("IRelayConnection", route))
     assert free(moves) == [2]
 
 
 def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     """The connection is empty as soon as it has handed that back, which is before anybody has routed it."""
-    way = Way()
-    moves = moving(way)
-    way.send(messages(1))
+    route = Route()
+    moves = moving(route)
+    route.send(messages(1))
     moves.hold(messages(2), WORKER)
     moves.lose({PEER})
-    way.window.take_back()
+    route.window.take_back()
     assert moves.holds(messages(3), WORKER)
     assert moves.done() == []
-    moves.give_up(cast("IRelayConnection", way))
-    assert [group.position for group, _ in moves.done()] == [2]
+    moves.give_up(cast("IRelayConnection", route))
+    assert [group.entry_sequence for group, _ in moves.done()] == [2]
     assert TASK not in moves

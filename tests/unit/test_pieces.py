@@ -10,8 +10,10 @@ from tuplewire.wire.codec import encode_frame
 
 
 def group_of(*sizes: int) -> TaskGroup:
-    """Return messages of these sizes, each filled with its position."""
-    return TaskGroup.of(2**31 - 1, [bytes([position % 256]) * size for position, size in enumerate(sizes)])
+    """Return messages of these sizes, each filled with its entry_sequence."""
+    return TaskGroup.of(
+        2**31 - 1, [bytes([entry_sequence % 256]) * size for entry_sequence, size in enumerate(sizes)]
+    )
 
 
 @pytest.mark.parametrize(

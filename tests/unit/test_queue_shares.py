@@ -66,17 +66,17 @@ def test_a_new_session_starts_with_what_room_there_is() -> None:
     """It is told of the full queues, and gets the room of each once there is some."""
     made = shares()
     made.leave(7, 100, 10)
-    book = CreditBook(made, max_message_bytes=10, eager=False)
+    book = CreditBook(made, max_message_bytes=10, wants_releases=False)
     assert book.initial == TOTAL
     assert book.all() == [Grant(7, 0, 0, 0)]
     assert made.released(7, 100, 10)
     assert book.freed(7)
-    assert book.changes() == [Grant(7, 100, 1000, 0)]
+    assert book.take_changes() == [Grant(7, 100, 1000, 0)]
 
 
 def test_what_a_session_leaves() -> None:
     """That is what has come and is not done with, but for what others have passed on."""
-    book = CreditBook(shares(), max_message_bytes=10, eager=False)
+    book = CreditBook(shares(), max_message_bytes=10, wants_releases=False)
     book.received([TaskGroup.of(1, [b"a"] * 5), TaskGroup.of(2, [b"b"] * 3)])
     book.released(1, 2, 2)
     book.released(2, 3, 3)

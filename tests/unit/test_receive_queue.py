@@ -10,16 +10,16 @@ import pytest
 
 from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.topology import Stream, Tuple
-from tuplewire.topology.receive_queue import AddressedTuples, RateTracker, ReceiveQueue
-from tuplewire.topology.tuples import Origin
+from tuplewire.topology.running.receive_queue import AddressedTuples, RateTracker, ReceiveQueue
+from tuplewire.topology.tuples import TupleSource
 from tuplewire_service.testing import eventually
 
-ORIGIN = Origin("spout", 1, Stream("number"))
+SOURCE = TupleSource("spout", 1, Stream("number"))
 
 
 def column(numbers: Iterable[int], task: int = 2) -> AddressedTuples:
     """Return tuples that carry numbers."""
-    return AddressedTuples(task, [Tuple([number], ORIGIN) for number in numbers])
+    return AddressedTuples(task, [Tuple([number], SOURCE) for number in numbers])
 
 
 def numbers(columns: Iterable[AddressedTuples]) -> list[int]:

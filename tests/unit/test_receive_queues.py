@@ -8,15 +8,15 @@ from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
 from tuplewire.group import TaskGroup
 from tuplewire_service.worker.receive_queues import ReceiveQueues
-from tuplewire_service.worker.settings import WorkerSettings
+from tuplewire_service.worker.worker_settings import WorkerSettings
 
 
 class Sender:
     """Where the messages came from; nobody waits for them."""
 
     source = "test"
-    eager = False
-    via = 0
+    wants_releases = False
+    worker_number = 0
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """Do nothing."""

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.errors import CreditExceededError, NotLocalError, SequenceGapError, UnknownTaskError
+from tuplewire.errors import (
+    CreditExceededError,
+    MalformedError,
+    NotLocalError,
+    SequenceGapError,
+    UnknownTaskError,
+)
 from tuplewire.group import TaskGroup
+from tuplewire.session import credit, receive
 from tuplewire.session.credit import CreditBook, Grant
-from tuplewire.session.receive import AckUpdate, ReceiveSession, Refusal
+from tuplewire.session.receive import MOST_REFUSALS, AckUpdate, ReceiveSession, Refusal
 from tuplewire.session.shares import QueueShares, Window
 
 
-def session(*, messages: int = 8, eager: bool = True) -> ReceiveSession:
+def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession:
     """Return a session that grants so many messages per task."""
     window = Window(messages, 1000)
     return ReceiveSession(
-        "a", 1, CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, eager=eager)
+        "a",
+        1,
+        CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, wants_releases=wants_releases),
     )
 
 
@@ -27,7 +36,8 @@ def group(task: int = 1, count: int = 1) -> TaskGroup:
 def test_accepts_frames_in_order() -> None:
     """Frames 1, 2, 3 are new, and the last of them is remembered."""
     state = session()
-    assert [state.accept(number, [group()]) for number in (1, 2, 3)] == [True] * 3
+    frames = [[group()] for _ in range(3)]
+    assert [state.accept(number, frame) for number, frame in enumerate(frames, 1)] == frames
     assert state.last_sequence == 3
 
 
@@ -77,13 +87,74 @@ def test_update_only_when_there_is_news() -> None:
     assert state.update() == AckUpdate(1, [Grant(1, 9, 1001, 1)], [], 1)
 
 
-def test_refusal_is_told_with_its_reason_and_releases_credit() -> None:
-    """Messages that were refused are named to the sender, with the owner, and are done with."""
+def test_refusal_is_told_with_its_reason_and_takes_no_credit() -> None:
+    """Refused messages are named to the sender, with the owner, and neither side counts them."""
     state = session()
     state.accept(1, [group(1, 3)])
     state.refuse(1, group(1, 3), NotLocalError("task 1 is on w2", "w2:7000"))
     refusal = Refusal(1, 1, 3, "NOT_LOCAL", "task 1 is on w2", "w2:7000")
-    assert state.update() == AckUpdate(1, [Grant(1, 11, 1003, 3)], [refusal])
+    assert state.update() == AckUpdate(1, [], [refusal])
+    assert state.credit.all() == []
+
+
+def test_denied_groups_are_refused_and_not_remembered() -> None:
+    """The rest of the frame is taken; of the denied groups only the refusal is left."""
+    state = session()
+    mine, denied = group(1), group(2, 3)
+    assert state.accept(1, [mine, denied], [(denied, UnknownTaskError("no task 2"))]) == [mine]
+    assert [grant.flow for grant in state.credit.all()] == [1]
+    update = state.update()
+    assert update is not None
+    assert [(refusal.task, refusal.messages) for refusal in update.refusals] == [(2, 3)]
+
+
+def test_tasks_beyond_the_limit_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups to more tasks than a session may use at a time are refused; the others go on."""
+    monkeypatch.setattr(credit, "MAX_TASKS", 3)
+    monkeypatch.setattr(receive, "MAX_TASKS", 3)
+    state = session()
+    groups = [group(task) for task in range(5)]
+    assert state.accept(1, groups) == groups[:3]
+    update = state.update()
+    assert update is not None
+    assert [(each.task, each.code) for each in update.refusals] == [
+        (3, "RESOURCE_LIMIT"),
+        (4, "RESOURCE_LIMIT"),
+    ]
+    assert "at most 3 tasks at a time" in update.refusals[0].detail
+    assert state.accept(2, [again := group(2)]) == [again]
+
+
+def test_a_closed_flow_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a flow is closed nothing of it is left, and another task may be used."""
+    monkeypatch.setattr(credit, "MAX_TASKS", 1)
+    state = session()
+    for number in range(1, 101):
+        task = group(number)
+        closed = [number - 1] if number > 1 else []
+        assert state.accept(number, [task], closed=closed) == [task]
+        state.credit.released(number, 1, 1)
+    assert [grant.flow for grant in state.credit.all()] == [100]
+
+
+def test_a_flow_in_use_is_not_closed() -> None:
+    """A sender that forgets what is outstanding, or never was, breaks the protocol."""
+    state = session()
+    state.accept(1, [group(1)])
+    with pytest.raises(MalformedError, match="closed while something of it is outstanding"):
+        state.accept(2, [], closed=[1])
+    with pytest.raises(MalformedError, match="or unknown"):
+        state.accept(2, [], closed=[7])
+
+
+def test_a_flow_that_is_used_again_counts_from_zero() -> None:
+    """A frame may close a flow and send to it: the grant is that of a new flow."""
+    state = session(messages=8)
+    state.accept(1, [group(1, 5)])
+    state.credit.released(1, 5, 5)
+    state.accept(2, [group(1, 2)], closed=[1])
+    state.credit.released(1, 2, 2)
+    assert state.credit.all() == [Grant(1, 10, 1002, 2)]
 
 
 def test_resume_says_everything_again() -> None:
@@ -95,7 +166,7 @@ def test_resume_says_everything_again() -> None:
     state.refuse(2, group(3), UnknownTaskError("no task 3"))
     update = state.resume(acknowledged=1)
     assert update.sequence == 2
-    assert {grant.lane: grant.processed for grant in update.grants} == {1: 1, 2: 0, 3: 1}
+    assert {grant.flow: grant.processed for grant in update.grants} == {2: 0}
     assert [refusal.task for refusal in update.refusals] == [3]
     assert state.update() is None
 
@@ -134,5 +205,46 @@ def test_a_probe_is_answered_with_everything() -> None:
     assert answer is not None
     assert (answer.after, answer.sequence) == (0, 2)
     assert answer.refusals == lost.refusals
-    assert {grant.lane for grant in answer.grants} == {1, 2}
+    assert {grant.flow for grant in answer.grants} == {2}
     assert state.update() is None
+
+
+def _many_refused(frames: int, refusals_each: int) -> ReceiveSession:
+    state = session(messages=10**9)
+    for number in range(1, frames + 1):
+        groups = [group(task) for task in range(refusals_each)]
+        state.accept(number, groups)
+        for each in groups:
+            state.refuse(number, each, UnknownTaskError("nobody has it"))
+    return state
+
+
+def test_many_refusals_are_told_in_parts() -> None:
+    """Each update acknowledges the frames whose refusals it has, and follows the one before."""
+    state = _many_refused(5, MOST_REFUSALS // 2)
+    updates = []
+    while (update := state.update()) is not None:
+        updates.append(update)
+    assert [(each.after, each.sequence, len(each.refusals)) for each in updates] == [
+        (0, 2, MOST_REFUSALS),
+        (2, 4, MOST_REFUSALS),
+        (4, 5, MOST_REFUSALS // 2),
+    ]
+
+
+def test_a_frame_with_more_refusals_is_told_whole() -> None:
+    """What it refuses and that it is accepted go together, so that a lost update is noticed."""
+    state = _many_refused(2, MOST_REFUSALS + 1)
+    told = [state.update(), state.update(), state.update()]
+    assert [each and (each.after, each.sequence) for each in told] == [(0, 1), (1, 2), None]
+
+
+def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
+    """The first part says less than is known here; what comes again because of that is not new."""
+    state = _many_refused(3, MOST_REFUSALS)
+    assert state.update()
+    welcome = state.resume(0)
+    assert (welcome.sequence, len(welcome.refusals), state.has_more) == (1, MOST_REFUSALS, True)
+    assert not state.accept(2, [group()])
+    rest = [state.update(), state.update(), state.update()]
+    assert [each and (each.after, each.sequence) for each in rest] == [(1, 2), (2, 3), None]

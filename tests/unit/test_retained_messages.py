@@ -58,9 +58,9 @@ def test_a_kept_message_settles_when_it_is_processed() -> None:
     state = mixed()
     assert (state.messages, state.ledger().pending, state.ledger().acknowledged) == (2, 2, 1)
     assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 1)], []))) == ["a"]
-    assert tokens(state.released()) == ["a"]
+    assert tokens(state.take_released()) == ["a"]
     assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 3)], []))) == ["c"]
-    assert tokens(state.released()) == ["b", "c"]
+    assert tokens(state.take_released()) == ["b", "c"]
     assert state.ledger().balanced
     assert (state.ledger().acknowledged, state.ledger().pending) == (3, 0)
 
@@ -69,7 +69,7 @@ def test_a_new_receiver_gets_what_is_kept_again() -> None:
     """After the receiver's death the kept ones go again, marked; the others are released as they are."""
     state = mixed()
     reopen(state, 8)
-    assert tokens(state.released()) == ["b"]
+    assert tokens(state.take_released()) == ["b"]
     assert payloads(state.next_frame()) == [b"a!", b"c!"]
     assert tokens(state.update(AckUpdate(1, [Grant(1, PLENTY, PLENTY, 2)], []))) == ["a", "c"]
     assert state.ledger().balanced
@@ -79,7 +79,7 @@ def test_what_is_kept_is_handed_back() -> None:
     """take_back returns the kept ones, marked, and releases the others."""
     state = mixed()
     assert [(group.redelivered, token) for group, token in state.take_back()] == [(True, "a"), (True, "c")]
-    assert tokens(state.released()) == ["b"]
+    assert tokens(state.take_released()) == ["b"]
     assert (state.ledger().accepted, state.ledger().acknowledged) == (1, 1)
 
 
@@ -94,7 +94,7 @@ def test_what_the_receiver_has_accepted_is_not_dropped_at_the_end() -> None:
         ("c", None),
         ("d", DropReason.CLOSED),
     ]
-    assert tokens(state.released()) == ["b", "d"]
+    assert tokens(state.take_released()) == ["b", "d"]
     assert (state.ledger().acknowledged, state.ledger().dropped["closed"], state.messages) == (3, 1, 0)
     assert state.ledger().balanced
 

@@ -21,8 +21,7 @@ from tuplewire.topology import (
     Tuple,
 )
 from tuplewire.topology.builder import BoltDeclarer
-from tuplewire.topology.routing import Outgoing
-from tuplewire.topology.shipping import from_json, to_json
+from tuplewire.topology.running.routing import Outgoing
 
 WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]
 
@@ -71,8 +70,8 @@ def routed(
     outgoing = Outgoing(topology, 5, lambda: locality or {}, lambda: loads or {})
     for _ in range(50):
         outgoing.refresh()
-    origin = topology.origin(5, "default")
-    tuples = [Tuple([number, word], origin) for number, word in enumerate(WORDS)]
+    source = topology.source(5, "default")
+    tuples = [Tuple([number, word], source) for number, word in enumerate(WORDS)]
     return {task: list(positions) for task, positions in outgoing.route("default", tuples).items()}
 
 
@@ -137,7 +136,7 @@ def test_direct_stream_routes_nothing() -> None:
     builder.set_bolt("sink", Sink(), 4).direct_grouping("words", "to")
     builder.set_spout("words", Words())
     topology = builder.create_topology()
-    assert Outgoing(topology, 5).route("to", [Tuple(["x"], topology.origin(5, "to"))]) == {}
+    assert Outgoing(topology, 5).route("to", [Tuple(["x"], topology.source(5, "to"))]) == {}
 
 
 def test_every_subscriber_gets_the_stream() -> None:
@@ -147,7 +146,7 @@ def test_every_subscriber_gets_the_stream() -> None:
     builder.set_bolt("b", Sink(), 2).global_grouping("words")
     builder.set_spout("words", Words())
     topology = builder.create_topology()
-    tuples = [Tuple([1, "x"], topology.origin(5, "default"))]
+    tuples = [Tuple([1, "x"], topology.source(5, "default"))]
     assert {task: list(route) for task, route in Outgoing(topology, 5).route("default", tuples).items()} == {
         1: [0],
         2: [0],
@@ -165,14 +164,4 @@ def test_field_that_cannot_decide(value: Any) -> None:
     with pytest.raises(
         TopologyError, match=r"'sink' subscribes to stream 'default' of 'words': a grouping's key"
     ):
-        Outgoing(topology, 2).route("default", [Tuple([1, value], topology.origin(2, "default"))])
-
-
-def test_custom_grouping_needs_its_code() -> None:
-    """A process that has only the description cannot route by a grouping of the user's, and says why."""
-    builder = TopologyBuilder()
-    builder.set_bolt("sink", Sink()).custom_grouping("words", ByFirstLetter())
-    builder.set_spout("words", Words())
-    topology = from_json(to_json(builder.create_topology()))
-    with pytest.raises(TopologyError, match=r"custom grouping of .* has no code here"):
-        Outgoing(topology, 2)
+        Outgoing(topology, 2).route("default", [Tuple([1, value], topology.source(2, "default"))])

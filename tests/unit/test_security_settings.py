@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import ConfigError
+from tuplewire_service.process.config_sources import load, to_toml
+from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.security.permissions import read_rules
-from tuplewire_service.server.config import WorkerConfig, load_config, to_toml
 
 TLS = {"tls_ca": "ca.crt", "tls_certificate": "tls.crt", "tls_key": "tls.key"}
 
@@ -69,7 +70,7 @@ def test_file_has_truths(tmp_path: Path, text: str, *, value: bool) -> None:
     """TOML's own true and false are taken."""
     file = tmp_path / "worker.toml"
     file.write_text(text, encoding="utf-8")
-    assert load_config({}, {}, file).config.allow_plaintext is value
+    assert load(WorkerConfig, {}, {}, file).config.allow_plaintext is value
 
 
 @pytest.mark.parametrize("text", ["allow_plaintext = 1", 'allow_plaintext = "true"', "topology = true"])
@@ -77,8 +78,8 @@ def test_file_has_nothing_else_for_a_truth(tmp_path: Path, text: str) -> None:
     """Nor is a truth taken for a text."""
     file = tmp_path / "worker.toml"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="is expected, not"):
-        load_config({}, {}, file)
+    with pytest.raises(ConfigError, match=r"must be (true or false|a text that is not empty), not"):
+        load(WorkerConfig, {}, {}, file)
 
 
 def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
@@ -88,7 +89,10 @@ def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     worker, permissions = tmp_path / "worker.toml", tmp_path / "permissions.toml"
     worker.write_text(settings, encoding="utf-8")
     permissions.write_text(rules, encoding="utf-8")
-    assert load_config({}, {}, worker).config.tls_client_names == ("*.jobs.example", "spiffe://prod/etl")
+    assert load(WorkerConfig, {}, {}, worker).config.tls_client_names == (
+        "*.jobs.example",
+        "spiffe://prod/etl",
+    )
     granted = read_rules(permissions).of(["etl.jobs.example"], None, "flights")
     assert 99 in granted.send
     assert 200 in granted.receive
@@ -99,11 +103,11 @@ def test_sources_agree(tmp_path: Path) -> None:
     file = tmp_path / "worker.toml"
     file.write_text('tls_ca = "a"\ntls_certificate = "c"\ntls_key = "k"\n', encoding="utf-8")
     environment = {"TUPLEWIRE_TLS_WORKER_NAMES": "a.example,*.b.example"}
-    loaded = load_config({"allow_plaintext": "true"}, environment, file)
+    loaded = load(WorkerConfig, {"allow_plaintext": "true"}, environment, file)
     assert loaded.config.tls_worker_names == ("a.example", "*.b.example")
     printed = to_toml(loaded)
     assert 'tls_worker_names = "a.example,*.b.example"  # environment' in printed
     assert "allow_plaintext = true  # flag" in printed
     again = tmp_path / "again.toml"
     again.write_text(printed, encoding="utf-8")
-    assert load_config({}, {}, again).config == loaded.config
+    assert load(WorkerConfig, {}, {}, again).config == loaded.config

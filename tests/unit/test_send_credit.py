@@ -46,16 +46,16 @@ def test_a_stopped_task_leaves_the_others_going() -> None:
 
 
 def test_says_what_waits_for_credit() -> None:
-    """A task is starved from when something stays back for want of credit until there is credit again."""
+    """A flow is without credit from when messages stay back for want of it until there is credit again."""
     sending = Sending(opened=False)
     sending.open(initial=2)
     sending.offer(1, 2)
     sending.offer(2, 3)
     sending.frames()
-    assert list(sending.window.starved) == [2]
+    assert list(sending.window.without_credit) == [2]
     assert sending.window.waiting_tasks() == {2}
     sending.update(1, grants=(Grant(2, 3, PLENTY, 0),))
-    assert not sending.window.starved
+    assert not sending.window.without_credit
     sending.frames()
     assert sending.window.waiting_tasks() == set()
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import re
 from pathlib import Path
 
+import pytest
+
 from tuplewire.config import SessionSettings
-from tuplewire.topology.settings import TopologySettings
-from tuplewire_service.launching.settings import LaunchSettings
-from tuplewire_service.messaging.grpc.settings import GrpcSettings
-from tuplewire_service.messaging.settings import key_of
-from tuplewire_service.messaging.zmq.settings import ZmqSettings
-from tuplewire_service.server.config import SETTINGS
-from tuplewire_service.server.settings_page import page
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings import Settings, settings_of
+from tuplewire.spark.options import SinkOptions, SourceOptions
+from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire_service.command.settings_page import page
+from tuplewire_service.launching.launch_settings import LaunchSettings
+from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.process.worker_config import WorkerConfig
 
 PAGE = Path(__file__).parents[2] / "service" / "SETTINGS.md"
+ON_THE_PAGE = (
+    WorkerConfig,
+    Credentials,
+    SessionSettings,
+    TopologySettings,
+    LaunchSettings,
+    GrpcSettings,
+    ZmqSettings,
+    SourceOptions,
+    SinkOptions,
+)
 
 
 def test_current() -> None:
@@ -22,18 +37,15 @@ def test_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
-def test_every_setting() -> None:
-    """Every setting of a worker, a session, a topology, its processes and a transport has its row."""
-    keys = {line.split("|")[1].strip(" `") for line in page().splitlines() if line.startswith("| `")}
-    assert set(SETTINGS) <= keys
-    assert {each.name for each in fields(SessionSettings)} <= keys
-    for stormy in (TopologySettings, LaunchSettings):
-        assert {each.metadata["key"] for each in fields(stormy)} <= keys
-    for settings in (GrpcSettings, ZmqSettings):
-        assert {key_of(each) for each in fields(settings)} <= keys
+@pytest.mark.parametrize("settings", ON_THE_PAGE)
+def test_every_setting(settings: type[Settings]) -> None:
+    """Every setting of a worker, session, topology, process, transport and of Spark has its entry."""
+    keys = re.findall(r"^- \*\*`(.+?)`\*\* \(", page(), re.MULTILINE)
+    assert {each.option or each.key for each in settings_of(settings).values()} <= set(keys)
 
 
-def test_every_row_is_whole() -> None:
-    """Each row has a type and an effect in words."""
-    rows = [line.split(" | ") for line in page().splitlines() if line.startswith("| `")]
-    assert all(len(row) == 5 and row[2] and row[4].strip(" |") for row in rows)
+def test_every_entry_is_whole() -> None:
+    """Each entry says in words what is allowed and what it does."""
+    entries = re.findall(r"^- \*\*`.+?`\*\* (.*?)(?=^- |^\n|\Z)", page(), re.MULTILINE | re.DOTALL)
+    assert len(entries) == page().count("\n- **`") > 80
+    assert all(re.match(r"\(\w.*?\):\s+\S", entry, re.DOTALL) for entry in entries)

@@ -13,7 +13,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.options import GroupingName, sink_options
 from tuplewire.spark.recv_stream import within
-from tuplewire.spark.routing import Router
+from tuplewire.spark.routing import RowRouter
 from tuplewire.spark.schema import check_read_schema, check_write_schema, read_batch
 from tuplewire.topology.grouping import fields
 
@@ -23,10 +23,10 @@ def delivery(first: int, *payloads: bytes, source: int | None = None) -> Deliver
     return Delivery(first, TaskGroup.of(4, list(payloads), source))
 
 
-def router(grouping: str, partition: int = 0) -> Router:
+def router(grouping: str, partition: int = 0) -> RowRouter:
     """Return a router to tasks 5, 6 and 7, or by the column task."""
     tasks = {} if grouping == "direct" else {"tasks": "5-7"}
-    return Router(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition)
+    return RowRouter(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition)
 
 
 def routed(groups: tuple[TaskGroup, ...]) -> dict[int, list[bytes]]:

@@ -11,8 +11,8 @@ from tuplewire.spark.offsets import (
     DataLossError,
     Held,
     Offset,
-    Position,
     Range,
+    TaskOffset,
     check_held,
     initial_offset,
     next_offset,
@@ -30,9 +30,9 @@ def held(acknowledged: int, tail: int, worker: int = WORKER, size_bytes: int | N
     return Held("w:1", worker, acknowledged, tail, size)
 
 
-def at(sequence: int, worker: int = WORKER) -> Position:
-    """Return a position."""
-    return Position(worker, sequence)
+def at(sequence: int, worker: int = WORKER) -> TaskOffset:
+    """Return a offset."""
+    return TaskOffset(worker, sequence)
 
 
 def test_json_comes_back() -> None:
@@ -90,19 +90,19 @@ def test_bytes_bound_goes_by_mean_size() -> None:
     now = {1: held(0, 100), 2: held(0, 100, size_bytes=0)}
     start = initial_offset(now)
     half = next_offset(start, now, tails(now), 1, max_bytes=500)
-    assert sum(each.sequence for each in half.positions.values()) == 100
+    assert sum(each.sequence for each in half.offsets.values()) == 100
     one = next_offset(start, now, tails(now), 1, max_bytes=1)
-    assert sum(each.sequence for each in one.positions.values()) == 1
+    assert sum(each.sequence for each in one.offsets.values()) == 1
     both = next_offset(start, now, tails(now), 1, max_bytes=500, max_messages=30)
-    assert sum(each.sequence for each in both.positions.values()) == 30
+    assert sum(each.sequence for each in both.offsets.values()) == 30
 
 
 def test_available_now_goes_no_further_than_its_target() -> None:
     """What comes after the target was taken is left."""
     start = Offset({1: at(0)}, 0)
     target = {1: at(10)}
-    assert next_offset(start, {1: held(0, 25)}, target, 1).positions == target
-    assert next_offset(Offset(target, 0), {1: held(10, 25)}, target, 1).positions == target
+    assert next_offset(start, {1: held(0, 25)}, target, 1).offsets == target
+    assert next_offset(Offset(target, 0), {1: held(10, 25)}, target, 1).offsets == target
 
 
 @pytest.mark.parametrize(

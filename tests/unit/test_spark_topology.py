@@ -9,28 +9,29 @@ import pytest
 
 from tuplewire.errors import ConfigError, MalformedError, UnreachableError
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
-from tuplewire.spark.topology.inbox import Inbox
+from tuplewire.spark.topology.inbox import Mailbox
 from tuplewire.spark.topology.job import check_slots
-from tuplewire.spark.topology.mail import Kind, Mail
+from tuplewire.spark.topology.mail import Mail, MailKind
 from tuplewire.spark.topology.output import failure_in, failure_text
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.reporting import from_report
-from tuplewire.topology.termination import Failure, ProcessReport
-from tuplewire.topology.tuples import Origin, Tuple
+from tuplewire.topology.running.reporting import from_report
+from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.tuples import Tuple, TupleSource
 
 RUN = "0123456789abcdef"
 
 
-def mail(rank: int, kind: Kind, *values: object) -> Mail:
+def mail(rank: int, kind: MailKind, *values: object) -> Mail:
     """Return a mail of the run."""
     return Mail(RUN, 7, rank, kind, values)
 
 
 def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> Mail:
     """Return what a PySpark task says in a wave."""
-    return mail(rank, Kind.REPORT, wave, from_report(ProcessReport(at_rest, sent, taken)), 10, 20)
+    return mail(rank, MailKind.REPORT, wave, from_report(ProcessReport(at_rest, sent, taken)), 10, 20)
 
 
 class Conversation:
@@ -45,24 +46,41 @@ class Conversation:
         for each in mails:
             self.coordinator.take(each, self.now)
         self.now += 1.0
-        return [order for order in self.coordinator.orders(self.now) if order.kind is not Kind.PROGRESS]
+        return [order for order in self.coordinator.orders(self.now) if order.kind is not MailKind.PROGRESS]
 
     def wave(self, number: int) -> list[Order]:
         """Have both say that they are at rest."""
         return self.tell(report(0, number), report(1, number))
 
 
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("tuplewire.transport.host", "unknown setting 'tuplewire.transport.host' of a topology on Spark"),
+        ("tuplewire.session.overflw", "did you mean tuplewire.session.overflow"),
+        ("topology.workres", "did you mean topology.workers"),
+    ],
+)
+def test_an_unknown_setting_is_not_submitted(key: str, problem: str) -> None:
+    """A key that begins as ours do and means nothing on Spark is an error of whoever submits."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Source())
+    nowhere: Any = None
+    with pytest.raises(ConfigError, match=problem):
+        submit_topology(nowhere, builder.create_topology(), conf={key: 1})
+
+
 def test_from_the_opening_to_the_end() -> None:
     """Spouts are activated once all are ready; what is over gets its last ticks, and is asked once more."""
     talk = Conversation()
-    assert talk.tell(mail(0, Kind.READY)) == []
-    assert talk.tell(mail(1, Kind.READY)) == [Order(Kind.ACTIVATE), Order(Kind.ASK, (1,))]
+    assert talk.tell(mail(0, MailKind.READY)) == []
+    assert talk.tell(mail(1, MailKind.READY)) == [Order(MailKind.ACTIVATE), Order(MailKind.ASK, (1,))]
     assert talk.tell(report(0, 1)) == []
-    assert talk.tell(report(1, 1, at_rest=False)) == [Order(Kind.ASK, (2,))]
-    assert talk.wave(2) == [Order(Kind.ASK, (3,))]
-    assert talk.wave(3) == [Order(Kind.TICK), Order(Kind.ASK, (1,))]
-    assert talk.wave(1) == [Order(Kind.ASK, (2,))]
-    assert talk.wave(2) == [Order(Kind.CLOSE)]
+    assert talk.tell(report(1, 1, at_rest=False)) == [Order(MailKind.ASK, (2,))]
+    assert talk.wave(2) == [Order(MailKind.ASK, (3,))]
+    assert talk.wave(3) == [Order(MailKind.TICK), Order(MailKind.ASK, (1,))]
+    assert talk.wave(1) == [Order(MailKind.ASK, (2,))]
+    assert talk.wave(2) == [Order(MailKind.CLOSE)]
     assert talk.coordinator.over
     assert talk.tell() == []
 
@@ -70,35 +88,38 @@ def test_from_the_opening_to_the_end() -> None:
 def test_stop_drains() -> None:
     """A stop deactivates the spouts once, and what is on the way is waited for."""
     talk = Conversation()
-    talk.tell(mail(0, Kind.READY), mail(1, Kind.READY))
-    assert talk.tell(mail(-1, Kind.STOP, True)) == [Order(Kind.DEACTIVATE, (True,))]
-    assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(Kind.ASK, (2,))]
-    assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(Kind.ASK, (3,))]
-    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0] == Order(Kind.TICK)
+    talk.tell(mail(0, MailKind.READY), mail(1, MailKind.READY))
+    assert talk.tell(mail(-1, MailKind.STOP, True)) == [Order(MailKind.DEACTIVATE, (True,))]
+    assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(MailKind.ASK, (2,))]
+    assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(MailKind.ASK, (3,))]
+    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0] == Order(MailKind.TICK)
 
 
 def test_stop_before_the_opening() -> None:
     """Who is told to stop before all are ready activates nothing."""
     talk = Conversation()
-    assert talk.tell(mail(-1, Kind.STOP, False), mail(0, Kind.READY)) == []
-    assert talk.tell(mail(1, Kind.READY)) == [Order(Kind.DEACTIVATE, (False,)), Order(Kind.ASK, (1,))]
+    assert talk.tell(mail(-1, MailKind.STOP, False), mail(0, MailKind.READY)) == []
+    assert talk.tell(mail(1, MailKind.READY)) == [
+        Order(MailKind.DEACTIVATE, (False,)),
+        Order(MailKind.ASK, (1,)),
+    ]
 
 
 def test_failure_aborts() -> None:
     """The report of a failure ends everything, also before all are ready."""
     talk = Conversation()
     failed = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure("it", "Traceback"))
-    assert talk.tell(mail(1, Kind.REPORT, 0, from_report(failed), 0, 0)) == [Order(Kind.ABORT)]
-    assert talk.tell(mail(0, Kind.READY)) == []
+    assert talk.tell(mail(1, MailKind.REPORT, 0, from_report(failed), 0, 0)) == [Order(MailKind.ABORT)]
+    assert talk.tell(mail(0, MailKind.READY)) == []
 
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two cases
     """A PySpark task that does not answer is named, whether it was ready or not."""
     talk = Conversation()
-    talk.tell(mail(0, Kind.READY))
+    talk.tell(mail(0, MailKind.READY))
     if opened:
-        talk.tell(mail(1, Kind.READY))
+        talk.tell(mail(1, MailKind.READY))
         talk.tell(report(0, 1))
     talk.now += SILENCE_SECONDS
     with pytest.raises(SilentError, match=r"^PySpark task 1 has not answered for 120 s"):
@@ -192,13 +213,13 @@ def test_mail_travels() -> None:
 
 def run_of(n_tuples: int) -> Emitted:
     """Return so many tuples of a bolt."""
-    origin: Origin = topology().origin(3, "default")
-    return Emitted(origin, None, [Tuple([number], origin) for number in range(n_tuples)])
+    source: TupleSource = topology().source(3, "default")
+    return Emitted(source, None, [Tuple([number], source) for number in range(n_tuples)])
 
 
 def test_output_waits_for_its_reader() -> None:
     """A bolt waits once too much is there, and goes on when it is taken, or no longer wanted."""
-    inbox = Inbox(most_rows=2)
+    inbox = Mailbox(most_rows=2)
     inbox.put_runs([run_of(2)])
     entered, left = threading.Event(), threading.Event()
 
@@ -223,7 +244,7 @@ def test_output_waits_for_its_reader() -> None:
 
 def test_no_more_mail() -> None:
     """Who waits for mail hears that there will be none."""
-    inbox = Inbox()
+    inbox = Mailbox()
     inbox.fail(UnreachableError("gone"))
     with pytest.raises(UnreachableError, match="gone"):
         inbox.take(60)

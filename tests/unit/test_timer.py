@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.topology.timer import SimulatedTimer, SystemTimer
+from tuplewire.topology.running.timer import SimulatedTimer, SystemTimer
 from tuplewire_service.testing import eventually
 
 

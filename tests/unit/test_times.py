@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
 from tuplewire.session.pressure import HELD_SECONDS, Exhausted, OutboundPressure
-from tuplewire_service.worker.blocking import Blocking
-from tuplewire_service.worker.loop_lag import INTERVAL_SECONDS, LoopLag
-from tuplewire_service.worker.time_shares import TimeShares, TimeState
+from tuplewire_service.worker.times import INTERVAL_SECONDS, Blocking, LoopLag, TimeShares, TimeState
 
 WAITS = st.lists(
     st.tuples(

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from helpers.certificates import Authority, Issued
 from helpers.secured import files_of
 
-from tuplewire.dialling import read_tls
+from tuplewire.connection.dialling import read_tls
 from tuplewire.errors import ConfigError
 from tuplewire_service.security.certificates import read_identity
 
@@ -85,6 +85,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         read_tls(credentials)
 
 
+@pytest.mark.slow
 def test_files_exchanged_one_by_one_are_no_defect(tmp_path: Path) -> None:
     """Whichever file is old and whichever new when a worker reads them: they are good, or a ConfigError."""
     credentials = files_of(GOOD, tmp_path)

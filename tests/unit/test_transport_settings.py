@@ -7,26 +7,73 @@ from typing import Any
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire_service.messaging.grpc.settings import GrpcSettings
-from tuplewire_service.messaging.settings import TransportSettings
-from tuplewire_service.messaging.zmq.settings import ZmqSettings
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
+from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 
 
 @pytest.mark.parametrize(
-    ("settings", "key"),
+    ("settings", "key", "room"),
     [
-        (TransportSettings, "tuplewire.transport.sesion"),
-        (GrpcSettings, "tuplewire.transport.sesion"),
-        (GrpcSettings, "tuplewire.grpc.session"),
-        (ZmqSettings, "tuplewire.zmq.max_stream"),
+        (TransportSettings, "tuplewire.transport.hosts", "transport.host"),
+        (GrpcSettings, "tuplewire.transport.max_session", "transport.max_sessions"),
+        (GrpcSettings, "tuplewire.grpc.listens", "grpc.listen"),
+        (GrpcSettings, "tuplewire.grpc.admit", "grpc.listen"),
+        (GrpcSettings, "tuplewire.session.overflw", "session.overflow"),
+        (ZmqSettings, "tuplewire.zmq.max_stream", "zmq.max_streams"),
     ],
 )
-def test_unknown_key(settings: type[TransportSettings], key: str) -> None:
-    """A key that is nearly one of ours is an error that lists those that there are."""
-    with pytest.raises(
-        ConfigError, match=rf"unknown setting '{key}'; known are: tuplewire\.transport\.worker_id"
-    ):
+def test_unknown_key(settings: type[TransportSettings], key: str, room: str) -> None:
+    """A key that is nearly one of ours is an error that names the nearest that there are."""
+    told = rf"unknown setting '{key}'; (did you mean|known are:) tuplewire\.{room}"
+    with pytest.raises(ConfigError, match=told):
         settings.from_conf({key: 1})
+
+
+@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("tuplewire.transport.receive_messages", -5, "a whole number from 1"),
+        ("tuplewire.transport.receive_messages", "many", "a whole number from 1"),
+        ("tuplewire.transport.receive_bytes", 0, "a number of bytes from 1"),
+        ("tuplewire.transport.max_sessions", 0, "a whole number from 1"),
+        ("tuplewire.transport.host", 5, "a text that is not empty"),
+        ("tuplewire.transport.incarnation", -1, "a whole number from 0"),
+        ("tuplewire.transport.worker_id", 5, "a text"),
+        ("tuplewire.session.overflow", "spill", "one of block, fail, drop_oldest"),
+        ("storm.messaging.netty.min_wait_ms", 0, "a time in milliseconds, more than 0"),
+    ],
+)
+def test_a_wrong_value_makes_no_context(transport: str, key: str, value: Any, allowed: str) -> None:
+    """What would only show when somebody binds, or never, is an error of whoever makes the context."""
+    with pytest.raises(ConfigError) as raised:
+        TransportFactory.make_context({TRANSPORT_KEY: transport, key: value})
+    assert str(raised.value) == f"{key} must be {allowed}, not {value!r}"
+
+
+@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+@pytest.mark.parametrize(
+    ("conf", "problem"),
+    [
+        ({"tuplewire.transport.session": {}}, "unknown setting 'tuplewire.transport.session'"),
+        ({"tuplewire.transprot.host": "::1"}, "'tuplewire.transprot.host'; did you mean tuplewire.transport"),
+        ({"tuplewire.host": "::1"}, "unknown setting 'tuplewire.host'; known are: tuplewire.grpc"),
+    ],
+)
+def test_an_unknown_key_makes_no_context(transport: str, conf: dict[str, Any], problem: str) -> None:
+    """A key that begins as ours do is known to an installed transport, or an error."""
+    with pytest.raises(ConfigError) as raised:
+        TransportFactory.make_context({TRANSPORT_KEY: transport, **conf})
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [5, None, ["grpc"]])
+def test_a_transports_name_is_a_text(name: object) -> None:
+    """What cannot be the name of a transport is refused as any other."""
+    with pytest.raises(ConfigError, match=r"^storm.messaging.transport must be the name of a transport"):
+        TransportFactory.make_context({TRANSPORT_KEY: name})
 
 
 def test_keys_of_others() -> None:

@@ -18,21 +18,23 @@ import numpy as np
 import pytest
 
 from tuplewire.errors import MalformedTupleError, UnsupportedValueError
-from tuplewire.topology.description import Component, Kind, Topology
-from tuplewire.topology.packing import MAX_DEPTH
-from tuplewire.topology.serializer import MessagePackTupleSerializer
+from tuplewire.topology.description import Component, ComponentKind, Topology
+from tuplewire.topology.serial.packing import MAX_DEPTH
+from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire.topology.streams import Stream
 from tuplewire.topology.tuples import Tuple, tick
 
 TOPOLOGY = Topology(
     [
-        Component("split", Kind.SPOUT, (Stream("word", "count"), Stream("line", name="errors")), n_tasks=3),
-        Component("other", Kind.SPOUT, (Stream("value"),)),
+        Component(
+            "split", ComponentKind.SPOUT, (Stream("word", "count"), Stream("line", name="errors")), n_tasks=3
+        ),
+        Component("other", ComponentKind.SPOUT, (Stream("value"),)),
     ]
 )
 SERIALIZER = MessagePackTupleSerializer(TOPOLOGY)
-ONE = TOPOLOGY.origin(1, "default")  # of "other", with one field
-TWO = TOPOLOGY.origin(2, "default")  # of "split", with two
+ONE = TOPOLOGY.source(1, "default")  # of "other", with one field
+TWO = TOPOLOGY.source(2, "default")  # of "split", with two
 HEAD = SERIALIZER.serialize(Tuple([None], ONE))[:-1]
 
 
@@ -93,7 +95,7 @@ def test_extensions_are_pinned(wanted: str, value: Any) -> None:
 
 
 def test_payload_is_pinned() -> None:
-    """So is that of a whole tuple: origin, message id, values."""
+    """So is that of a whole tuple: source, message id, values."""
     payload = SERIALIZER.serialize(Tuple(["the", 1], TWO, ((7, "id"),)))
     assert payload == b"\x93\xaf2:split:default\x92\x07\xa2id\x92\xa3the\x01"
 
@@ -216,15 +218,15 @@ def test_extensions_do_not_recurse() -> None:
     [
         (b"", "does not begin as a tuple does"),
         (b"\x80", "does not begin as a tuple does"),
-        (b"\x93", "its origin: ends too early"),
-        (b"\x93\x01", "its origin: int in place of text"),
-        (b"\x93\x90", "its origin: list in place of text"),
-        (b"\x93\xa1x", "its origin: 'x' does not begin with a task"),
-        (b"\x93\xa29:", "its origin: task 9 is none"),
-        (b"\x93\xaf4:split:unknown", "its origin: 'split' has no stream 'unknown'"),
-        (b"\x93\xaf3:spilt:default", "its origin: .* task 3 is one of 'split'"),
-        (b"\x93\xb002:split:default", "its origin: .* task 02 is one of 'split'"),
-        (b"\x93\xa4\xff\xff\xff\xff", "its origin: .*utf-8"),
+        (b"\x93", "its source: ends too early"),
+        (b"\x93\x01", "its source: int in place of text"),
+        (b"\x93\x90", "its source: list in place of text"),
+        (b"\x93\xa1x", "its source: 'x' does not begin with a task"),
+        (b"\x93\xa29:", "its source: task 9 is none"),
+        (b"\x93\xaf4:split:unknown", "its source: 'split' has no stream 'unknown'"),
+        (b"\x93\xaf3:spilt:default", "its source: .* task 3 is one of 'split'"),
+        (b"\x93\xb002:split:default", "its source: .* task 02 is one of 'split'"),
+        (b"\x93\xa4\xff\xff\xff\xff", "its source: .*utf-8"),
         (b"\x93\xaf2:split:default\x91\x01", "its message id: no pairs"),
         (b"\x93\xaf2:split:default\x92\xa0\x01", "its message id: no pairs"),
         (b"\x93\xaf2:split:default\x92\xff\x01", "its message id: task -1"),
@@ -293,13 +295,13 @@ def test_numpy_is_loaded_for_numpy_values_only() -> None:
     """A process without numpy's values does not pay for it; where it is missing, they are refused by name."""
     program = (
         "import sys\n"
-        "from tuplewire.topology.description import Component, Kind, Topology\n"
-        "from tuplewire.topology.serializer import MessagePackTupleSerializer\n"
+        "from tuplewire.topology.description import Component, ComponentKind, Topology\n"
+        "from tuplewire.topology.serial.serializer import MessagePackTupleSerializer\n"
         "from tuplewire.topology.streams import Stream\n"
         "from tuplewire.topology.tuples import Tuple\n"
-        "topology = Topology([Component('other', Kind.SPOUT, (Stream('value'),))])\n"
+        "topology = Topology([Component('other', ComponentKind.SPOUT, (Stream('value'),))])\n"
         "serializer = MessagePackTupleSerializer(topology)\n"
-        "payload = serializer.serialize(Tuple([None], topology.origin(1, 'default')))\n"
+        "payload = serializer.serialize(Tuple([None], topology.source(1, 'default')))\n"
         "assert serializer.deserialize(payload).values == (None,)\n"
         "assert 'numpy' not in sys.modules\n"
         "sys.modules['numpy'] = None\n"
@@ -316,7 +318,7 @@ def test_serves_several_threads() -> None:
 
     def work(number: int) -> bool:
         sent = Tuple(
-            [f"w{number}", {"n": [number] * 5}], TOPOLOGY.origin(2 + number % 3, "default"), ((1, number),)
+            [f"w{number}", {"n": [number] * 5}], TOPOLOGY.source(2 + number % 3, "default"), ((1, number),)
         )
         received = serializer.deserialize(serializer.serialize(sent))
         return (received.values, received.source_task, received.message_id) == (

@@ -47,11 +47,11 @@ class ToyClient(ThreadedClient):
         while self._wire is wire and self.status is not ConnectionStatus.CLOSED:
             self._due.clear()
             self.tell()
-            if follow := self.next_follow():
-                wire.write("follow", follow)
+            if follow := self.next_watched():
+                wire.write("watch_releases", follow)
             while (frame := self.next_frame()) is not None:
                 groups = [group for run in frame.runs for group in run]
-                wire.write("frame", frame.sequence, groups, self._version())
+                wire.write("frame", frame.sequence, groups, self._version(), frame.closed)
             self._due.wait()
         if self._wire is wire:
             wire.write("goodbye")

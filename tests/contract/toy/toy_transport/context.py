@@ -8,7 +8,7 @@ from typing import Any
 from toy_transport.client import ToyClient
 from toy_transport.server import ToyServer
 from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
-from tuplewire_service.messaging.settings import TransportSettings
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
 class ToyContext(IContext):

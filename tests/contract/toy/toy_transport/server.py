@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from toy_transport.wire import Wire
 from tuplewire.errors import BindError, RefusedError
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.settings import TransportSettings
 from tuplewire_service.messaging.threaded import ReceivingSession, Sending, ThreadedServer
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
 class ToyServer(ThreadedServer):
@@ -62,8 +62,8 @@ class ToyServer(ThreadedServer):
                     taking = taking and self.take(session, *content)
                     if not taking:
                         wire.end()  # the sender connects again, until it is let in
-                elif kind == "follow":
-                    session.follow(*content)
+                elif kind == "watch_releases":
+                    session.watch_releases(*content)
                 elif kind == "goodbye":
                     self.goodbye(session)
         self._wires.discard(wire)

@@ -29,7 +29,8 @@ async def carry(session: SendSession, stream: Stream[SendRequest, SendResponse])
             if response.HasField("drain"):
                 writer.cancel()
                 await asyncio.wait([writer])
-                await stream.end()  # what is accepted is acknowledged before the stream ends
+                if writer.cancelled():  # else it has said goodbye, and ended this side
+                    await stream.end()  # what is accepted is acknowledged before the stream ends
             elif response.HasField("ack") and response.ack.after <= session.hello.acknowledged:
                 session.ack(response.ack)  # of an earlier one that was lost the probe will tell
                 news.set()

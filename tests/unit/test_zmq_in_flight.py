@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import DrainingError, MalformedError
-from tuplewire_service.messaging.zmq.flow import Flow, Window
 from tuplewire_service.messaging.zmq.frames import (
     NOTHING,
     Allowance,
     Frame,
-    Kind,
+    FrameKind,
     decode,
     decode_refusal,
     encode,
     encode_refusal,
 )
+from tuplewire_service.messaging.zmq.in_flight import ZmqInFlight, ZmqWindow
 
 
 def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
     """The first allowance opens a stream."""
-    flow = Flow(Window())
-    assert not flow.open
-    flow.allowed(Allowance(1, 1))
-    assert flow.open
+    in_flight = ZmqInFlight(ZmqWindow())
+    assert not in_flight.open
+    in_flight.allowed(Allowance(1, 1))
+    assert in_flight.open
 
 
 @pytest.mark.parametrize(
@@ -38,60 +38,60 @@ def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
 )
 def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *, still_open: bool) -> None:
     """Both count; the last message may go over the bytes."""
-    flow = Flow(Window())
-    flow.allowed(allowance)
+    in_flight = ZmqInFlight(ZmqWindow())
+    in_flight.allowed(allowance)
     for size in sizes:
-        assert flow.open
-        flow.sent(size)
-    assert flow.open is still_open
+        assert in_flight.open
+        in_flight.sent(size)
+    assert in_flight.open is still_open
 
 
 def test_an_older_allowance_changes_nothing() -> None:
     """Allowances are absolute: what is late or repeated takes nothing back."""
-    flow = Flow(Window())
-    flow.allowed(Allowance(5, 50))
-    flow.allowed(Allowance(3, 60))
+    in_flight = ZmqInFlight(ZmqWindow())
+    in_flight.allowed(Allowance(5, 50))
+    in_flight.allowed(Allowance(3, 60))
     for _ in range(4):
-        flow.sent(1)
-    assert flow.open
+        in_flight.sent(1)
+    assert in_flight.open
 
 
 def test_reading_makes_room() -> None:
     """News of room is due once a quarter of the window is read, and says how much there may be in all."""
-    flow = Flow(Window(8, 1000))
-    assert flow.tell() == Allowance(8, 1000)
+    in_flight = ZmqInFlight(ZmqWindow(8, 1000))
+    assert in_flight.tell() == Allowance(8, 1000)
     for _ in range(2):
-        assert not flow.due
-        flow.arrived(10)
-        flow.read(10)
-    assert flow.due
-    assert flow.tell() == Allowance(10, 1020)
-    assert not flow.due
+        assert not in_flight.due
+        in_flight.arrived(10)
+        in_flight.read(10)
+    assert in_flight.due
+    assert in_flight.tell() == Allowance(10, 1020)
+    assert not in_flight.due
 
 
 def test_bytes_alone_make_news_due() -> None:
     """A large message that is read is worth telling."""
-    flow = Flow(Window(1000, 1000))
-    flow.tell()
-    flow.arrived(250)
-    flow.read(250)
-    assert flow.due
+    in_flight = ZmqInFlight(ZmqWindow(1000, 1000))
+    in_flight.tell()
+    in_flight.arrived(250)
+    in_flight.read(250)
+    assert in_flight.due
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1000, 1]])
 def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
     """Who does not keep to the allowance is found out, by messages and by bytes."""
-    flow = Flow(Window(2, 1000))
-    flow.tell()
+    in_flight = ZmqInFlight(ZmqWindow(2, 1000))
+    in_flight.tell()
     for size in sizes[:-1]:
-        flow.arrived(size)
+        in_flight.arrived(size)
     with pytest.raises(MalformedError, match="allowed"):
-        flow.arrived(sizes[-1])
+        in_flight.arrived(sizes[-1])
 
 
 def test_a_frame_comes_back_as_it_was() -> None:
     """Every kind, with the largest counts."""
-    for kind in Kind:
+    for kind in FrameKind:
         frame = Frame(kind, Allowance(2**64 - 1, 2**64 - 1), b"body")
         assert decode(encode(*frame)) == frame
 
@@ -103,7 +103,7 @@ def test_a_frame_comes_back_as_it_was() -> None:
         [b""],
         [b"x" * 17],
         [b"x" * 16, b""],
-        [*encode(Kind.DATA, NOTHING), b""],
+        [*encode(FrameKind.DATA, NOTHING), b""],
         [b"\x09" + bytes(16), b""],
     ],
 )

@@ -19,7 +19,7 @@ from tuplewire_service.testing import eventually
 _SILENCE_SECONDS = 0.5
 
 
-class Followers:
+class Trackers:
     """A consumer of each task, where the membership says that the task is; of what helpers.streams sends.
 
     once: whether nothing may come twice; otherwise what is marked as redelivered may.

@@ -1,0 +1,184 @@
+"""Who answers is checked: messages go to the worker that an assignment means, and never in a circle."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from helpers.admin import get
+from helpers.hostile import SEND, hello, talk
+from helpers.topology import (
+    assign,
+    assignment_file,
+    collect,
+    ledger,
+    metric,
+    numbered,
+    numbers,
+    one_worker,
+    status,
+)
+from helpers.traffic import client_of
+
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.group import MAX_UNQUEUED_HOPS
+from tuplewire_service.command.status_report import status_as_text
+from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire_service.testing import eventually
+
+NOT_READY = 'tuplewire_refused_streams_total{code="NOT_READY"}'
+WRONG_WORKER = 'tuplewire_refused_streams_total{code="WRONG_WORKER"}'
+TOO_MANY_HOPS = 'tuplewire_refused_messages_total{code="TOO_MANY_HOPS"}'
+
+
+def _readyz(worker: Endpoint) -> str:
+    return get(worker.metrics_url.removesuffix("/metrics") + "/readyz")[1]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _ready(workers: Iterable[Endpoint]) -> None:
+    for each in workers:
+        with ControlClient(each.address) as control:
+            control.wait_ready(10)
+
+
+def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
+    """A hello that names another worker ends with WRONG_WORKER; one that names this one or none does not."""
+    with one_worker("w", directory=tmp_path) as worker:
+        assign(worker, 1, {("w", worker.address): [0]})
+        answer = talk(worker, SEND, [hello(receiver_id="v")])
+        assert (answer.error, "this is worker 'w', the sender means 'v'" in answer.details) == (
+            "WRONG_WORKER",
+            True,
+        )
+        assert [talk(worker, SEND, [hello(receiver_id=each)]).error for each in ("w", "")] == ["", ""]
+
+
+def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Path) -> None:
+    """Status and readiness name the id that the assignment has; programs wait until it means this worker."""
+    port = _free_port()
+    address = f"127.0.0.1:{port}"
+    file = assignment_file(tmp_path, 1, {("w1", address): [0]})
+    with (
+        one_worker("vm:6700", f"--assignment-file={file}", directory=tmp_path, port=port) as worker,
+        client_of(worker.address) as client,
+    ):
+        reason = (
+            f"the assignment has no worker vm:6700; its {address} is called w1: start with --worker-id w1"
+        )
+        eventually(lambda: reason in _readyz(worker))
+        client.send(numbered(0, range(10)))
+        eventually(lambda: metric(worker, NOT_READY) >= 2)
+        assert f"not ready   {reason}" in status_as_text(status(worker))
+        assert (ledger(worker).accepted, client.ledger().pending) == (0, 10)
+        assign(worker, 2, {("vm:6700", worker.address): [0]})
+        _ready([worker])
+        client.flush(10)
+        with client_of(worker.address) as consumer:
+            assert numbers(collect(consumer.recv([0], timeout=10), 10)) == list(range(10))
+
+
+def test_a_worker_that_loses_its_name_takes_no_messages_until_it_has_it_again(tmp_path: Path) -> None:
+    """A session that was open before waits, and goes on where it was."""
+    with one_worker("w", directory=tmp_path) as worker, client_of(worker.address) as client:
+        assign(worker, 1, {("w", worker.address): [0]})
+        client.send(numbered(0, range(10)))
+        client.flush(10)
+        assign(worker, 2, {("v", "127.0.0.1:1"): []})
+        eventually(lambda: metric(worker, NOT_READY) >= 1)
+        client.send(numbered(0, range(10, 20)))
+        refused = metric(worker, NOT_READY)
+        eventually(lambda: metric(worker, NOT_READY) > refused)
+        assert ledger(worker).accepted == 10
+        assign(worker, 3, {("w", worker.address): [0]})
+        client.flush(10)
+        assert client.ledger().acknowledged == 20
+
+
+def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Path, transport: str) -> None:
+    """What is for w2 stays with w1 while w9 is at its address; w2 gets all of it, once and in order."""
+    flag = f"--transport={transport}"
+    with ExitStack() as stack:
+        near = stack.enter_context(one_worker("w1", flag, directory=tmp_path))
+        peers = _free_port()
+        listen = f"--listen-peers=127.0.0.1:{peers}" if transport == "zmq" else ""
+        flags = [flag, *filter(None, [listen])]
+        port = _free_port()
+        with one_worker("w9", *flags, directory=tmp_path, port=port) as stranger:
+            meant = {near: [0], replace(stranger, worker_id="w2"): [1]}
+            assign(near, 1, meant)
+            assign(stranger, 1, meant)
+            eventually(lambda: metric(stranger, WRONG_WORKER) >= 2)
+            client = stack.enter_context(client_of(near.address))
+            client.send(numbered(1, range(50)))
+            eventually(lambda: ledger(near).pending == 50)
+            with ControlClient(near.address) as control:
+                assert control.status().not_ready_because.endswith("w2")
+            refused = metric(stranger, WRONG_WORKER)
+            eventually(lambda: metric(stranger, WRONG_WORKER) >= refused + 2)
+            assert (ledger(stranger).accepted, ledger(near).pending) == (0, 50)
+        far = stack.enter_context(one_worker("w2", *flags, directory=tmp_path, port=port))
+        assign(far, 1, meant)
+        _ready([near, far])
+        client.send(numbered(1, range(50, 100)))
+        client.flush(10)
+        consumer = stack.enter_context(client_of(far.address))
+        assert numbers(collect(consumer.recv([1], timeout=10), 100)) == list(range(100))
+        assert (ledger(near).accepted, ledger(far).accepted) == (100, 100)
+
+
+def test_two_assignments_that_contradict_each_other_make_no_circle(tmp_path: Path, transport: str) -> None:
+    """Each says that the other has the task: its messages are refused by name and counted, others go on."""
+    flag = f"--transport={transport}"
+    with (
+        one_worker("a", flag, directory=tmp_path) as a,
+        one_worker("b", flag, directory=tmp_path) as b,
+        client_of(a.address) as client,
+    ):
+        assign(a, 1, {a: [0], b: [7, 1]})
+        assign(b, 1, {a: [0, 7], b: [1]})
+        _ready([a, b])
+        client.send(numbered(7, range(50)))
+        client.flush(10)
+
+        def refused() -> int:
+            return int(metric(a, TOO_MANY_HOPS) + metric(b, TOO_MANY_HOPS))
+
+        eventually(lambda: refused() == 50)
+        eventually(lambda: ledger(a).pending + ledger(b).pending == 0)
+        accepted = ledger(a).accepted + ledger(b).accepted
+        assert 50 < accepted <= 50 * (MAX_UNQUEUED_HOPS + 2)
+        assert ledger(a).dropped["refused"] + ledger(b).dropped["refused"] == 50
+        assert ledger(a).balanced
+        assert ledger(b).balanced
+        client.send(numbered(1, range(5)))
+        client.flush(10)
+        eventually(lambda: ledger(b).pending == 5)
+
+
+def test_unread_messages_may_move_any_number_of_times(tmp_path: Path) -> None:
+    """A task that nobody reads moves to and fro more often than messages may be passed on in a circle."""
+    moves = MAX_UNQUEUED_HOPS + 6
+    with (
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", directory=tmp_path) as b,
+        client_of(a.address) as client,
+    ):
+        for version in range(1, moves + 1):
+            owner = (a, b)[version % 2]
+            for each in (a, b):
+                assign(each, version, {a: [7] if owner is a else [], b: [7] if owner is b else []})
+            if version == 1:
+                client.send(numbered(7, range(10)))
+                client.flush(10)
+            eventually(lambda owner=owner: sum(t.queued_messages for t in status(owner).tasks) == 10)  # type: ignore[misc]
+        with client_of(owner.address) as consumer:
+            assert numbers(collect(consumer.recv([7], timeout=10), 10)) == list(range(10))

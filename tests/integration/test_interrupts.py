@@ -1,0 +1,143 @@
+"""Interrupts and signal handlers in the middle of a call: counts stay right, and the client goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from helpers.topology import TOPOLOGY, assign, collect, ledger, one_worker
+
+from tuplewire import Client, TaskMessage
+from tuplewire_service.launching.local_workers import Endpoint
+
+# An interrupt may come in a weak reference's callback, where Python cannot raise it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+TASK = 1
+INTERRUPTS = 3000
+MOST = 90_000
+"""So many messages a worker holds without a consumer."""
+SENDS = 100
+FLUSHES = 1000
+"""So many follow an alarm at most: one that came where Python cannot raise is lost."""
+
+
+class Interrupted(BaseException):
+    """What a user's Ctrl-C is: an exception that may come anywhere."""
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Endpoint]:
+    """Run a worker with one task."""
+    with one_worker("w", directory=tmp_path) as endpoint:
+        assign(endpoint, 1, {("w", endpoint.address): [TASK]})
+        yield endpoint
+        assert ledger(endpoint).balanced
+
+
+@pytest.fixture
+def on_alarm() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Return a function that says what an alarm does; alarms are off at the end."""
+    before = signal.getsignal(signal.SIGALRM)
+
+    def handle(action: Callable[[], None]) -> None:
+        def handler(_: int, __: FrameType | None) -> None:
+            action()
+
+        signal.signal(signal.SIGALRM, handler)
+
+    yield handle
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupt() -> None:
+    """Raise what Ctrl-C would."""
+    raise Interrupted
+
+
+def numbers_of(worker: Endpoint, count: int) -> list[int]:
+    """Take so many messages, and return their numbers."""
+    with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=60) as subscription:
+        return [int(payload) for _, payload in collect(subscription, count)]
+
+
+@pytest.mark.parametrize("batch", [1, 3], ids=["singles", "batches"])
+def test_interrupted_sends(
+    worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None], batch: int
+) -> None:
+    """After up to 3,000 interrupts at random the ledger is that of what arrived, in order and once."""
+    on_alarm(interrupt)
+    moments = random.Random(7)
+    number = interrupts = 0
+    with Client(worker.address, topology=TOPOLOGY) as client:
+        client.send(TASK, b"0")
+        client.flush(30)
+        while interrupts < INTERRUPTS and number < MOST:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-4))
+                for _ in range(SENDS):
+                    number += batch
+                    if batch == 1:
+                        client.send(TASK, b"%d" % number)
+                    else:
+                        client.send([TaskMessage(TASK, b"%d" % (number + each)) for each in range(batch)])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupted:
+                interrupts += 1
+        assert interrupts > 100, "too few to say anything"
+        client.flush(60)
+        balance = client.ledger()
+        assert balance.accepted == balance.acknowledged
+        assert not balance.pending
+    received = numbers_of(worker, balance.accepted)
+    assert received == sorted(set(received))
+
+
+def test_interrupted_flushes(worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None]) -> None:
+    """A flush that is interrupted changes nothing; the next one waits for the same messages."""
+    on_alarm(interrupt)
+    moments = random.Random(8)
+    with Client(worker.address, topology=TOPOLOGY) as client:
+        for number in range(500):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 3e-3))
+                client.send(TASK, b"%d" % number)
+                for _ in range(FLUSHES):
+                    client.flush(30)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupted:
+                pass
+        client.flush(60)
+        balance = client.ledger()
+        assert balance.accepted == balance.acknowledged
+    received = numbers_of(worker, balance.accepted)
+    assert received == sorted(set(received))
+
+
+def test_a_signal_handler_may_send(worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None]) -> None:
+    """A handler that sends while its thread is in `send` comes back, and both messages arrive."""
+    last_words = []
+    with Client(worker.address, topology=TOPOLOGY) as client:
+
+        def send_last_words() -> None:
+            client.send(TASK, b"1000000000")
+            last_words.append(1)
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+
+        on_alarm(send_last_words)
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+        sent = 0
+        while len(last_words) < 1000 and sent < 60_000:  # fewer than the worker holds without a consumer
+            client.send(TASK, b"%d" % sent)
+            sent += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        client.flush(60)
+        assert len(last_words) > 1
+        assert client.ledger().acknowledged == sent + len(last_words)
+    received = numbers_of(worker, sent + len(last_words))
+    assert [each for each in received if each < 10**9] == list(range(sent))

@@ -1,0 +1,50 @@
+"""A frame of tens of thousands of groups that nobody takes: its answer fits into a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.hostile import SEND, hello, talk
+from helpers.topology import TOPOLOGY, assign, one_worker
+
+from tuplewire import Client, TaskGroup, TaskMessageBatch
+from tuplewire.errors import RefusedMessagesError
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import encode_frame
+
+GROUPS = 60_000
+
+
+def test_the_answer_to_a_frame_of_many_refused_groups_arrives(tmp_path: Path) -> None:
+    """All are refused by name, the first ones in words, in a message that a stream carries."""
+    with one_worker("w", directory=tmp_path) as worker:
+        assign(worker, 1, {("w", worker.address): [0]})
+        groups = [TaskGroup.of(task, [b"x"]) for task in range(1, GROUPS + 1)]
+        answer = talk(worker, SEND, [hello(), encode_frame(1, [[each] for each in groups])])
+        assert answer.error == ""
+        acks = [pb.SendResponse.FromString(each).ack for each in answer.responses]
+        refusals = [refusal for ack in acks for refusal in ack.refusals]
+        assert {refusal.task for refusal in refusals} == set(range(1, GROUPS + 1))
+        assert {refusal.code for refusal in refusals} == {pb.ERROR_CODE_UNKNOWN_TASK}
+        assert "is not in assignment version 1" in refusals[0].detail
+        assert max(map(len, answer.responses)) < 2 << 20
+
+
+def test_a_client_hears_of_many_refusals(tmp_path: Path) -> None:
+    """flush() says that messages were refused, and the ledger has all of them."""
+    with (
+        one_worker("w", directory=tmp_path) as worker,
+        Client(worker.address, topology=TOPOLOGY) as client,
+    ):
+        assign(worker, 1, {("w", worker.address): [0]})
+        batch = TaskMessageBatch.from_columns(range(1, GROUPS + 1), [b"x"] * GROUPS)
+        client.send(batch)
+        try:
+            client.flush(30)
+        except RefusedMessagesError:
+            assert client.ledger().dropped["unknown_task"] == GROUPS
+        else:
+            raise AssertionError("nothing was refused")
+        client.send(0, b"taken")
+        client.flush(10)
+        assert client.ledger().balanced

@@ -1,0 +1,236 @@
+"""Whatever answers at a peer's address, the worker lives, other tasks go on, and the ledger adds up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from helpers.topology import (
+    assign,
+    collect,
+    ledger,
+    metric,
+    numbered,
+    numbers,
+    one_worker,
+    status,
+)
+from helpers.traffic import client_of
+
+from tuplewire import TaskMessageBatch
+from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.connection.channel import ERROR_KEY
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.testing import eventually
+
+LOCAL, FAR = 0, 1
+Answer = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+
+
+def _refusal(code: str) -> Answer:
+    def answer(_requests: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+        context.set_trailing_metadata(((ERROR_KEY, code),))
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{code} for this test")
+
+    return answer
+
+
+def _ended(code: int) -> Answer:
+    def answer(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        yield _welcome()
+        yield pb.SendResponse(ended=pb.Ended(code=code, detail="for this test")).SerializeToString()  # type: ignore[arg-type]
+
+    return answer
+
+
+def _saying(*responses: bytes) -> Answer:
+    def answer(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        yield from responses
+        next(requests, None)
+
+    return answer
+
+
+def _welcome(**changes: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "receiver_id": "far",
+        "receiver_incarnation": 1,
+        "initial_credit": pb.TaskCredit(messages=1000, bytes=1 << 20),
+        "max_message_bytes": 1 << 20,
+        "max_frame_bytes": 1 << 22,
+        **changes,
+    }
+    return pb.SendResponse(welcome=pb.Welcome(**fields)).SerializeToString()
+
+
+def _ack(**fields: Any) -> bytes:
+    return pb.SendResponse(ack=pb.Ack(**fields)).SerializeToString()
+
+
+WIDEST = 2**64 - 1
+ANSWERS: dict[str, Answer] = {
+    "another topology": _refusal("WRONG_TOPOLOGY"),
+    "a stale incarnation": _refusal("STALE_INCARNATION"),
+    "another protocol": _refusal("PROTOCOL_VERSION"),
+    "superseded": _refusal("SUPERSEDED"),
+    "malformed": _refusal("MALFORMED"),
+    "a code of a later release": _refusal("NEVER_HEARD_OF"),
+    "ended after the welcome": _ended(pb.ERROR_CODE_WRONG_TOPOLOGY),
+    "ended as nobody ends": _ended(12345),
+    "a welcome of another protocol": _saying(_welcome(protocol_version=77)),
+    "no protobuf": _saying(b"\xff" * 40),
+    "no protobuf after the welcome": _saying(_welcome(), b"\xff" * 40),
+    "an acknowledgement of what was never sent": _saying(_welcome(), _ack(sequence=WIDEST)),
+    "a session that nobody began": _saying(_welcome(last_sequence=WIDEST)),
+    "credit and refusals of nothing": _saying(
+        _welcome(),
+        _ack(
+            credits=[pb.TaskCredit(task=-5, messages=WIDEST, processed=WIDEST, forwarded=WIDEST)],
+            refusals=[pb.Refusal(sequence=WIDEST, task=-5, messages=WIDEST, forwarded=WIDEST)],
+        ),
+    ),
+}
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def service(self, _details: grpc.HandlerCallDetails) -> Any:
+        return grpc.stream_stream_rpc_method_handler(self._answer)
+
+
+@contextmanager
+def _answering(answer: Answer) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((_Handler(answer),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoint, Iterator[int]]]:
+    """Run a worker for all these answers, which must be alive at the end; and count versions for it."""
+    directory = tmp_path_factory.mktemp("near")
+    with LocalWorkers(
+        1, "test", directory=directory, flags=["--worker-id=near", "--drain-seconds=1"]
+    ) as workers:
+        yield workers.endpoints[0], iter(range(1, 1000))
+        assert ledger(workers.endpoints[0]).balanced
+        assert workers.stop() == [0]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_one_peer_answers_concerns_its_messages_alone(
+    near: tuple[Endpoint, Iterator[int]], name: str
+) -> None:
+    """They wait while it is tried again; a local task goes on, and the worker's ledger adds up."""
+    worker, versions = near
+    before = ledger(worker)
+    calls = []
+
+    def counted(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        calls.append(context)
+        return ANSWERS[name](requests, context)
+
+    with _answering(counted) as address, client_of(worker.address) as client:
+        assign(worker, next(versions), {("near", worker.address): [LOCAL], ("far", address): [FAR]})
+        eventually(lambda: len(calls) >= 2, 10, "tried again")
+        client.send(numbered(FAR, range(10)))
+        client.send(numbered(LOCAL, range(10)))
+        client.flush(10)
+        with client_of(worker.address) as consumer:
+            assert numbers(collect(consumer.recv([LOCAL], timeout=10), 10)) == list(range(10))
+        seen = len(calls)
+        eventually(lambda: len(calls) >= seen + 2, 10, "tried again with messages")
+        after = ledger(worker)
+        assert after.balanced
+        assert after.accepted - before.accepted == 20
+        assert sum(after.dropped.values()) == sum(before.dropped.values())
+
+
+def test_a_peer_that_takes_smaller_messages_loses_no_others(tmp_path: Path) -> None:
+    """What is too large for the far worker is counted as such; what is not arrives, and both go on."""
+    with (
+        one_worker("a", directory=tmp_path) as a,
+        one_worker("b", "--max-message-bytes=1KiB", directory=tmp_path) as b,
+        client_of(a.address) as client,
+        client_of(b.address) as consumer,
+    ):
+        for each in (a, b):
+            assign(each, 1, {a: [0], b: [1, 2]})
+            with ControlClient(each.address) as control:
+                control.wait_ready(10)
+        sizes = [10, 5000, 20, 6000, 30]
+        client.send(TaskMessageBatch.from_columns([1, 1, 2, 1, 1], [bytes(size) for size in sizes]))
+        client.flush(10)
+        came = collect(consumer.recv([1, 2], timeout=10), 3)
+        assert sorted(len(payload) for _, payload in came) == [10, 20, 30]
+        eventually(lambda: ledger(a).acknowledged == 3)
+        assert (ledger(a).dropped["too_large"], ledger(a).pending, ledger(a).balanced) == (2, 0, True)
+
+
+def test_a_connection_that_was_refused_comes_up_once_the_right_worker_is_there(tmp_path: Path) -> None:
+    """A worker of another topology stood at the address: what waited for it arrives, in order."""
+    with one_worker("a", directory=tmp_path) as a, client_of(a.address) as client:
+        with LocalWorkers(1, "other", flags=["--worker-id=b"]) as workers:
+            (stranger,) = workers.endpoints
+            port = int(stranger.address.rpartition(":")[2])
+            assign(a, 1, {("a", a.address): [0], ("b", stranger.address): [1]})
+            client.send(numbered(1, range(100)))
+            client.flush(10)
+            eventually(
+                lambda: metric(stranger, 'tuplewire_refused_streams_total{code="WRONG_TOPOLOGY"}') >= 2
+            )
+        with (
+            one_worker("b", directory=tmp_path, port=port) as b,
+            client_of(b.address) as consumer,
+        ):
+            assign(b, 1, {a: [0], b: [1]})
+            assert numbers(collect(consumer.recv([1], timeout=10), 100)) == list(range(100))
+            eventually(lambda: ledger(a).acknowledged == 100)
+
+
+def test_a_worker_that_comes_back_with_an_earlier_clock_is_let_in(tmp_path: Path) -> None:
+    """Its peer knows a later life of it, and takes what this one sends all the same."""
+    shift = tmp_path / "clock"
+    shift.mkdir()
+    (shift / "sitecustomize.py").write_text(
+        "import time\nnow = time.time_ns\ntime.time_ns = lambda: now() - 30_000_000_000\n"
+    )
+    with one_worker("b", directory=tmp_path) as b:
+        meant = {}
+        with one_worker("a", directory=tmp_path) as a:
+            meant = {a: [0], b: [1]}
+            for each in (a, b):
+                assign(each, 1, meant)
+            with client_of(a.address) as client:
+                client.send(numbered(1, range(10)))
+                client.flush(10)
+            eventually(lambda: ledger(b).accepted == 10)
+            incarnation = status(a).incarnation
+            os.kill(a.process_id, signal.SIGKILL)
+        port = int(a.address.rpartition(":")[2])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("PYTHONPATH", os.pathsep.join([str(shift), os.environ.get("PYTHONPATH", "")]))
+            again = one_worker("a", directory=tmp_path, port=port)
+            with again as earlier, client_of(earlier.address) as client, client_of(b.address) as consumer:
+                assert status(earlier).incarnation < incarnation
+                assign(earlier, 1, {earlier: [0], b: [1]})
+                client.send(numbered(1, range(10, 20)))
+                client.flush(10)
+                assert numbers(collect(consumer.recv([1], timeout=10), 20)) == list(range(20))

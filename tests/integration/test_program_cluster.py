@@ -1,0 +1,164 @@
+"""What a topology in processes has because its workers are workers like any other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import words
+from helpers.admin import samples
+from helpers.certificates import Authority
+from helpers.secured import files_of, secret_file
+from helpers.words import EXPECTED, LINES, topology_of
+
+from tuplewire import Client, Credentials
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import TopologyError, TuplewireError
+from tuplewire.processes import LaunchError
+from tuplewire_service.executors.distributed_cluster import DistributedCluster, DistributedTopology
+from tuplewire_service.testing import eventually
+
+SECONDS = 120.0
+
+
+@contextmanager
+def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[DistributedTopology]:
+    """Run a topology in two processes, which end with 0."""
+    with DistributedCluster() as cluster:
+        topology_running = cluster.submit(
+            "words", {"topology.workers": 2, **conf}, topology, collect=["count"]
+        )
+        yield topology_running
+    assert set(topology_running.exit_codes) == {0}
+
+
+def counts_of(topology: DistributedTopology) -> dict[str, int]:
+    """Return the counts that are emitted at the end."""
+    return {word: count for word, count, _ in topology.finish(SECONDS).tuples("count")}
+
+
+def test_a_bolt_that_hangs_makes_its_spout_wait(tmp_path: Path) -> None:
+    """While a bolt of another worker hangs, senders wait for it and say so; then all goes on, exactly."""
+    gate = tmp_path / "gate"
+    lines = [*LINES, words.SLOW]  # the last one is emitted first
+    conf = {
+        "mine.gate": str(gate),
+        "topology.workers": 3,  # the spout has one of its own
+        "topology.acker.executors": 0,
+        "topology.receiver.buffer.size": 64,
+        "topology.executor.receive.buffer.size": 64,
+        "tuplewire.session.max_block_seconds": 0.2,
+    }
+    with running(topology_of(lines), **conf) as topology:
+
+        def blocked() -> float:
+            read = [samples(url) for url in topology.metrics_urls]
+            return max(
+                (value for each in read for name, value in each.items() if "blocking_seconds_total{" in name),
+                default=0.0,
+            )
+
+        eventually(lambda: blocked() > 1.0, SECONDS, "somebody waits for longer than a send may")
+        gate.touch()
+        assert counts_of(topology) == {**EXPECTED, words.SLOW: 1}
+
+
+def test_metrics_and_status_of_a_worker() -> None:
+    """Each worker tells what it received, from whom, what became of it, and what its executors do."""
+    with running() as topology:
+        assert counts_of(topology) == EXPECTED
+        first, second = (samples(url) for url in topology.metrics_urls)
+        for read, other in ((first, "words-worker-1"), (second, "words-worker-0")):
+            assert read[f'tuplewire_received_messages_total{{source="{other}"}}'] > 0
+            assert read['tuplewire_received_messages_total{source="executors"}'] > 0
+            assert (
+                read["tuplewire_accepted_messages_total"] == read["tuplewire_acknowledged_messages_total"] > 0
+            )
+            assert read['tuplewire_dropped_messages_total{reason="unknown_task"}'] == 0
+            assert read[f'tuplewire_pending_messages{{peer="{other}"}}'] == 0
+            assert read[f'tuplewire_reconnects_total{{peer="{other}"}}'] == 0
+            assert read["tuplewire_ready"] == 1
+        executed = Counter[str]()
+        for read in (first, second):
+            executed.update(
+                {name: int(value) for name, value in read.items() if "executed_tuples_total" in name}
+            )
+        sample = 'tuplewire_executed_tuples_total{component="split",source="lines",stream="default"}'
+        assert executed[sample] == len(LINES)
+        for ledger in topology.ledgers().values():
+            assert (ledger.balanced, ledger.pending, sum(ledger.dropped.values())) == (True, 0, 0)
+        shown = subprocess.run(
+            [sys.executable, "-m", "tuplewire_service", "status", topology.addresses[0]],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert "worker      words-worker-0" in shown
+        assert "received    from executors:" in shown
+
+
+def test_an_executor_moves_between_processes() -> None:
+    """A moved bolt runs in the other process, and nothing is lost or doubled."""
+    with running() as topology:
+        task = topology.topology.tasks_of("split")[0]
+        other = 1 - topology.worker_of(task)
+        topology.move_task(task, other)
+        assert topology.worker_of(task) == other
+        with ControlClient(topology.addresses[other]) as control:
+            assert task in [each.task for each in control.status().tasks]
+        assert counts_of(topology) == EXPECTED
+        with pytest.raises(TopologyError, match="there is no worker 2"):
+            topology.move_task(task, 2)
+
+
+def test_certificates_and_tokens(tmp_path: Path) -> None:
+    """Workers with certificates run a topology; whoever shows neither certificate nor token stays outside."""
+    authority = Authority()
+    worker = files_of(authority.issue("worker.example"), tmp_path / "worker")
+    tokens = secret_file(tmp_path / "tokens", "etl open-sesame-open-sesame\n")
+    conf = {
+        "tuplewire.worker.tls_certificate": worker.tls_certificate,
+        "tuplewire.worker.tls_key": worker.tls_key,
+        "tuplewire.worker.tls_ca": worker.tls_ca,
+        "tuplewire.worker.token_file": str(tokens),
+    }
+    issued = authority.issue("etl.example")
+    stranger = files_of(issued, tmp_path / "stranger", "worker.example")
+    known = files_of(
+        issued,
+        tmp_path / "known",
+        "worker.example",
+        token_file=secret_file(tmp_path / "t", "open-sesame-open-sesame"),
+    )
+    with running(**conf) as topology:
+        address = topology.addresses[0]
+        task = topology.topology.tasks_of("count")[0]
+        for credentials in (Credentials(), stranger):
+            with (
+                pytest.raises(TuplewireError),
+                ControlClient(address, 2.0, credentials=credentials) as control,
+            ):
+                control.status()
+            client = Client(address, topology="words", credentials=credentials)
+            client.send(task, b"no tuple")
+            with pytest.raises(TuplewireError):
+                client.flush(2.0)
+            client.close(0.0)
+        with ControlClient(address, credentials=known) as control:
+            assert control.status().worker_id == "words-worker-0"
+        assert counts_of(topology) == EXPECTED
+        for url in topology.metrics_urls:
+            assert 'source="client"' not in str(samples(url)), "nothing of the stranger's came in"
+
+
+def test_no_open_door() -> None:
+    """Workers that other machines reach in plaintext are refused, as any worker is."""
+    conf = {"tuplewire.worker.listen": "0.0.0.0:0"}
+    with pytest.raises(LaunchError, match=r"(?s)ended with code 64.*there is no TLS"):
+        DistributedCluster().submit("words", conf, words.topology())

@@ -1,0 +1,179 @@
+"""`tuplewire worker --program` as a process: a worker like any other, that also runs spouts and bolts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from helpers.admin import get
+
+from tuplewire_service.testing import eventually
+
+SECONDS = 60.0
+ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "tests"))
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody has now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def write_assignment(directory: Path, version: int, workers: dict[str, tuple[int, Sequence[int]]]) -> None:
+    """Write who has which tasks, by id: port and tasks."""
+    assignment = {
+        "version": version,
+        "topology": "words",
+        "workers": [
+            {"worker_id": name, "address": f"127.0.0.1:{port}", "tasks": list(tasks)}
+            for name, (port, tasks) in workers.items()
+        ],
+    }
+    new = directory / "new"
+    new.write_text(json.dumps(assignment))
+    new.replace(directory / "workers.json")
+
+
+class Process:
+    """A worker with a program, and an admin port."""
+
+    def __init__(self, directory: Path, worker_id: str, port: int, admin: int, *flags: str) -> None:
+        (directory / "conf.json").write_text(json.dumps({"topology.acker.executors": 0}))
+        self.address = f"127.0.0.1:{port}"
+        self.admin = f"127.0.0.1:{admin}"
+        self.state_file = directory / f"{worker_id}.json"
+        self.log = directory / f"{worker_id}.log"
+        settings = {
+            "program": "helpers.words:topology",
+            "program-conf": str(directory / "conf.json"),
+            "program-state-file": str(self.state_file),
+            "topology": "words",
+            "worker-id": worker_id,
+            "listen": self.address,
+            "admin": self.admin,
+            "assignment-file": str(directory / "workers.json"),
+            "drain-seconds": "5",
+        }
+        words = [sys.executable, "-m", "tuplewire_service", "worker"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*words, *(f"--{key}={value}" for key, value in settings.items()), *flags],
+                env={**os.environ, "PYTHONPATH": PATH},
+                stderr=log,
+            )
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return the status and the text of a page; 0 when nobody answers."""
+        try:
+            return get(f"http://{self.admin}{path}")
+        except OSError:
+            return 0, ""
+
+    def events(self, event: str) -> list[str]:
+        """Return the lines of the log with an event."""
+        return [line for line in self.log.read_text().splitlines() if re.search(rf" {event}\b", line)]
+
+    def state(self) -> dict[str, Any]:
+        """Return what the state file says."""
+        state: dict[str, Any] = json.loads(self.state_file.read_text())
+        return state
+
+    def stop(self) -> int:
+        """Tell it to end, and return its exit code."""
+        self.process.terminate()
+        return self.process.wait(SECONDS)
+
+
+@contextmanager
+def running(directory: Path, ports: dict[str, tuple[int, int]], *flags: str) -> Iterator[dict[str, Process]]:
+    """Run a process for each worker, given its port and that of its admin server; end what is left."""
+    processes = {name: Process(directory, name, *each, *flags) for name, each in ports.items()}
+    try:
+        yield processes
+    finally:
+        for each in processes.values():
+            each.process.kill()
+            each.process.wait(SECONDS)
+
+
+def test_a_process_shows_itself(tmp_path: Path) -> None:
+    """It is not ready while the other is missing, then is; metrics and state file have its executors."""
+    a, b, admin_a, admin_b = free_ports(4)
+    write_assignment(tmp_path, 1, {"a": (a, [1, 3, 5]), "b": (b, [2, 4])})
+    with running(tmp_path, {"a": (a, admin_a)}) as processes:
+        one = processes["a"]
+        eventually(lambda: one.get("/readyz") == (503, "not ready: not connected yet to b\n"), SECONDS)
+        assert one.get("/livez")[0] == 200
+        with running(tmp_path, {"b": (b, admin_b)}) as others:
+            eventually(lambda: one.get("/readyz")[0] == 200, SECONDS)
+            eventually(
+                lambda: 'tuplewire_executed_tuples_total{component="' in one.get("/metrics")[1], SECONDS
+            )
+            assert "process_cpu_seconds_total" in one.get("/metrics")[1]
+            assert sorted(each["tasks"] for each in one.state()["executors"]) == [[1, 1], [3, 3], [5, 5]]
+            assert [one.stop(), others["b"].stop()] == [0, 0]
+            for each in (one, others["b"]):
+                (drained,) = each.events("worker.drained")
+                assert "balanced=True" in drained
+                assert not each.state_file.exists()
+
+
+def test_a_process_follows_its_assignment(tmp_path: Path) -> None:
+    """When another worker moves, it connects there; when its own tasks change, it runs the new ones."""
+    a, b, c, admin_a, admin_b = free_ports(5)
+    write_assignment(tmp_path, 1, {"a": (a, [1, 3, 5]), "b": (b, [2, 4])})
+    with running(tmp_path, {"a": (a, admin_a)}) as processes:
+        one = processes["a"]
+        eventually(lambda: one.events("connection.opened"), SECONDS)
+        write_assignment(tmp_path, 2, {"a": (a, [1, 3, 5]), "b": (c, [2, 4])})
+        eventually(lambda: len(one.events("connection.opened")) == 2, SECONDS)
+        assert f"127.0.0.1:{c}" in one.events("connection.opened")[1]
+        write_assignment(tmp_path, 3, {"a": (a, [1, 3]), "b": (c, [2, 4, 5])})
+        with running(tmp_path, {"b": (c, admin_b)}) as others:
+            two = others["b"]
+            eventually(lambda: one.events("program.follows")[-1:] and two.events("program.follows"), SECONDS)
+            eventually(lambda: "version=3" in one.events("program.follows")[-1], SECONDS)
+            eventually(lambda: one.get("/readyz")[0] == 200, SECONDS)
+            eventually(lambda: len(two.state()["executors"]) == 3, SECONDS)
+            eventually(
+                lambda: sorted(each["tasks"] for each in one.state()["executors"]) == [[1, 1], [3, 3]],
+                SECONDS,
+            )
+            assert [one.stop(), two.stop()] == [0, 0]
+
+
+def test_an_error_ends_the_process(tmp_path: Path) -> None:
+    """What a bolt raises ends its process with 1, and is in the log with the place in the user's code."""
+    port, admin = free_ports(2)
+    (tmp_path / "poison.py").write_text(
+        "from helpers.words import POISON, topology_of\n\n\ndef program():\n    return topology_of([POISON])"
+    )
+    write_assignment(tmp_path, 1, {"a": (port, [1, 2, 3, 4, 5])})
+    with running(tmp_path, {"a": (port, admin)}, f"--program={tmp_path}/poison.py:program") as processes:
+        one = processes["a"]
+        assert one.process.wait(SECONDS) == 1
+        assert one.events("program.failed")
+        assert "in execute" in one.log.read_text()
+        assert "a word that nobody bears" in one.log.read_text()
+        assert one.state()["not_ready"], "what a failed worker was at is left to be read"
+
+
+def test_a_plaintext_port_for_others_is_refused(tmp_path: Path) -> None:
+    """A worker with a program opens no door that another worker would not open."""
+    port, admin = free_ports(2)
+    write_assignment(tmp_path, 1, {"a": (port, [1, 2, 3, 4, 5])})
+    with running(tmp_path, {"a": (port, admin)}, f"--listen=0.0.0.0:{port}") as processes:
+        assert processes["a"].process.wait(SECONDS) == 64
+        assert "there is no TLS" in processes["a"].log.read_text()

@@ -1,0 +1,74 @@
+"""Many peers out of reach at once cost a worker no more time than one."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.restartable import drained_ledger
+from helpers.topology import TOPOLOGY, assign, assignment_file, collect, numbered, numbers
+from helpers.traffic import client_of
+
+from tuplewire import Client
+from tuplewire_service.launching.local_workers import LocalWorkers
+
+
+@contextlib.contextmanager
+def _nobody(count: int) -> Iterator[dict[tuple[str, str], list[int]]]:
+    """Yield workers with a task each, from 1 on; their addresses are bound, and nobody accepts there."""
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))  # noqa: S104 - every address of 127.0.0.0/8
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        hosts = {task: f"127.1.{task // 250}.{task % 250 + 1}" for task in range(1, count + 1)}
+        yield {(f"gone-{task}", f"{host}:{port}"): [task] for task, host in hosts.items()}
+
+
+@contextlib.contextmanager
+def _sending_to_nobody(directory: Path, peers: int, *flags: str) -> Iterator[tuple[LocalWorkers, Client]]:
+    """Run a worker that holds a message for each of so many workers which are out of reach."""
+    with _nobody(peers) as gone:
+        file = assignment_file(directory, 1, {("w", "127.0.0.1:1"): [0], **gone})
+        flags = ("--worker-id=w", f"--assignment={file}", *flags)
+        with (
+            LocalWorkers(1, TOPOLOGY, directory=directory, flags=flags) as workers,
+            client_of(workers.endpoints[0].address) as client,
+        ):
+            for task in range(1, peers + 1):
+                client.send(numbered(task, [task]))
+            client.flush(10)
+            yield workers, client
+
+
+@pytest.mark.parametrize("peers", [5, 100])
+def test_what_former_owners_never_took_comes_back_in_three_seconds(tmp_path: Path, peers: int) -> None:
+    """However many former owners are out of reach, each is given up after the same three seconds."""
+    tasks = range(1, peers + 1)
+    with _sending_to_nobody(tmp_path, peers, "--drain-seconds=0.5") as (workers, client):
+        worker = workers.endpoints[0]
+        began = time.monotonic()
+        assign(worker, 2, {("w", worker.address): [0, *tasks]})
+        with client.recv(tasks, timeout=60) as subscription:
+            assert sorted(numbers(collect(subscription, peers))) == list(tasks)
+        assert time.monotonic() - began < 3 + 2  # what a busy machine takes besides
+
+
+@pytest.mark.parametrize(
+    ("peers", "assigned", "deadline"), [(60, False, 5), (60, False, 1), (256, True, 1)], ids=str
+)
+def test_a_drain_ends_within_its_deadline(
+    tmp_path: Path, peers: int, *, assigned: bool, deadline: int
+) -> None:
+    """It ends with 0 and its ledger, whether the peers are assigned or have just left the assignment."""
+    with _sending_to_nobody(tmp_path, peers, f"--drain-seconds={deadline}") as (workers, _):
+        if not assigned:
+            assign(workers.endpoints[0], 2, {("w", workers.endpoints[0].address): [0]})
+        began = time.monotonic()
+        assert workers.stop() == [0], workers.log_of(0).read_text()
+        assert time.monotonic() - began < deadline + 4  # when a watchdog would end it
+        ledger = drained_ledger(workers.log_of(0))
+        assert ledger.accepted == sum(ledger.dropped.values()) == peers

@@ -1,0 +1,66 @@
+"""The walk of one message in docs/architecture.md: every function on it is called when one goes that way."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+_ONE_MESSAGE = """
+import json, sys, threading
+called = set()
+def note(frame, event, argument):
+    if event == "call":
+        called.add(frame.f_globals.get("__name__", "") + "." + frame.f_code.co_qualname)
+threading.setprofile(note)
+sys.setprofile(note)
+
+from tuplewire import Client
+from tuplewire.connection.loop import messaging_loop
+from tuplewire_service.messaging.grpc import GrpcContext
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+loop = messaging_loop()
+
+async def start(name):
+    context = GrpcContext()
+    context.prepare({"tuplewire.transport.worker_id": name})
+    worker = Worker(WorkerSettings(worker_id=name, topology="default"), context)
+    await worker.start(0)
+    return context, worker
+
+started = [loop.run(start(name)) for name in ("a", "b")]
+addresses = [worker.servers.addresses[0] for _, worker in started]
+assignment = Assignment(1, "default", tuple(map(AssignedWorker, "ab", addresses, [(1,), (2,)])))
+
+async def assign(worker):
+    worker.update_assignment(assignment)
+
+for _, worker in started:
+    loop.run(assign(worker))
+with Client(addresses[0]) as sender, Client(addresses[1]) as consumer, consumer.recv([2], timeout=30) as got:
+    sender.send(2, b"one message")
+    assert [message.message for message in next(got)] == [b"one message"]
+for _, worker in started:
+    loop.run(worker.drain(5))
+for context, _ in started:
+    context.term()
+print(json.dumps(sorted(called)))
+"""
+
+
+def test_every_function_of_the_walk_is_called() -> None:
+    """A message from one worker's program to another worker's consumer takes each step of the page."""
+    steps = re.findall(r"^\| \d+ \| `([\w.]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert steps
+    ran = subprocess.run(
+        [sys.executable, "-c", _ONE_MESSAGE], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert set(steps) <= set(json.loads(ran.stdout.splitlines()[-1]))

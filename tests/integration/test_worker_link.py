@@ -1,0 +1,295 @@
+"""The link of executors to the worker that they are in: what it holds, and for whom it waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from helpers.hosted import assign, host, hosted
+
+from tuplewire import Client, TaskGroup
+from tuplewire.errors import ClosedError, MessageTooLargeError, RefusedError
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.running.link import Done
+from tuplewire.topology.running.routing import outbound_tasks
+from tuplewire_service.executors import entrance
+from tuplewire_service.executors.capture import FeederSpout
+from tuplewire_service.executors.local_worker import HostedWorker
+from tuplewire_service.testing import eventually
+
+SECONDS = 30.0
+SMALL = {"tuplewire.worker.receive_queue_messages": 64}
+
+
+class Pass(BasicBolt):
+    """Passes on what it gets."""
+
+    outputs = ("number",)
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        collector.emit(message.values)
+
+
+def chain(feeder: FeederSpout, more: str = "a") -> Topology:
+    """Return bolts "a" (task 1), "b" (2 and 3) behind `more`, and a spout "s" (4) before them."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("a", Pass()).shuffle_grouping("s")
+    builder.set_bolt("b", Pass(), 2).shuffle_grouping(more)
+    return builder.create_topology()
+
+
+@pytest.fixture
+def topology() -> Topology:
+    """Return the chain, with nothing to do."""
+    return chain(FeederSpout(["number"]))
+
+
+class Taker:
+    """Stands for the executors of some tasks: keeps what comes, and is done with it when it is told so."""
+
+    def __init__(self, at: HostedWorker, *tasks: int) -> None:
+        self.came: list[tuple[int, bytes]] = []
+        self._undone: list[tuple[TaskGroup, Done]] = []
+        at.link.open([range(task, task + 1) for task in tasks], self.receive, lambda _: None)
+
+    def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
+        for group in groups:
+            self.came += [(group.task, payload) for payload in group.payloads()]
+            self._undone.append((group, done))
+
+    def finish(self) -> None:
+        """Be done with all that has come so far."""
+        undone, self._undone = self._undone, []
+        for group, done in undone:
+            done(group)
+
+
+@pytest.fixture
+def waiting(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[HostedWorker, Taker, threading.Thread]]:
+    """Return a worker, the taker of another, and the thread that waits to send to it."""
+    monkeypatch.setattr(entrance, "_SAY_SECONDS", 0.05)
+    with hosted(topology, [4], [1], conf=SMALL) as (here, there):
+        taker = Taker(there, 1)
+
+        def send() -> None:
+            for number in range(200):
+                here.link.send([TaskGroup.of(1, [b"%d" % number])])
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        eventually(lambda: here.link.exhausted, SECONDS)
+        yield here, taker, sending
+        while sending.is_alive():
+            taker.finish()
+            sending.join(0.001)
+        taker.finish()
+
+
+def test_outbound_tasks(topology: Topology) -> None:
+    """A worker sends to the tasks of components that its own emit to, and not to its own."""
+    assert outbound_tasks(topology, [4]) == {1}
+    assert outbound_tasks(topology, [4, 1]) == {2, 3}
+    assert outbound_tasks(topology, [1, 2]) == {3}
+    assert outbound_tasks(topology, [2, 3]) == set()
+
+
+def test_a_sender_waits_for_a_task_that_stands_still(
+    waiting: tuple[HostedWorker, Taker, threading.Thread], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who sends to a task waits while its queue's worth is outstanding; then all goes on, in order."""
+    here, taker, sending = waiting
+    eventually(lambda: "executors.blocked" in caplog.messages, SECONDS)
+    assert (here.link.pending, list(here.link.exhausted)) == (64, [1])
+    (told, *_) = (each for each in caplog.records if each.message == "executors.blocked")
+    assert told.__dict__["task"] == 1
+    while len(taker.came) < 200:
+        taker.finish()
+        sending.join(0.001)
+    assert taker.came == [(1, b"%d" % number) for number in range(200)]
+    taker.finish()
+    eventually(lambda: not here.link.pending, SECONDS)
+
+
+def test_others_do_not_wait(waiting: tuple[HostedWorker, Taker, threading.Thread]) -> None:
+    """While one task stands still, messages to another, and to spouts, go on."""
+    here, _, _ = waiting
+    for _ in range(100):
+        here.link.send([TaskGroup.of(4, [b"fate"])])
+    assert list(here.link.exhausted) == [1]
+
+
+def test_a_link_that_closes_ends_the_wait(topology: Topology) -> None:
+    """Who waits for room hears that the link is closed."""
+    with hosted(topology, [4], [1], conf=SMALL) as (here, there):
+        Taker(there, 1)
+        raised: list[Exception] = []
+
+        def send() -> None:
+            try:
+                while True:
+                    here.link.send([TaskGroup.of(1, [b"x"])])
+            except ClosedError as error:
+                raised.append(error)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        eventually(lambda: here.link.exhausted, SECONDS)
+        here.link.abort()
+        sending.join(SECONDS)
+        assert len(raised) == 1
+
+
+def test_what_is_not_executed_is_bounded(topology: Topology) -> None:
+    """Executors are given a window of messages; the rest stays in the receive queue."""
+    conf = {"topology.executor.receive.buffer.size": 10}
+    with hosted(topology, [4], [1], conf=conf) as (here, there):
+        taker = Taker(there, 1)
+        for number in range(50):
+            here.link.send([TaskGroup.of(1, [b"%d" % number])])
+        eventually(lambda: there.ledger().accepted == 50, SECONDS)
+        eventually(lambda: len(taker.came) == 10, SECONDS)
+        taker.finish()
+        eventually(lambda: len(taker.came) == 20, SECONDS)
+        assert there.ledger().pending == 40
+        while len(taker.came) < 50:
+            taker.finish()
+        taker.finish()
+        eventually(lambda: there.ledger().acknowledged == 50, SECONDS)
+
+
+def test_too_large(topology: Topology) -> None:
+    """A message over the limit is refused to whoever sends it, and the limit is a setting."""
+    payload = bytes(3 * 2**20)
+    with hosted(topology, [4], [1]) as (here, _), pytest.raises(MessageTooLargeError):
+        here.link.send([TaskGroup.of(1, [payload])])
+    conf = {"tuplewire.session.max_message_bytes": 4 << 20}
+    with hosted(topology, [4], [1], transport="grpc", conf=conf) as (here, there):
+        taker = Taker(there, 1)
+        here.link.send([TaskGroup.of(1, [payload])])
+        eventually(lambda: taker.came == [(1, payload)], SECONDS)
+        taker.finish()
+
+
+def test_no_other_consumer(topology: Topology) -> None:
+    """The messages of tasks that a worker runs itself are nobody else's."""
+    with hosted(topology, [1, 2], transport="grpc") as (here,):
+        Taker(here, 1)
+        with Client(here.peer[1], topology="t") as client:
+            with (
+                pytest.raises(RefusedError, match="task 1 is run by worker w0 itself"),
+                client.recv([1]) as subscription,
+            ):
+                next(subscription)
+            with client.recv([2]) as subscription:
+                client.send(2, b"x")
+                assert next(subscription)[0].message == b"x"
+
+
+def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
+    """Tasks that are sent to and that nobody has are logged once, and messages to them are counted."""
+    with hosted(topology, [1]) as (here,):
+        (record,) = (each for each in caplog.records if each.message == "assignment.tasks_missing")
+        assert record.__dict__["tasks"] == [2, 3]
+        here.link.send([TaskGroup.of(2, [b"a"])])
+        eventually(lambda: here.link.lost() == 1, SECONDS)
+        assert not here.link.pending
+        assign(2, {here: [1, 2, 3]})
+        assert not here.link.missing
+
+
+@pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
+def test_spouts_wait_for_connections(transport: str) -> None:
+    """A spout is asked for its first tuple once every worker that is needed is there."""
+    feeder = FeederSpout(["number"])
+    topology = chain(feeder, more="s")
+    here, first, second = (host(name, topology, transport) for name in ("here", "first", "second"))
+    assign(1, {here: [4], first: [1], second: [2, 3]})
+    second.abort()
+    taker = Taker(first, 1)
+    worker = ExecutorWorker(topology, [4], topology_id="t", link=here.link)
+    worker.start()
+    eventually(lambda: here.link.not_ready == "no connection to second", SECONDS)
+    worker.activate()
+    feeder.feed([1])
+    assert not worker.wait_idle(0.2)
+    assert taker.came == []
+    again = host("second", topology, transport)
+    assign(2, {here: [4], first: [1], again: [2, 3]})
+    assert worker.wait_idle(SECONDS)
+    eventually(lambda: len(taker.came) == 1, SECONDS)
+    taker.finish()
+    worker.close(0.1)
+    for each in (here, first, again):
+        each.close(0.1)
+
+
+def test_an_executor_moves_while_tuples_flow() -> None:
+    """A bolt that moves finishes what it has; what comes later is executed where it is then, in order."""
+    feeder = FeederSpout(["number"])
+    topology = chain(feeder)
+    for number in range(1000):
+        feeder.feed([number])
+    seen: list[Any] = []
+    with hosted(topology, [1, 4], [2, 3]) as (here, there):
+        workers = [
+            ExecutorWorker(
+                topology,
+                tasks,
+                topology_id="t",
+                link=each.link,
+                received=lambda name, tuples: seen.extend((name, message["number"]) for message in tuples),
+            )
+            for each, tasks in ((here, [1, 4]), (there, [2, 3]))
+        ]
+        for worker in workers:
+            worker.start()
+        workers[0].activate()
+        eventually(lambda: len(seen) > 200, SECONDS)
+        workers[0].remove(range(1, 2), SECONDS)
+        assign(2, {here: [4], there: [1, 2, 3]})
+        workers[1].add(range(1, 2))
+        for number in range(1000, 2000):
+            feeder.feed([number])
+        eventually(lambda: sum(name == "b" for name, _ in seen) == 2000, SECONDS)
+        assert [number for name, number in seen if name == "a"] == list(range(2000))
+        for worker in workers:
+            worker.close()
+
+
+class Tell(BasicBolt):
+    """Knows where it is."""
+
+    where: TopologyContext
+
+    def prepare(self, conf: Any, context: TopologyContext) -> None:
+        del conf
+        type(self).where = context
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Do nothing."""
+
+
+def test_a_task_knows_its_worker() -> None:
+    """A task is told the port of its worker, and the tasks that are there with it."""
+    builder = TopologyBuilder()
+    builder.set_spout("s", FeederSpout(["number"]))
+    builder.set_bolt("tell", Tell()).shuffle_grouping("s")
+    topology = builder.create_topology()
+    with hosted(topology, [1, 2]) as (here,):
+        worker = ExecutorWorker(topology, [1, 2], topology_id="t", link=here.link, port=here.port)
+        worker.start()
+        assert (Tell.where.worker_port, set(Tell.where.worker_tasks)) == (here.port, {1, 2})
+        worker.close()

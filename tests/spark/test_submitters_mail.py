@@ -1,0 +1,65 @@
+"""The mail of the program that has submitted a topology to Spark: it is read to its end."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import eventually
+from pyspark.sql import DataFrame, SparkSession
+
+from tuplewire import TaskMessageBatch
+from tuplewire.client import Client
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.spark.topology import running
+from tuplewire.spark.topology.job import Job
+from tuplewire.spark.topology.mail import Mail, MailKind
+from tuplewire.spark.topology.member import Submitted
+from tuplewire.spark.topology.output import Output
+from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
+from tuplewire_demos.words import wordcount_topology
+from tuplewire_service.launching.local_workers import LocalWorkers
+
+pytestmark = pytest.mark.spark
+SECONDS = 60.0
+
+
+def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may say that all tasks have ended before their last mail is here: none of it stays behind."""
+    monkeypatch.setattr(running, "_CLOSE_SECONDS", SECONDS)  # a busy machine may need more than five
+    go_on = threading.Event()
+
+    def action() -> DataFrame:
+        assert go_on.wait(SECONDS)
+        return spark.range(1)
+
+    job = Job(spark, "a job that ends when it is told to", action)
+    submitted = Submitted("mail", "run", wordcount_topology(Path("book.txt")), {}, 2, Output({}, frozenset()))
+    with LocalWorkers(1, "mail") as local, ExitStack() as stack:
+        local.assign({0: [SUBMITTER_TASK]})
+        (worker,) = local.endpoints
+        control = stack.enter_context(ControlClient(worker.unix_address))
+        place = Place(worker.unix_address, worker.worker_id, worker.address, "mail", 1)
+        topology = running.SparkTopology(submitted, job, place, ExitStack())
+        member = stack.enter_context(Client(worker.unix_address, topology="mail"))
+
+        def tell(rank: int, kind: MailKind, *values: Any) -> None:
+            payload = Mail("run", 7, rank, kind, values).to_bytes()
+            member.send(TaskMessageBatch.from_columns([SUBMITTER_TASK], [payload]))
+
+        tell(0, MailKind.BEGUN, 1, 2)
+        tell(0, MailKind.CLOSED)
+        go_on.set()
+        eventually(lambda: job.result is not None, SECONDS, "the job's action is over")
+        for emitted in range(1, 11):
+            tell(0, MailKind.PROGRESS, emitted, emitted)
+            eventually(lambda e=emitted: topology.progress().emitted == e, SECONDS, "progress")  # type: ignore[misc]
+        assert not topology.done
+        tell(1, MailKind.CLOSED)
+        assert topology.wait(SECONDS)
+        member.flush(SECONDS)
+        ledger = control.status().ledger
+        assert (ledger.accepted, ledger.acknowledged, ledger.pending) == (13, 13, 0)

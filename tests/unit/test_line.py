@@ -1,0 +1,78 @@
+"""When a proxy passes bytes on, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from helpers.hand_loop import HandLoop
+
+from tuplewire_service.testing.line import Conditions, Direction, Line, OneWay
+
+CHUNKS = 16
+DATA = os.urandom(CHUNKS * 64 * 1024)
+
+
+class Arrivals(asyncio.Transport):
+    """The far end of a connection; notes when how much has arrived."""
+
+    def __init__(self, loop: HandLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._closed = False
+        self.data = b""
+        self.pieces: list[tuple[float, int]] = []
+        """The time of each piece, and how many bytes had arrived with it."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.data += data
+        self.pieces.append((self._loop.time(), len(self.data)))
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+
+
+@contextmanager
+def carried(conditions: Conditions, data: bytes) -> Iterator[tuple[HandLoop, Arrivals]]:
+    """Carry bytes that are all there at once, on a loop whose time stands still until it is moved."""
+    loop = HandLoop()
+    arrivals = Arrivals(loop)
+
+    def begin() -> None:
+        line, reader = Line(), asyncio.StreamReader()
+        line.change(conditions)
+        writer = asyncio.StreamWriter(arrivals, asyncio.StreamReaderProtocol(reader), None, loop)
+        loop.create_task(OneWay(line, Direction.TO_TARGET, reader, writer).run())
+        reader.feed_data(data)
+
+    loop.inside(begin)
+    yield loop, arrivals
+    loop.kill("")
+    arrivals.close()
+    loop.close()
+
+
+def test_all_that_is_delayed_is_late_by_the_same_time() -> None:
+    """Nothing arrives before the delay is over, and many chunks together then, not one after the other."""
+    with carried(Conditions(delay_seconds=3), DATA) as (loop, arrivals):
+        loop.pass_time(2.9)
+        assert arrivals.data == b""
+        loop.pass_time(0.2)
+        assert arrivals.data == DATA
+
+
+def test_a_throttled_line_keeps_to_its_rate() -> None:
+    """At no time has more arrived than the rate allows, but for one piece; at the end all has."""
+    rate = len(DATA) / 100
+    with carried(Conditions(bytes_per_second=rate), DATA) as (loop, arrivals):
+        loop.pass_time(50)
+        assert 0.4 * len(DATA) < len(arrivals.data) < 0.6 * len(DATA)
+        loop.pass_time(51)
+        assert arrivals.data == DATA
+        piece = rate * 0.05
+        assert all(size <= rate * at + piece for at, size in arrivals.pieces)

@@ -1,0 +1,46 @@
+"""What others cause fills no log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tuplewire.connection.log_rate import LogRate
+from tuplewire.connection.refused_messages import RefusedMessages
+from tuplewire.session.receive import Refusal
+
+
+def test_one_line_a_minute_for_each_kind_with_a_count() -> None:
+    """The first comes at once; those between are counted by the next one."""
+    now = 1000.0
+    rate = LogRate(lambda: now)
+    assert [rate.due("a", 5), rate.due("a"), rate.due("b"), rate.due("a", 2)] == [5, 0, 1, 0]
+    now += 59.9
+    assert rate.due("a") == 0
+    now += 0.1
+    assert [rate.due("a"), rate.due("a")] == [5, 0]
+
+
+def test_kinds_are_forgotten() -> None:
+    """However many kinds there are, a thousand are remembered."""
+    rate = LogRate(lambda: 0.0)
+    for kind in range(3000):
+        rate.due(kind)
+        rate.due(kind)
+    assert len(rate._logged) <= 1000
+    assert len(rate._since) <= 1000
+
+
+def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """60,000 refused groups make two lines, which say how many messages that were."""
+    refused = RefusedMessages("host:6700")
+    refusals = [Refusal(1, task, 2, "UNKNOWN_TASK", "nobody has it") for task in range(30_000)]
+    with caplog.at_level(logging.WARNING):
+        refused.add([*refusals, Refusal(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
+        refused.add(refusals)
+    lines = [(vars(record)["messages"], vars(record)["reason"]) for record in caplog.records]
+    assert lines == [
+        (60_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),
+        (3, "NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
+    ]

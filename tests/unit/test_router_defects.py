@@ -1,0 +1,92 @@
+"""A defect on the way of messages: it is not hidden, and the ledger adds up all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tuplewire import TaskGroup
+from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.messaging.local.local_client import LocalClient
+from tuplewire_service.messaging.local.local_context import LocalContext
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+ASSIGNMENT = Assignment(
+    1,
+    "t",
+    (
+        AssignedWorker("here", "127.0.0.1:1", (0,)),
+        AssignedWorker("there", "127.0.0.1:2", (1,)),
+        AssignedWorker("elsewhere", "127.0.0.1:3", (2,)),
+    ),
+)
+
+
+class _Program:
+    source, worker_number, wants_releases = "client", 0, False
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+
+    def release(self, task: int, messages: int, _size_bytes: int) -> None:
+        self.released += [task] * messages
+
+
+def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Program, list[Any]]:
+    """Send two messages each to tasks 0, 1 and 2 where every connection fails with this error."""
+
+    def forward(*_: object, **__: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(LocalClient, "forward", forward)
+    program, defects = _Program(), []
+
+    async def main() -> Router:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: defects.append(context))
+        context = LocalContext()
+        router = Router(
+            WorkerSettings(worker_id="here", topology="t"),
+            1,
+            context,
+            draining=lambda: False,
+            consumed=lambda _: None,
+        )
+        router.update(ASSIGNMENT)
+        groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (0, 1, 2)]
+        router.recv(ReceivedBatch.arrived(groups, program))
+        assert router.ledger().balanced
+        await asyncio.sleep(0)  # the turn in which the transfer queue drains
+        await asyncio.to_thread(context.term)
+        return router
+
+    return asyncio.run(main()), program, defects
+
+
+def test_a_defect_in_a_connection_is_loud_and_the_ledger_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop hears of it; what was not sent counts as dropped, and its sender is not told it is done."""
+    router, program, defects = _run(RuntimeError("a defect"), monkeypatch)
+    assert [str(context["exception"]) for context in defects] == ["a defect"]
+    ledger = router.ledger()
+    assert (ledger.accepted, ledger.pending, ledger.dropped["shutdown"]) == (6, 2, 4)
+    assert ledger.balanced
+    assert program.released == []
+
+
+@pytest.mark.parametrize(
+    "error", [WrongTopologyError("not ours"), RefusedError("never heard of"), TuplewireError("x")]
+)
+def test_a_refusal_by_one_peer_is_settled_by_name(
+    error: TuplewireError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No defect: these messages are dropped{refused}, the others go on."""
+    router, program, defects = _run(error, monkeypatch)
+    assert defects == []
+    ledger = router.ledger()
+    assert (ledger.accepted, ledger.pending, ledger.dropped["refused"]) == (6, 2, 4)
+    assert ledger.balanced
+    assert program.released == [1, 1, 2, 2]

@@ -1,0 +1,78 @@
+"""`tuplewire run`: its jobs are those that installed packages declare."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuplewire_service.command.cli import main
+
+ROOT = Path(__file__).parents[2]
+JOB = """
+def add(jobs, name):
+    jobs.add_parser(name, help="of a package of one's own").set_defaults(handler=lambda arguments: 7)
+"""
+
+
+def install(directory: Path, entry_point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package that declares a job."""
+    (directory / "a_job_of_mine.py").write_text(JOB, encoding="utf-8")
+    about = directory / "a_job_of_mine-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: a-job-of-mine\nVersion: 1\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(f"[tuplewire.run]\n{entry_point}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(directory)
+
+
+def test_a_package_adds_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that a package declares runs by its name."""
+    install(tmp_path, "mine = a_job_of_mine:add", monkeypatch)
+    assert main(["run", "mine"]) == 7
+
+
+def test_an_unknown_job_is_answered_with_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the jobs that there are."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "nothing"])
+    assert ended.value.code == 64
+    told = capsys.readouterr().err
+    assert all(f"'{name}'" in told for name in ("nothing", "flights", "stream", "wordcount"))
+
+
+def test_the_help_lists_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    """`tuplewire run --help` has a line for each job."""
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    told = capsys.readouterr().out
+    assert "delays by carrier" in told
+    assert "how often each word" in told
+
+
+def test_a_job_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error says which entry point is wrong, and why."""
+    install(tmp_path, "mine = a_job_of_mine:missing", monkeypatch)
+    assert main(["run", "flights"]) == 64
+    told = capsys.readouterr().err
+    assert "cannot load the job 'mine' from a_job_of_mine:missing" in told
+
+
+def test_without_any_job() -> None:
+    """Where no package declares a job, the command says what to install."""
+    program = "import sys; from tuplewire_service.command.cli import main; sys.exit(main(['run']))"
+    folders = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service"))
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={**os.environ, "PYTHONPATH": folders},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr.count("\n")) == (64, 1)
+    assert "there is no job to run" in ran.stderr
+    assert "tuplewire[demo]" in ran.stderr

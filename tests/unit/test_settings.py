@@ -1,0 +1,314 @@
+"""Every declared setting: what it refuses, and that all its sources give the same object."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import FrozenInstanceError
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuplewire.config import SessionSettings
+from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings import ANY_TEXT, OUR_PREFIX, Setting, Settings, keys_of, settings_of
+from tuplewire.spark.options import SinkOptions, SourceOptions, sink_options, source_options
+from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire_service.launching.launch_settings import LaunchSettings
+from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
+from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.process.config_sources import load, to_toml
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+TLS = {"tls_ca": "ca", "tls_certificate": "crt", "tls_key": "key"}
+
+# What an object of each class needs besides the setting in question, so that its values fit together.
+BESIDE: dict[type[Settings], dict[str, Any]] = {
+    SessionSettings: {},
+    TransportSettings: {"incarnation": 1},
+    GrpcSettings: {"incarnation": 1},
+    ZmqSettings: {"incarnation": 1},
+    TopologySettings: {},
+    LaunchSettings: {"user": "somebody"},
+    WorkerSettings: {"worker_id": "w", "topology": "t"},
+    WorkerConfig: {**TLS, "worker_id": "w"},
+    Credentials: TLS,
+    SourceOptions: {"address": "w:1", "topology": "t", "tasks": (1,)},
+    SinkOptions: {"topology": "t", "grouping": "fields", "tasks": (1,)},
+}
+# What is refused, by the kind's metavar: values of a wrong type, and values out of bounds.
+WRONG: dict[str, list[Any]] = {
+    "COUNT": ["1", 1.5, True, [], -1],
+    "SIZE": ["1", "1MiB", 1.5, True, 0, -1],
+    "SECONDS": ["1", True, [], -1, float("nan"), float("inf"), 10**400],
+    "BOOLEAN": ["true", 1, 0, "yes"],
+    "NAME": [5, ""],
+    "LEVEL": [5, "loud", ["info"]],
+    "FORMAT": [5, "xml"],
+    "TEXT": [5, True, ["a"]],
+    "ID": [5, "", " "],
+    "HOST": [5, "", None],
+    "FILE": [5, "", Path("/file")],
+    "NAMES": ["a", [5], ["a*b"]],
+    "HOST:PORT": [5, "host", "host:", "host:65536", "::1:1"],
+    "HOST[:PORT]": [5, "", "host:0"],
+    "PATH": [5, "relative", "/" + 107 * "x"],
+    "MODE": ["0660", True, 0, 0o1000],
+    "ADDRESS": [5, "nowhere", "unix:relative", "host:0"],
+    "ADDRESSES": ["host:1", [5], ["nowhere"], ["unix:relative"]],
+    "PORTS": [1, ["1"], [True], [-1], [65536]],
+    "OPTIONS": [5, [5], "-X 'dev"],
+    "VARIABLES": ["A=b", {"A": 1}, {1: "a"}],
+    "TASKS": [5, "1", ["1"], [-1], [2**31]],
+}
+# A value that is not the default, by the setting's name or its kind's metavar.
+RIGHT: dict[str, Any] = {
+    "ack_mode": "processed",
+    "overflow": "drop_oldest",
+    "error_policy": "skip",
+    "grouping": "shuffle",
+    "transport": "zmq",
+    "log_level": "debug",
+    "log_format": "json",
+    "cluster_mode": "local",
+    "mode": "distributed",
+    "allow_plaintext": True,
+    "fail_on_data_loss": False,
+    "COUNT": 77,
+    "SIZE": 3 << 20,
+    "SECONDS": 7.5,
+    "BOOLEAN": True,
+    "NAME": "name",
+    "TEXT": "text",
+    "ID": "id",
+    "HOST": "::1",
+    "FILE": "file",
+    "NAMES": ("a.example", "*.b.example"),
+    "HOST:PORT": "127.0.0.1:77",
+    "HOST[:PORT]": "[fd00::1]",
+    "PATH": "/run/ä.sock",
+    "MODE": 0o600,
+    "ADDRESS": "unix:///a",
+    "ADDRESSES": ("unix:///a", "[::1]:0"),
+    "PORTS": (6700, 0),
+    "OPTIONS": ("-X", "a b"),
+    "VARIABLES": {"A": "b"},
+    "TASKS": (3, 1, 2),
+}
+# What else a setting needs, or does not go with.
+WITH: dict[str, dict[str, Any]] = {
+    "transport": dict.fromkeys(TLS),
+    "listen_peers": {"transport": "zmq", **dict.fromkeys(TLS)},
+}
+PAIRS = [(kind, each) for kind in BESIDE for each in settings_of(kind).values()]
+
+
+def table(pairs: Iterable[tuple[type[Settings], Setting]]) -> pytest.MarkDecorator:
+    """Run a test for each of these."""
+    named = [pytest.param(kind, each, id=f"{kind.__name__}-{each.name}") for kind, each in pairs]
+    return pytest.mark.parametrize(("kind", "each"), named)
+
+
+OF_A_WORKER = [(kind, each) for kind, each in PAIRS if kind is WorkerConfig]
+OF_SPARK = [(kind, each) for kind, each in PAIRS if kind in {SourceOptions, SinkOptions}]
+
+
+def right(each: Setting) -> Any:
+    """Return a value that fits a setting and is not its default."""
+    return RIGHT[each.name] if each.name in RIGHT else RIGHT[each.kind.metavar]
+
+
+def made(kind: type[Settings], each: Setting) -> Settings:
+    """Return an object in which a setting is not the default."""
+    return kind(**{**BESIDE[kind], **WITH.get(each.name, {}), each.name: right(each)})
+
+
+def as_text(each: Setting, value: Any) -> str:
+    """Return a value as somebody writes it at a command line."""
+    shown = each.kind.shown(value)
+    return str(shown).lower() if isinstance(shown, bool) else str(shown)
+
+
+def given(config: Settings) -> dict[str, str]:
+    """Return the texts of what is not the default, by name."""
+    values = {name: getattr(config, name) for name in settings_of(type(config))}
+    return {
+        name: as_text(settings_of(type(config))[name], value)
+        for name, value in values.items()
+        if value != settings_of(type(config))[name].default
+    }
+
+
+@table(PAIRS)
+def test_a_wrong_value_is_refused_when_the_object_is_made(kind: type[Settings], each: Setting) -> None:
+    """A value of a wrong type or out of bounds is an error that names the setting."""
+    for wrong in [*WRONG[each.kind.metavar], object(), {"a": object()}]:
+        with pytest.raises(ConfigError, match=rf"^{each.name}\b"):
+            kind(**{**BESIDE[kind], each.name: wrong})
+
+
+@table(PAIRS)
+def test_a_wrong_value_is_refused_under_its_keys(kind: type[Settings], each: Setting) -> None:
+    """In a configuration the error names the key that the user wrote, ours or Storm's."""
+    for key in filter(None, {each.key, each.storm}):
+        for wrong in WRONG[each.kind.metavar]:
+            if wrong is not None:
+                with pytest.raises(ConfigError) as raised:
+                    kind.from_conf({key: wrong})
+                assert str(raised.value).startswith(key)
+
+
+@table(PAIRS)
+def test_an_error_says_what_is_allowed(kind: type[Settings], each: Setting) -> None:
+    """The value and what it must be stand in the error, but for a secret value."""
+    with pytest.raises(ConfigError) as raised:
+        kind(**{**BESIDE[kind], each.name: Fraction(1, 3)})
+    assert str(raised.value).startswith(f"{each.name} must be {each.kind.allowed}, ")
+    assert ("not Fraction(1, 3)" in str(raised.value)) != each.secret
+
+
+@table(PAIRS)
+def test_an_unknown_key_is_refused(kind: type[Settings], each: Setting) -> None:
+    """A key that is nearly one of ours is an error that names it and the one that was meant."""
+    wrong = each.key + "x"
+    if wrong.startswith((OUR_PREFIX, *kind.REFUSED)):
+        with pytest.raises(ConfigError, match=rf"unknown setting '{wrong}'; did you mean .*{each.key}"):
+            kind.from_conf({wrong: 1})
+    with pytest.raises(ConfigError, match=rf"unknown setting '{each.name}x'; did you mean .*{each.name}"):
+        kind.of(**{each.name + "x": 1})
+
+
+@table(PAIRS)
+def test_a_configuration_gives_the_same_object(kind: type[Settings], each: Setting) -> None:
+    """What an object says as a configuration travels as JSON, and is read as an equal object."""
+    config = made(kind, each)
+    assert kind.from_conf(json.loads(json.dumps(config.conf()))) == config
+
+
+@table(pair for pair in PAIRS if pair[1].storm)
+def test_storms_key_gives_the_same_object(kind: type[Settings], each: Setting) -> None:
+    """Storm's key is as good as ours, in Storm's unit; both at once are refused."""
+    config = made(kind, each)
+    plain = each.kind_at(each.storm).plain(right(each))
+    rest = {key: value for key, value in config.conf().items() if key != each.key}
+    assert kind.from_conf({**rest, each.storm: plain}) == config
+    if each.storm != each.key:
+        with pytest.raises(ConfigError, match="are the same setting: keep one"):
+            kind.from_conf({each.key: right(each), each.storm: plain})
+
+
+@table(OF_A_WORKER)
+def test_flags_variables_and_file_give_the_same_object(
+    kind: type[WorkerConfig], each: Setting, tmp_path: Path
+) -> None:
+    """Flags, variables and the printed file are read as an equal object."""
+    config = made(kind, each)
+    texts = given(config)
+    variables = {settings_of(kind)[name].variable: text for name, text in texts.items()}
+    by_flags, by_variables = load(kind, texts, {}), load(kind, {}, variables)
+    assert by_flags.config == by_variables.config == config
+    assert by_flags.origins[each.name] == f"flag {each.flag}"
+    assert by_variables.origins[each.name] == f"environment {each.variable}"
+    file = tmp_path / "worker.toml"
+    file.write_text(to_toml(by_flags), encoding="utf-8")
+    assert load(kind, {}, {}, file).config == config
+
+
+@table(pair for pair in OF_A_WORKER if pair[1].kind is not ANY_TEXT)
+def test_an_error_names_the_source(kind: type[WorkerConfig], each: Setting) -> None:
+    """A text that does not fit is an error that names the flag or the variable."""
+    wrong = "a*b" if each.kind.metavar == "NAMES" else " "
+    with pytest.raises(ConfigError, match=rf"^flag {each.flag}\b"):
+        load(kind, {each.name: wrong}, {})
+    with pytest.raises(ConfigError, match=rf"^environment {each.variable}\b"):
+        load(kind, {}, {each.variable: wrong})
+
+
+@table(OF_SPARK)
+def test_sparks_options_give_the_same_object(kind: type[Settings], each: Setting) -> None:
+    """Options of Spark's data source are read as an equal object."""
+    config = made(kind, each)
+    texts = {settings_of(kind)[name].option: text for name, text in given(config).items()}
+    read: Any = source_options if kind is SourceOptions else sink_options
+    assert read(texts) == config
+
+
+@pytest.mark.parametrize("name", settings_of(Credentials))
+def test_the_environment_gives_the_same_credentials(name: str) -> None:
+    """A program's variables are read as an equal object."""
+    config = made(Credentials, settings_of(Credentials)[name])
+    variables = {settings_of(Credentials)[key].variable: text for key, text in given(config).items()}
+    assert Credentials.from_environment(variables) == config
+
+
+@table(PAIRS)
+def test_settings_are_values(kind: type[Settings], each: Setting) -> None:
+    """An object does not change, and travels as it is."""
+    config = made(kind, each)
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own
+    with pytest.raises(FrozenInstanceError):
+        setattr(config, each.name, right(each))
+
+
+def test_no_key_means_two_things() -> None:
+    """Within one class each key stands for one setting."""
+    for kind in BESIDE:
+        keys = [key for each in settings_of(kind).values() for key in {each.key, each.storm} if key]
+        assert len(keys) == len(keys_of(kind))
+
+
+@pytest.mark.parametrize("kind", [TransportSettings, TopologySettings, WorkerSettings])
+def test_a_session_is_read_out_of_the_same_configuration(kind: type[Settings]) -> None:
+    """A session's settings are plain keys beside the others, and SessionSettings in the object."""
+    conf: Mapping[str, Any] = {
+        "tuplewire.session.max_block_seconds": 5,
+        "tuplewire.session.ack_mode": "processed",
+        "storm.messaging.netty.buffer.high.watermark": 2 << 20,
+        "storm.messaging.netty.min_wait_ms": 100,
+        **BESIDE[kind],
+    }
+    session: Any = getattr(kind.from_conf(conf), "session")  # noqa: B009 - each has one
+    assert session == SessionSettings.of(
+        max_block_seconds=5.0,
+        ack_mode="processed",
+        max_pending_bytes=2 << 20,
+        backoff_initial_seconds=0.1,
+    )
+    with pytest.raises(ConfigError, match=r"^session must be SessionSettings, not \{\}"):
+        kind(**{**BESIDE[kind], "session": {}})
+
+
+def test_a_secret_value_is_shown_nowhere() -> None:
+    """What is in a worker's environment is in no error and no representation."""
+    with pytest.raises(ConfigError) as raised:
+        LaunchSettings.from_conf({"topology.environment": {"PASSWORD": ["hidden"]}})
+    assert "topology.environment must be a map" in str(raised.value)
+    assert raised.value.__cause__ is None
+    shown = f"{raised.value} {LaunchSettings(environment={'PASSWORD': 'hidden'})!r}"
+    assert "hidden" not in shown
+
+
+def test_none_is_not_set() -> None:
+    """Storm's null is as good as no key; a setting that may be None is so by itself."""
+    assert TopologySettings.from_conf({"topology.max.spout.pending": None}) == TopologySettings()
+    assert TopologySettings(acker_executors=None).ackers == 1
+    with pytest.raises(ConfigError, match=r"^workers must be"):
+        TopologySettings(workers=None)  # type: ignore[arg-type]
+
+
+def test_keys_of_the_user_pass() -> None:
+    """What begins as nobody's key here is the user's own, whatever it is."""
+    mine = {
+        "mine": object(),
+        "words.limit": -1,
+        "storm.zookeeper.root": "/storm",
+        "tuplewire.zmq.max_streams": 1,
+    }
+    assert TopologySettings.from_conf(mine) == TopologySettings()
+    assert LaunchSettings.from_conf(mine) == LaunchSettings()

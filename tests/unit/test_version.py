@@ -1,0 +1,37 @@
+"""The version stands in clients/tuplewire/__init__.py; whatever else names it says the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tuplewire
+
+ROOT = Path(__file__).parents[2]
+PLACES = {
+    "CHANGELOG.md": r"^## (\d\S+), unreleased$|^## (\d\S+), \d{4}-\d\d-\d\d$",
+    "deploy/README.md": r"docker://\S+/tuplewire:(\d\S+)",
+    "deploy/build-image.sh": r"docker://\S+/tuplewire:(\d\S+)",
+    "deploy/kustomize/overlays/prod/kustomization.yaml": r"newTag: (\S+)",
+    "deploy/kustomize/overlays/prod/executor/kustomization.yaml": r"newTag: (\S+)",
+    "deploy/prometheus/rules_test.yml": r"tuplewire_build_info\{.*?version=\"([^\"]+)\"",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_version_is_the_same(place: str) -> None:
+    """Every file that names the version names the package's; the changelog begins with it."""
+    found = re.findall(PLACES[place], (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE)
+    versions = ["".join(each) for each in found]
+    assert versions, f"{place} does not name the version"
+    assert set(versions[:1] if place == "CHANGELOG.md" else versions) == {tuplewire.__version__}
+
+
+def test_the_build_reads_it() -> None:
+    """The distribution takes its version from the package, and has none of its own."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'dynamic = ["version"]' in project
+    assert '[tool.hatch.version]\npath = "clients/tuplewire/__init__.py"' in project
+    assert not re.search(r"^version = ", project, re.MULTILINE)
