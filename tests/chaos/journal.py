@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from helpers.history import History
+
 from tuplewire.config import AckMode
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.testing import History
 
 Record = tuple[int, str, dict[str, Any]]
 """When (monotonic nanoseconds), which method of History, and its arguments."""

@@ -10,10 +10,10 @@ from chaos.cluster import THIS_HOST, Cluster, Host
 from chaos.journal import Journal, history_of, records
 from chaos.layout import CONSUMERS, PRODUCERS, TASKS, TOPOLOGY, WORKERS
 from chaos.programs import Program
+from helpers.history import Verdict
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.testing.history import Verdict
 
 END_SECONDS = 60.0
 """How long it may take, after everything has healed, until all is delivered."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from helpers.history import History, Rule
+from helpers.ranges import Ranges
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tuplewire.config import AckMode
-from tuplewire_service.testing.history import History, Rule
-from tuplewire_service.testing.ranges import Ranges
 
 SPANS = st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda each: (each[0], sum(each)))
 

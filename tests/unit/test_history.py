@@ -6,10 +6,10 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+from helpers.history import History, Rule, Verdict
 
 from tuplewire.config import AckMode
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.testing.history import History, Rule, Verdict
 
 SOURCE, TASK = 7, 3
 NEAR, FAR, OTHER = "near", "far", "other"

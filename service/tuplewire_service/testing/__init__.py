@@ -1,8 +1,7 @@
-"""Shipped for tests: the conformance kit for transports, faults on the way, the history checker, waiting."""
+"""Shipped for tests: the conformance kit for transports, faults on the way, waiting."""
 
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.control_faults import ControlFaults, Fate
-from tuplewire_service.testing.history import History
 from tuplewire_service.testing.line import Direction
 from tuplewire_service.testing.proxy import FaultProxy
 from tuplewire_service.testing.relays import RelayConformance
@@ -13,7 +12,6 @@ __all__ = [
     "Direction",
     "Fate",
     "FaultProxy",
-    "History",
     "RelayConformance",
     "TransportConformance",
     "eventually",

@@ -25,9 +25,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from helpers.ranges import Range, Ranges
 from tuplewire.config import AckMode
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.testing.ranges import Range, Ranges
 
 _LISTED = 50
 """So many violations of each kind are kept, and all are counted."""
