@@ -11,6 +11,7 @@ from typing import Any, Self, overload
 
 from tuplewire.config import SessionSettings
 from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.errors import ClosedError
@@ -62,6 +63,7 @@ class Client:
             dial = dial_grpc(self.address, self._settings, dialler_for(self._credentials))
             self._sender = Sender(self.address, identity, self._settings, loop, dial)
             self._sender.start()
+            owe_goodbye(self, self._sender)
         return self._sender
 
     @overload

@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from tuplewire.config import SessionSettings
 from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
@@ -32,6 +33,9 @@ class Client:
 
     The client connects at its first call. It is thread-safe. It pickles as its settings: unpickled, or in a
     forked child, it is a new sender that connects at its own first call.
+
+    Close it, or use it in `with`. One that is dropped, or left at the interpreter's exit, gives a
+    ResourceWarning, says goodbye for a short while, and logs how many messages were not acknowledged.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class Client:
             return self._sender
         thread.suspendables.add(sender)
         self._sender = sender
+        owe_goodbye(self, sender)
         return sender
 
     @overload

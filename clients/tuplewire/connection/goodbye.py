@@ -1,0 +1,99 @@
+"""A goodbye for senders whose program drops their client, or ends, without close().
+
+It spares the worker the time in which it keeps a session for a resume; the worker never depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Sequence
+
+from tuplewire.connection.loop import watched
+from tuplewire.connection.sender import Sender
+from tuplewire.session.ledger import DropReason
+
+logger = logging.getLogger(__name__)
+
+_DROPPED_SECONDS = 10.0
+"""How long a dropped client's messages are still sent, in the background; what close() waits by default."""
+_EXIT_SECONDS = 2.0
+"""How long the end of a program waits for acknowledgements, all its clients together."""
+
+_open: weakref.WeakSet[Sender] = weakref.WeakSet()
+_closing: set[asyncio.Task[None]] = set()
+
+
+def owe_goodbye(client: object, sender: Sender) -> None:
+    """Let a sender say goodbye when its client is dropped, or the program ends, before it is closed."""
+    _open.add(sender)
+    weakref.finalize(client, _dropped, sender, os.getpid()).atexit = False
+
+
+def _dropped(sender: Sender, pid: int) -> None:
+    """Close in the background: a finaliser may run on any thread, the loop's included."""
+    if pid != os.getpid() or sender.closing:
+        return
+    if sender.event_loop.is_closed():
+        _tell_lost(sender, sender.pending_messages)
+    else:
+        sender.event_loop.call_soon_threadsafe(_begin_to_close, sender)
+    _warn(sender, "was dropped")
+
+
+def _begin_to_close(sender: Sender) -> None:
+    task = watched(sender.event_loop.create_task(_close([sender], _DROPPED_SECONDS)))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+def _warn(sender: Sender, what: str) -> None:
+    warnings.warn(
+        f"a client of {sender.address} {what} without close(), with {sender.pending_messages} messages not "
+        "acknowledged yet; call close(), or use it in a `with` block",
+        ResourceWarning,
+        stacklevel=3,
+    )
+
+
+def _tell_lost(sender: Sender, messages: int) -> None:
+    if messages:
+        logger.warning(
+            "client.not_closed: %d messages to %s were not acknowledged when their client ended",
+            messages,
+            sender.address,
+            extra={"peer": sender.address, "messages": messages},
+        )
+
+
+async def _close(senders: Sequence[Sender], timeout: float) -> None:
+    await asyncio.gather(*(sender.close(timeout) for sender in senders))
+    for sender in senders:
+        _tell_lost(sender, sender.ledger().dropped.get(DropReason.CLOSED, 0))
+
+
+async def _close_now(senders: Sequence[Sender]) -> None:
+    for closing in _closing:
+        closing.cancel()
+    await _close(senders, _EXIT_SECONDS)
+
+
+@atexit.register
+def _program_ends() -> None:
+    left = [sender for sender in _open if not sender.ended]
+    for sender in left:
+        if not sender.closing:
+            _warn(sender, "is left")
+        if not sender.event_loop.is_running():
+            _tell_lost(sender, sender.pending_messages)
+    running = [sender for sender in left if sender.event_loop.is_running()]
+    for loop in {sender.event_loop for sender in running}:
+        closing = _close_now([sender for sender in running if sender.event_loop is loop])
+        asyncio.run_coroutine_threadsafe(closing, loop).result()
+
+
+os.register_at_fork(after_in_child=_open.clear)

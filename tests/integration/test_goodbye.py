@@ -1,0 +1,144 @@
+"""Clients that are dropped, or left when their program ends, say goodbye, and what was lost is told."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.topology import TOPOLOGY, assign, collect, ledger, metric, one_worker
+
+from tuplewire import Client, aio
+from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire_service.testing import eventually
+
+TASK = 1
+CONNECTED = 'tuplewire_sessions{state="connected"}'
+RESUMABLE = 'tuplewire_sessions{state="resumable"}'
+NOBODY = "127.0.0.1:1"
+MESSAGES = 1000
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Endpoint]:
+    """Run a worker with one task."""
+    with one_worker("w", directory=tmp_path) as endpoint:
+        assign(endpoint, 1, {("w", endpoint.address): [TASK]})
+        yield endpoint
+        assert ledger(endpoint).balanced
+
+
+def no_session_is_left(worker: Endpoint) -> None:
+    """Wait until the worker has forgotten every session, long before it would by itself."""
+    eventually(lambda: metric(worker, CONNECTED) == metric(worker, RESUMABLE) == 0, 20)
+
+
+def arrived(worker: Endpoint) -> int:
+    """Take the messages of the test."""
+    with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=30) as subscription:
+        return len(collect(subscription, MESSAGES))
+
+
+def drop(clients: list[Client] | list[aio.Client], warning: str) -> None:
+    """Give up the last reference to each, and expect a warning."""
+    with pytest.warns(ResourceWarning, match=warning):
+        clients.clear()
+
+
+def program(address: str, ending: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that sends and does not close."""
+    code = f"""
+import asyncio, os, sys
+import tuplewire
+from tuplewire import aio
+client = tuplewire.Client({address!r}, topology={TOPOLOGY!r})
+for number in range({MESSAGES}):
+    client.send({TASK}, b"x")
+{ending}
+"""
+    command = [sys.executable, "-W", "always", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del client", "client.flush()"])
+def test_a_program_ends_without_closing(worker: Endpoint, ending: str) -> None:
+    """Its messages arrive, its session is gone at once, and a ResourceWarning says what to do."""
+    ended = program(worker.address, ending)
+    assert ended.returncode == 0
+    assert "ResourceWarning" in ended.stderr
+    assert "call close()" in ended.stderr
+    assert "client.not_closed" not in ended.stderr
+    no_session_is_left(worker)
+    assert arrived(worker) == MESSAGES
+
+
+def test_a_program_that_closes_is_told_nothing(worker: Endpoint) -> None:
+    """Neither a warning nor a line."""
+    ended = program(worker.address, "client.flush(); client.close()")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert arrived(worker) == MESSAGES
+
+
+def test_what_a_program_loses_at_its_end_is_told() -> None:
+    """Nobody answers: the program ends within seconds, and says how many messages it had."""
+    ended = program(NOBODY, "")
+    assert ended.returncode == 0
+    assert f"client.not_closed: {MESSAGES} messages to {NOBODY}" in ended.stderr
+
+
+def test_dropped_clients_leave_nothing(worker: Endpoint) -> None:
+    """Fifty clients sent, and were dropped: every message arrives, no session and no sender is left."""
+    for _ in range(50):
+        client = Client(worker.address, topology=TOPOLOGY)
+        for _ in range(MESSAGES // 50):
+            client.send(TASK, b"x")
+        dropped = [client]
+        del client
+        drop(dropped, "was dropped without close")
+    no_session_is_left(worker)
+    assert arrived(worker) == MESSAGES
+
+
+def test_a_dropped_client_tells_what_was_lost(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time of a close, a line has the number of messages that nobody took."""
+    monkeypatch.setattr("tuplewire.connection.goodbye._DROPPED_SECONDS", 0.2)
+    client = Client(NOBODY, topology=TOPOLOGY)
+    client.send(TASK, b"x")
+    dropped = [client]
+    del client
+    drop(dropped, "1 messages not acknowledged")
+    eventually(lambda: "client.not_closed: 1 messages" in caplog.text, 10)
+
+
+def test_a_dropped_asyncio_client(worker: Endpoint) -> None:
+    """On a loop that goes on it says goodbye as the blocking one does."""
+
+    async def send_and_drop() -> None:
+        client = aio.Client(worker.address, topology=TOPOLOGY)
+        for _ in range(MESSAGES):
+            await client.send(TASK, b"x")
+        dropped = [client]
+        del client
+        drop(dropped, "was dropped without close")
+        await asyncio.to_thread(no_session_is_left, worker)
+
+    asyncio.run(send_and_drop())
+    assert arrived(worker) == MESSAGES
+
+
+def test_an_asyncio_client_whose_loop_has_ended(worker: Endpoint) -> None:
+    """Nothing can be sent any more: a line has the number of messages."""
+    code = f"""
+client.close()
+async def send():
+    client = aio.Client({NOBODY!r}, topology={TOPOLOGY!r})
+    await client.send({TASK}, b"x")
+asyncio.run(send())"""
+    ended = program(worker.address, code)
+    assert "with 1 messages not acknowledged" in ended.stderr
+    assert f"client.not_closed: 1 messages to {NOBODY}" in ended.stderr
