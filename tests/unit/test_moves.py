@@ -86,7 +86,7 @@ def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
 
 def free(moves: Moves) -> list[int]:
     """Return the positions of what need not wait any more."""
-    return [group.entry_sequence for group, _ in moves.done()]
+    return [group.entry_sequence for group, _ in moves.done(moves.among())]
 
 
 def test_what_follows_waits_until_the_old_route_is_empty() -> None:
@@ -173,7 +173,7 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     moves.lose({PEER})
     route.window.take_back()
     assert moves.holds(messages(3), WORKER)
-    assert moves.done() == []
+    assert moves.done(moves.among()) == []
     moves.give_up(cast("IRelayConnection", route))
-    assert [group.entry_sequence for group, _ in moves.done()] == [2]
+    assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]
     assert TASK not in moves

@@ -65,14 +65,15 @@ class DeliveryLog:
         "taken",
     )
 
-    def __init__(self) -> None:
-        self.tail = 0
+    def __init__(self, start: int = 0) -> None:
+        """Begin empty, after sequence `start`."""
+        self.tail = start
         """The sequence of the last message that was appended."""
-        self.taken = 0
+        self.taken = start
         """The sequence of the last message that was handed out."""
-        self.received = 0
+        self.received = start
         """The sequence of the last message that is known to have arrived at the consumer."""
-        self.acknowledged = 0
+        self.acknowledged = start
         """The sequence of the last message that the consumer has acknowledged."""
         self.queued_bytes = 0
         """Held payload bytes: waiting, or not acknowledged."""

@@ -36,13 +36,14 @@ class Durations:
 
 
 class QueueTimes:
-    """How long the messages of a queue wait. Messages are numbered from 1, and leave in order."""
+    """How long the messages of a queue wait. Messages are numbered in a row, and leave in order."""
 
     __slots__ = ("_came", "_gone")
 
-    def __init__(self) -> None:
+    def __init__(self, start: int = 0) -> None:
+        """Begin empty, after number `start`."""
         self._came: deque[tuple[int, float]] = deque()
-        self._gone = 0
+        self._gone = start
 
     def came(self, last: int, now: float) -> None:
         """Note that the messages up to a number have come."""

@@ -7,7 +7,7 @@ lost, doubled or overtaken, and why no message waits for ever: docs/decisions/00
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuplewire.group import TaskGroup, entry_worker
@@ -113,9 +113,14 @@ class Moves:
         """Note that a task's messages go to another worker than this from now on."""
         self._moves.setdefault(task, _Move(task, self._own, now)).routes.append(_Route(peer, connection))
 
-    def stay(self, owner_of: Mapping[int, AssignedWorker]) -> None:
-        """Forget the routes to present owners: messages to these follow the earlier ones anyway."""
-        for task, move in self._moves.items():
+    def among(self, tasks: Iterable[int] | None = None) -> list[int]:
+        """Return which of these tasks move; None: all that do."""
+        return list(self._moves) if tasks is None else [task for task in tasks if task in self._moves]
+
+    def stay(self, tasks: Iterable[int], owner_of: Mapping[int, AssignedWorker]) -> None:
+        """Forget these tasks' routes to present owners: messages to these follow the earlier ones anyway."""
+        for task in self.among(tasks):
+            move = self._moves[task]
             owner = owner_of.get(task)
             if owner is not None and move.has_left():
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
@@ -140,10 +145,11 @@ class Moves:
         for move in self._moves.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
 
-    def done(self) -> list[HeldGroup]:
-        """Take out, in order, messages that need not wait any more; forget the moves that are over."""
+    def done(self, tasks: Iterable[int]) -> list[HeldGroup]:
+        """Take out, in order, these tasks' messages that need not wait; forget the moves that are over."""
         held_groups: list[HeldGroup] = []
-        for task, move in list(self._moves.items()):
+        for task in self.among(tasks):
+            move = self._moves[task]
             held_groups += move.let_go()
             if move.ends():
                 del self._moves[task]
@@ -183,3 +189,7 @@ class EntrySequences:
         entry_sequence = self._next.get(group.task, 1)
         self._next[group.task] = entry_sequence + len(group)
         return group.at(entry_sequence, now_micros)
+
+    def forget(self, task: int) -> None:
+        """Count a task's messages anew: nobody holds it any more, and nothing of it is on the way."""
+        self._next.pop(task, None)

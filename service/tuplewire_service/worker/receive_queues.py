@@ -20,6 +20,9 @@ from tuplewire_service.messaging.subscription import ISubscription, SubscribeReq
 from tuplewire_service.worker.status import TaskSnapshot
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
+_MOST_TAILS = 10_000
+"""Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
+
 
 class _Queue:
     __slots__ = (
@@ -34,10 +37,10 @@ class _Queue:
         "times",
     )
 
-    def __init__(self, task: int) -> None:
+    def __init__(self, task: int, start: int) -> None:
         self.task = task
-        self.log = DeliveryLog()
-        self.times = QueueTimes()
+        self.log = DeliveryLog(start)
+        self.times = QueueTimes(start)
         self.leaving = False
         self.consumer: QueueSubscription | None = None
         self.consumer_id = ""
@@ -70,7 +73,9 @@ class ReceiveQueues:
         self.not_here = not_here
         self.clock = clock
         self._queues: dict[int, _Queue] = {}
-        self._gone: dict[int, _Queue] = {}
+        self._leaving: dict[int, _Queue] = {}
+        self._tails: dict[int, int] = {}
+        self._start = 0
         self._early: set[int] = set()
         self.wait = Durations()
         """How long messages waited until a consumer first got them."""
@@ -83,48 +88,58 @@ class ReceiveQueues:
     def assign(self, tasks: Iterable[int]) -> list[int]:
         """Hold these tasks and no others; return the tasks that are gone, whose rest leave() returns.
 
-        If a task comes back, its sequences continue.
+        If a task comes back, its sequences continue, or go on after a gap if that was long ago.
         """
         wanted = set(tasks)
         self._early.clear()
         for task in wanted - self._queues.keys():
             self._hold(task)
-        gone = [task for task in self._queues if task not in wanted]
+        gone = list(self._queues.keys() - wanted)
         for task in gone:
-            queue = self._gone[task] = self._queues.pop(task)
+            queue = self._leaving[task] = self._queues.pop(task)
             queue.leaving = True
         return gone
 
     def _hold(self, task: int) -> None:
-        queue = self._gone.pop(task) if task in self._gone else _Queue(task)
+        queue = self._leaving.pop(task, None) or _Queue(task, self._tails.pop(task, self._start))
         self._queues[task] = queue
         queue.leaving = False
         if queue.consumer is not None:
             queue.consumer.mark(queue)
 
-    def leave(self) -> list[tuple[TaskGroup, InboundSession]]:
-        """Take out, in order, the messages of tasks that are gone and whose consumers have finished.
+    def leave(self, tasks: Iterable[int]) -> list[tuple[TaskGroup, InboundSession]]:
+        """Take out, in order, the messages of those tasks that are gone and whose consumers have finished.
 
         Nothing more is delivered for such a task, so another consumer continues where this one ends.
         """
         left: list[tuple[TaskGroup, InboundSession]] = []
-        for queue in self._gone.values():
-            if not queue.leaving or (queue.consumer is not None and queue.log.taken > queue.log.acknowledged):
+        for task in tasks:
+            queue = self._leaving.get(task)
+            if queue is None:
                 continue
-            queue.leaving = False
             if queue.consumer is not None:
+                if queue.log.taken > queue.log.acknowledged:
+                    continue
                 queue.consumer.drop(queue)
             left += queue.log.remove()
-            queue.times.skip(queue.log.tail)
+            del self._leaving[task]
+            self._remember_tail(task, queue.log.tail)
         return left
+
+    def _remember_tail(self, task: int, tail: int) -> None:
+        if tail <= self._start:
+            return
+        self._tails[task] = tail
+        if len(self._tails) > _MOST_TAILS:
+            self._start = max(self._start, self._tails.pop(next(iter(self._tails))))
 
     def left(self, task: int) -> bool:
         """Whether the queue of a task that was ours is empty."""
-        return task not in self._early and not (task in self._gone and self._gone[task].leaving)
+        return task not in self._early and task not in self._leaving
 
     def is_leaving(self, task: int) -> bool:
         """Whether a task is gone, and its messages are still here."""
-        return task in self._gone and self._gone[task].leaving
+        return task in self._leaving
 
     def open(self, task: int) -> bool:
         """Hold a task that is ours by an assignment still on its way; return False if we hold it already."""
@@ -136,7 +151,7 @@ class ReceiveQueues:
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue messages for a local task, or for one that moves away."""
-        queue = self._queues.get(group.task) or self._gone[group.task]
+        queue = self._queues.get(group.task) or self._leaving[group.task]
         queue.log.append(group, inbound)
         queue.times.came(queue.log.tail, self.clock())
         if queue.consumer is not None:
@@ -159,7 +174,7 @@ class ReceiveQueues:
     @property
     def pending_messages(self) -> int:
         """Messages that wait, or are not acknowledged, in all queues."""
-        queues = (*self._queues.values(), *self._gone.values())
+        queues = (*self._queues.values(), *self._leaving.values())
         return sum(queue.log.queued_messages for queue in queues)
 
     def snapshot(self) -> list[TaskSnapshot]:
@@ -179,13 +194,13 @@ class ReceiveQueues:
 
     def end_consumers(self, error: RefusedError) -> None:
         """End every subscription."""
-        for queue in (*self._queues.values(), *self._gone.values()):
+        for queue in (*self._queues.values(), *self._leaving.values()):
             if queue.consumer is not None:
                 queue.consumer.end(error)
 
     def clear(self) -> int:
         """Drop every message without releasing it to its sender; return how many there were."""
-        queues = (*self._queues.values(), *self._gone.values())
+        queues = (*self._queues.values(), *self._leaving.values())
         return sum(len(group) for queue in queues for group, _ in queue.log.remove())
 
     def taken(self, queue: _Queue, deliveries: Sequence[Delivery]) -> None:

@@ -144,6 +144,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._begin_moves(before, self.queues.assign(local))
         self.refresh()
         self._end_moves()
+        self._forget(task for task in before if task not in self._moves)
         if self._moves:
             asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
         self._activity.set()
@@ -188,12 +189,28 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """
         self._dead.update(peers)
 
-    def _end_moves(self) -> None:
-        """Route messages that have left our queues, and held messages whose old routes are empty."""
-        if self._moves:
-            self._reroute((group.out_of_queue(), inbound) for group, inbound in self.queues.leave())
-            self._moves.stay(self._transfer.owner_of)
-            self._reroute(self._moves.done())
+    def _end_moves(self, tasks: Iterable[int] | None = None) -> None:
+        """Route messages that have left our queues, and held messages whose old routes are empty.
+
+        tasks: of which something was released; None: look at every move.
+        """
+        if not self._moves:
+            return
+        moving = self._moves.among(tasks)
+        self._reroute((group.out_of_queue(), inbound) for group, inbound in self.queues.leave(moving))
+        self._moves.stay(moving, self._transfer.owner_of)
+        self._reroute(self._moves.done(moving))
+        self._forget(task for task in moving if task not in self._moves)
+
+    def _forget(self, tasks: Iterable[int]) -> None:
+        """Forget those tasks that nobody holds, and of which nothing is on the way."""
+        for task in tasks:
+            if not self._holder_known(task):
+                self._entry_sequences.forget(task)
+
+    def _holder_known(self, task: int) -> bool:
+        """Whether messages for a task can go anywhere."""
+        return task in self.queues or task in self._transfer.owner_of or self.queues.is_leaving(task)
 
     def _reroute(self, held_groups: Iterable[HeldGroup]) -> None:
         waiting = deque(held_groups)
@@ -233,6 +250,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 batch.refuse(group, self._circling(group.task))
                 continue
             if not inbound.worker_number:
+                if not (self._holder_known(group.task) or group.task in self._moves):
+                    batch.refuse(group, self._not_here(group.task))
+                    continue
                 group = self._entry_sequences.place(group, now_micros)  # noqa: PLW2901 - the same messages
             if ahead:
                 self._open_early(group.task)
@@ -379,7 +399,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         for each in released:
             if each.dropped is not DropReason.CLOSED:  # at shutdown nothing was consumed by that
                 each.token.release(each.task, each.messages, each.size_bytes)
-        self._end_moves()
+        self._end_moves({each.task for each in released})
         self._activity.set()
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
@@ -388,7 +408,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         for each in done:
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
-        self._end_moves()
+        self._end_moves((task,))
         self._activity.set()
 
     @property
