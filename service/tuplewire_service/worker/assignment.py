@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.addresses import check_reachable, split_host_port
-from tuplewire.errors import ConfigError, InvalidTaskError, StaleAssignmentError, TuplewireError
+from tuplewire.errors import (
+    MAX_TASK,
+    MIN_TASK,
+    ConfigError,
+    InvalidTaskError,
+    StaleAssignmentError,
+    TuplewireError,
+)
 from tuplewire.group import check_task
 
 logger = logging.getLogger(__name__)
@@ -90,12 +97,7 @@ class Assignment:
                     raise ConfigError(
                         f"address {address} is both {other}'s and {worker.worker_id}'s; a worker has its own"
                     )
-            for task in worker.tasks:
-                if _checked(task, worker.worker_id) in owners:
-                    raise ConfigError(
-                        f"task {task} is assigned to {owners[task].worker_id} and to {worker.worker_id}"
-                    )
-                owners[task] = worker
+            _add_tasks(owners, worker)
         object.__setattr__(self, "owner_of", owners)
 
     def tasks_of(self, worker_id: str) -> tuple[int, ...]:
@@ -166,10 +168,13 @@ def _as_json(worker: AssignedWorker) -> dict[str, Any]:
 def _worker(value: Any) -> AssignedWorker:
     fields = _object(value, "a worker", ("worker_id", "address", "tasks"), ("node", "peer_address"))
     tasks = _typed(fields["tasks"], list, "tasks")
+    if not set(map(type, tasks)) <= {int}:
+        for task in tasks:
+            _typed(task, int, "a task id")
     return AssignedWorker(
         _typed(fields["worker_id"], str, "worker_id"),
         _typed(fields["address"], str, "address"),
-        tuple(_typed(task, int, "a task id") for task in tasks),
+        tuple(tasks),
         _typed(fields.get("node", ""), str, "node"),
         _typed(fields.get("peer_address", ""), str, "peer_address"),
     )
@@ -211,11 +216,27 @@ def _typed(value: Any, kind: type[Any], what: str) -> Any:
     return value
 
 
-def _checked(task: int, worker_id: str) -> int:
-    try:
-        return check_task(task)
-    except InvalidTaskError as error:
-        raise ConfigError(f"worker {worker_id}: {error}") from error
+def _add_tasks(owners: dict[int, AssignedWorker], worker: AssignedWorker) -> None:
+    """Make a worker the owner of its tasks; ConfigError names one that is none, or that has an owner.
+
+    They are looked at one by one only where something is wrong, so 100,000 take milliseconds.
+    """
+    tasks = worker.tasks
+    if not set(map(type, tasks)) <= {int} or (tasks and not MIN_TASK <= min(tasks) <= max(tasks) <= MAX_TASK):
+        for task in tasks:
+            try:
+                check_task(task)
+            except InvalidTaskError as error:
+                raise ConfigError(f"worker {worker.worker_id}: {error}") from error
+    own = dict.fromkeys(tasks, worker)
+    if len(own) < len(tasks) or not own.keys().isdisjoint(owners):
+        for task in tasks:
+            if task in owners:
+                raise ConfigError(
+                    f"task {task} is assigned to {owners[task].worker_id} and to {worker.worker_id}"
+                )
+            owners[task] = worker
+    owners.update(own)
 
 
 def load_assignment(path: Path) -> Assignment:

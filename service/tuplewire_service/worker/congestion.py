@@ -21,7 +21,7 @@ class Congestion:
         self.tasks: frozenset[int] = frozenset()
 
     def look(self, loads: Mapping[int, float]) -> frozenset[int]:
-        """Take the present loads of all local tasks, and return the tasks that are relieved by them."""
+        """Take present loads of local tasks, 0 where one is missing; return the tasks that are relieved."""
         before = self.tasks
         self.tasks = frozenset(
             task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)

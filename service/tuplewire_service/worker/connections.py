@@ -155,12 +155,14 @@ class Connections:
             for task in connection.blocked_tasks():
                 yield task, worker_id
 
-    def loads(self, tasks: Sequence[int]) -> dict[int, float]:
-        """Return the last reported loads of remote tasks."""
-        loads: dict[int, float] = {}
-        for connection in self._connections.values():
-            loads.update(connection.get_load(tasks))
-        return loads
+    def loads(self, peer: Peer, tasks: Sequence[int]) -> dict[int, float]:
+        """Return the loads of a worker's tasks: the last reported, or 0 where it has none to report.
+
+        Nothing is known of the tasks of a worker to which there is no session.
+        """
+        if not self.ready(peer):
+            return {}
+        return {**dict.fromkeys(tasks, 0.0), **self._connections[peer].get_load(tasks)}
 
     async def close(self, timeout: float) -> None:
         """Close everything: wait for acknowledgements for at most `timeout` seconds; the rest is dropped.

@@ -7,7 +7,7 @@ subscriber takes it over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
@@ -74,6 +74,7 @@ class ReceiveQueues:
         self.clock = clock
         self._queues: dict[int, _Queue] = {}
         self._leaving: dict[int, _Queue] = {}
+        self._touched: set[int] = set()
         self._tails: dict[int, int] = {}
         self._start = 0
         self._early: set[int] = set()
@@ -84,6 +85,12 @@ class ReceiveQueues:
 
     def __contains__(self, task: int) -> bool:
         return task in self._queues
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._queues)
 
     def assign(self, tasks: Iterable[int]) -> list[int]:
         """Hold these tasks and no others; return the tasks that are gone, whose rest leave() returns.
@@ -103,6 +110,7 @@ class ReceiveQueues:
     def _hold(self, task: int) -> None:
         queue = self._leaving.pop(task, None) or _Queue(task, self._tails.pop(task, self._start))
         self._queues[task] = queue
+        self._touched.add(task)
         queue.leaving = False
         if queue.consumer is not None:
             queue.consumer.mark(queue)
@@ -153,6 +161,7 @@ class ReceiveQueues:
         """Queue messages for a local task, or for one that moves away."""
         queue = self._queues.get(group.task) or self._leaving[group.task]
         queue.log.append(group, inbound)
+        self._touched.add(group.task)
         queue.times.came(queue.log.tail, self.clock())
         if queue.consumer is not None:
             queue.consumer.mark(queue)
@@ -160,6 +169,12 @@ class ReceiveQueues:
     def load(self, task: int) -> float:
         """Return how full a local task's queue is, from 0 to 1."""
         return self._load(self._queues[task].log)
+
+    def changed_loads(self) -> dict[int, float]:
+        """Return the loads above 0, and those that have come down to 0 since the last call."""
+        loads = {task: self.load(task) for task in self._touched if task in self._queues}
+        self._touched = {task for task, load in loads.items() if load}  # only what has messages can change
+        return loads
 
     def _load(self, log: DeliveryLog) -> float:
         settings = self._settings

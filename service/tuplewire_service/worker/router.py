@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 
 from tuplewire.connection.log_rate import LogRate
@@ -85,7 +85,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._ledger = Ledger()
         self._log_rate = LogRate()
         self._activity = asyncio.Event()
-        self._local: frozenset[int] = frozenset()
+        self._others: list[AssignedWorker] = []
         self._dead: set[Peer] = set()
         self.taken_here: Container[int] = ()
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
@@ -107,7 +107,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def __repr__(self) -> str:
         return (
             f"<Router {self._settings.worker_id} version={self.assignment_version} "
-            f"local_tasks={len(self._local)} moving_tasks={len(self._moves)} {self.connections!r}>"
+            f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
         )
 
     # --- assignment --------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._dead.difference_update(worker.peer for worker in assignment.workers)
         local = assignment.tasks_of(self._settings.worker_id)
         others = [w for w in assignment.workers if w.worker_id != self._settings.worker_id and w.tasks]
-        before = self._transfer.owner_of
-        self._local = frozenset(local)
+        before, self._others = self._others, others
         self._publications.limit_bytes = self._settings.receive_queue_bytes * max(1, len(local))
-        self._transfer.owner_of = {task: worker for worker in others for task in worker.tasks}
+        self._transfer.owner_of = {}
+        for worker in others:
+            self._transfer.owner_of.update(dict.fromkeys(worker.tasks, worker))
         self._begin_moves(before, self.queues.assign(local))
         self.refresh()
         self._end_moves()
-        self._forget(task for task in before if task not in self._moves)
         if self._moves:
             asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
         self._activity.set()
@@ -154,18 +154,19 @@ class Router(IConnectionCallback, ISubscriptionSource):
         )
         return True
 
-    def _begin_moves(self, before: Mapping[int, AssignedWorker], gone: Iterable[int]) -> None:
+    def _begin_moves(self, before: Iterable[AssignedWorker], gone: Iterable[int]) -> None:
         """Hold new messages for each task that has moved, until its old route is empty."""
         now = self._clock()
         for task in gone:
             self._moves.leave(task, partial(self.queues.left, task), now)
-        lost: dict[Peer, list[int]] = {}
-        for task, owner in before.items():
-            after = self._transfer.owner_of.get(task)
-            if after is None or after.peer != owner.peer:
-                lost.setdefault(owner.peer, []).append(task)
-        for peer, tasks in lost.items():
-            self._wait_for(peer, tasks, now)
+        after = {worker.peer: worker.tasks for worker in self._others}
+        for worker in before:
+            tasks = after.get(worker.peer, ())
+            if tasks == worker.tasks:
+                continue
+            lost = sorted(set(worker.tasks).difference(tasks))
+            self._wait_for(worker.peer, lost, now)
+            self._forget(task for task in lost if task not in self._moves)
 
     def refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
@@ -175,7 +176,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         assigned = (
             {worker.peer for worker in self.assignment.workers} if self.assignment is not None else set()
         )
-        needed = {worker.peer: worker for worker in self._transfer.owner_of.values()}
+        needed = {worker.peer: worker for worker in self._others}
         former = self._moves.peers(since=math.inf)
         overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
@@ -432,14 +433,15 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the known loads, 0 to 1, of these tasks; without tasks, of all."""
-        wanted = list(tasks) or [*self._local, *self._transfer.owner_of]
-        loads = self.connections.loads([task for task in wanted if task not in self._local])
-        loads.update({task: self.queues.load(task) for task in wanted if task in self._local})
+        wanted = list(tasks) or [*self.queues, *self._transfer.owner_of]
+        loads = {task: self.queues.load(task) for task in wanted if task in self.queues}
+        elsewhere: dict[Peer, list[int]] = {}
+        for task in wanted:
+            if task not in loads and (owner := self._transfer.owner_of.get(task)) is not None:
+                elsewhere.setdefault(owner.peer, []).append(task)
+        for peer, at_peer in elsewhere.items():
+            loads.update(self.connections.loads(peer, at_peer))
         return loads
-
-    def local_loads(self) -> dict[int, float]:
-        """Return the load of each local task."""
-        return {task: self.queues.load(task) for task in self._local}
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of the whole worker."""

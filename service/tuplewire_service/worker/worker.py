@@ -238,10 +238,13 @@ class Worker:
 
     def _report_load(self) -> None:
         """Tell senders of loads, and of congestion for as long as it lasts: what is not repeated expires."""
-        loads = self.router.local_loads()
+        queues = self.router.queues
+        loads = queues.changed_loads()
         if self.servers.program is not None:
             own = self.servers.program.exchange_loads(self.router.loads())
-            loads = {task: max(load, own.get(task, 0.0)) for task, load in loads.items()}
+            loads.update(
+                {task: max(load, loads.get(task, 0.0)) for task, load in own.items() if task in queues}
+            )
         relieved = self._congestion.look(loads)
         if self.state is not WorkerState.READY:
             return

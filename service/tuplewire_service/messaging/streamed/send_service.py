@@ -48,6 +48,8 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _HELLO_SECONDS = 10.0
+_MOST_LOADS = 10_000
+"""So many loads go into one message: 100 to 200 KB."""
 _FAREWELL_SECONDS = 1.0
 """A sender that hears of a drain ends its stream; one that does not in this time is cut off."""
 
@@ -77,11 +79,13 @@ class SendService:
         return self._reception.counts()
 
     def send_load(self, loads: Mapping[int, float]) -> None:
-        """Tell every sender, now and when it connects."""
-        self._loads = pb.LoadReport(tasks=[pb.TaskLoad(task=t, load=load) for t, load in loads.items()])
-        notice = pb.SendResponse(load=self._loads)
-        for stream in self._streams:
-            stream.notify(notice)
+        """Tell every sender, now and when it connects: then only of loads above 0, the others are idle."""
+        told = list(loads.items())
+        for start in range(0, len(told), _MOST_LOADS):
+            notice = pb.SendResponse(load=_load_report(told[start : start + _MOST_LOADS]))
+            for stream in self._streams:
+                stream.notify(notice)
+        self._loads = _load_report([each for each in told if each[1]][:_MOST_LOADS])
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Tell every sender."""
@@ -354,3 +358,7 @@ def _intake_of(hello: pb.Hello) -> Intake:
     if hello.kind != pb.PEER_KIND_WORKER:
         return Intake.ALL
     return Intake.LEAVING_WORKERS if hello.draining else Intake.WORKERS
+
+
+def _load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:
+    return pb.LoadReport(tasks=[pb.TaskLoad(task=task, load=load) for task, load in loads])
