@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -58,9 +59,10 @@ class ControlServicer(Servicer):
         self, request: control_pb2.UpdateAssignmentRequest, context: Context
     ) -> control_pb2.UpdateAssignmentResponse:
         """Put a newer assignment in force."""
-        topology = self._worker.snapshot().topology
+        topology = self._worker.settings.topology
         try:
-            assignment = assignment_from_wire(request.assignment)
+            # In a thread: 100,000 tasks would keep messages waiting.
+            assignment = await asyncio.to_thread(assignment_from_wire, request.assignment)
             if assignment.topology != topology:
                 raise WrongTopologyError(
                     f"the assignment is for topology {assignment.topology!r}, this worker serves {topology!r}"

@@ -278,31 +278,41 @@ class AssignmentFile:
 
     def check(self) -> bool:
         """Look at the file now; True when an assignment was put in force."""
+        return self._use(self._read())
+
+    def _read(self) -> Assignment | ConfigError | None:
+        """Return what the file has; None if that is what it had before."""
         content: bytes | str
         try:
             content = self.path.read_bytes()
         except OSError as error:
             content = f"cannot read the assignment {self.path}: {error.strerror}"
         if content == self._seen:
-            return False
+            return None
         self._seen = content
         try:
-            if isinstance(content, str):
-                raise ConfigError(content)
-            assignment = parse_assignment(content, self.path)
-            changed = self._update(assignment)
+            return ConfigError(content) if isinstance(content, str) else parse_assignment(content, self.path)
+        except ConfigError as error:
+            return error
+
+    def _use(self, found: Assignment | ConfigError | None) -> bool:
+        if found is None:
+            return False
+        try:
+            if isinstance(found, ConfigError):
+                raise found
+            changed = self._update(found)
         except TuplewireError as error:
             self.errors += 1
             logger.warning("assignment_file.refused", extra={"path": str(self.path), "reason": str(error)})
             return False
         if changed:
-            logger.info(
-                "assignment_file.applied", extra={"path": str(self.path), "version": assignment.version}
-            )
+            extra = {"path": str(self.path), "version": found.version}
+            logger.info("assignment_file.applied", extra=extra)
         return changed
 
     async def watch(self) -> None:
-        """Look at the file every so often, until cancelled."""
+        """Look at the file every so often, until cancelled; it is read in a thread, as it may be large."""
         while True:
-            self.check()
+            self._use(await asyncio.to_thread(self._read))
             await asyncio.sleep(self._poll_seconds)

@@ -139,9 +139,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         others = [w for w in assignment.workers if w.worker_id != self._settings.worker_id and w.tasks]
         before, self._others = self._others, others
         self._publications.limit_bytes = self._settings.receive_queue_bytes * max(1, len(local))
-        self._transfer.owner_of = {}
-        for worker in others:
-            self._transfer.owner_of.update(dict.fromkeys(worker.tasks, worker))
+        self._transfer.owner_of = assignment.owner_of
         self._begin_moves(before, self.queues.assign(local))
         self.refresh()
         self._end_moves()
@@ -243,8 +241,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         now_micros = time.time_ns() // 1000
         stale = 0 < version < self.assignment_version and not inbound.worker_number
         for group in batch.groups:
-            if stale and group.task in self._transfer.owner_of:
-                owner = self._transfer.owner_of[group.task]
+            owner = self._transfer.owner_of.get(group.task) if stale else None
+            if owner is not None and owner.worker_id != self._settings.worker_id:
                 batch.refuse(group, refusals.stale(group.task, owner, version, self.assignment_version))
                 continue
             if group.unqueued_hops > MAX_UNQUEUED_HOPS and group.task not in self.queues:
@@ -433,7 +431,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the known loads, 0 to 1, of these tasks; without tasks, of all."""
-        wanted = list(tasks) or [*self.queues, *self._transfer.owner_of]
+        wanted = list(tasks) or {*self.queues, *self._transfer.owner_of}
         loads = {task: self.queues.load(task) for task in wanted if task in self.queues}
         elsewhere: dict[Peer, list[int]] = {}
         for task in wanted:

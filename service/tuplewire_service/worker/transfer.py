@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
@@ -34,7 +34,7 @@ class TransferQueue:
         unroutable: called with each group whose task nobody holds.
         lost: called with groups that a defect has kept from being sent.
         """
-        self.owner_of: dict[int, AssignedWorker] = {}
+        self.owner_of: Mapping[int, AssignedWorker] = {}
         """Which worker holds each task; replaced when the assignment changes."""
         self._loop = loop
         self._send = send

@@ -1,0 +1,134 @@
+"""What a worker remembers of tasks that are gone, or never were, and which queues it looks at."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterable
+
+from tuplewire import TaskGroup
+from tuplewire.config import MIB
+from tuplewire.errors import UnknownTaskError
+from tuplewire.session.consume import Cursor
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.messaging.local.local_context import LocalContext
+from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker import receive_queues
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+MANY = 10_000
+SETTINGS = WorkerSettings(worker_id="w", topology="t", receive_queue_messages=10, receive_queue_bytes=MIB)
+
+
+class Program:
+    """Where messages come from; nobody waits for them."""
+
+    source = "program"
+    wants_releases = False
+    worker_number = 0
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Do nothing."""
+
+
+def queues_of(tasks: Iterable[int]) -> ReceiveQueues:
+    """Return the queues of a worker with these tasks."""
+    queues = ReceiveQueues(SETTINGS, 1, lambda _task, _done: None, lambda task: UnknownTaskError(str(task)))
+    queues.assign(tasks)
+    return queues
+
+
+def with_router(act: Callable[[Router], None]) -> None:
+    """Run something with the router of a worker without an assignment."""
+
+    async def main() -> None:
+        context = LocalContext()
+        act(Router(SETTINGS, 1, context, draining=lambda: False, consumed=lambda _: None))
+        await asyncio.to_thread(context.term)
+
+    asyncio.run(main())
+
+
+def assignment(version: int, *tasks: int) -> Assignment:
+    """Return an assignment that gives the worker these tasks."""
+    return Assignment(version, "t", (AssignedWorker("w", "127.0.0.1:1", tasks),))
+
+
+def test_queues_that_have_gone_leave_nothing() -> None:
+    """After ten generations of fresh tasks there are the queues of the last, and no others."""
+    queues = queues_of(())
+    for generation in range(10):
+        queues.leave(queues.assign(range(generation * MANY, (generation + 1) * MANY)))
+    gc.collect()
+    kind = receive_queues._Queue
+    assert sum(type(each) is kind for each in gc.get_objects()) == MANY
+
+
+def test_a_task_that_comes_back_goes_on_counting() -> None:
+    """Its next message has the sequence after its last one: nobody takes it for one that was there before."""
+    queues = queues_of([1])
+    queues.put(TaskGroup.of(1, [b"a", b"b"]), Program())
+    assert len(queues.leave(queues.assign([]))) == 1
+    assert queues.leave(queues.assign([1])) == []
+    assert start_of(queues, 1) == 2
+
+
+def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> None:
+    """So its sequences are higher than any that it had."""
+    queues = queues_of(range(2 * MANY))
+    for task in range(2 * MANY):
+        queues.put(TaskGroup.of(task, [b"x"] * (1 + task % 7)), Program())
+    queues.leave(queues.assign([]))
+    queues.assign([0])
+    assert start_of(queues, 0) == 7
+
+
+def start_of(queues: ReceiveQueues, task: int) -> int:
+    """Return after which sequence a new consumer of a task begins."""
+    request = SubscribeRequest("t", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
+    ((_, start),) = queues.subscribe(request, lambda: None).starts
+    return start
+
+
+def test_unknown_tasks_are_not_counted() -> None:
+    """Messages for tasks in no assignment are refused, and nothing is remembered of them."""
+
+    def act(router: Router) -> None:
+        router.update(assignment(1, 0))
+        batch = ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in range(1, MANY)], Program())
+        router.recv(batch)
+        assert len(batch.refusals) == MANY - 1
+        assert not router._entry_sequences._next
+
+    with_router(act)
+
+
+def test_tasks_that_have_gone_are_not_counted_any_more() -> None:
+    """Generations of fresh tasks that are sent to leave no number behind."""
+
+    def act(router: Router) -> None:
+        for version in range(1, 6):
+            tasks = range(version * 100, (version + 1) * 100)
+            router.update(assignment(version, *tasks))
+            router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in tasks], Program()))
+            assert router._entry_sequences._next.keys() == set(tasks)
+        assert router.moving_tasks == 0
+        assert router.ledger().balanced
+
+    with_router(act)
+
+
+def test_loads_are_told_when_they_change() -> None:
+    """Each task once when it comes, and then those that hold something, or have just become empty."""
+    queues = queues_of(range(MANY))
+    assert queues.changed_loads() == dict.fromkeys(range(MANY), 0.0)
+    assert queues.changed_loads() == {}
+    queues.put(TaskGroup.of(7, [b"x"] * 5), Program())
+    assert queues.changed_loads() == {7: 0.5}
+    assert queues.changed_loads() == {7: 0.5}
+    queues.clear()
+    assert queues.changed_loads() == {7: 0.0}
+    assert queues.changed_loads() == {}
