@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.spark.connect import check_classic
+from tuplewire.spark.session import check_classic
 from tuplewire_demos.attachment import WorkerEndpoint
 from tuplewire_demos.report import Progress, Traffic
 

@@ -21,8 +21,7 @@ import grpc.aio
 
 from tuplewire.addresses import split_host_port
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.identity.credentials import Credentials
-from tuplewire.identity.names import allowed
+from tuplewire.identity.credentials import Credentials, allowed
 from tuplewire.identity.tokens import AUTHORIZATION, Token, read_tokens
 from tuplewire.identity.watched import UNREADABLE, WatchedFiles
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.identity.names import allowed, parse_names
+from tuplewire.identity.credentials import allowed, parse_names
 from tuplewire.identity.watched import UNREADABLE
 
 ACTIONS = ("assign", "drain")

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.config import SessionSettings
 from tuplewire.errors import TopologyError
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
-from tuplewire.spark.connect import is_remote
+from tuplewire.spark.session import is_remote
 from tuplewire.spark.topology.job import Job, check_slots
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
-from tuplewire.spark.topology.nearest import nearest_worker
 from tuplewire.spark.topology.output import Output
-from tuplewire.spark.topology.progress import ProgressLine, TopologyProgress
+from tuplewire.spark.topology.plan import nearest_worker
 from tuplewire.spark.topology.rows import rows_spout
-from tuplewire.spark.topology.running import SparkTopology, TopologyResult
+from tuplewire.spark.topology.running import ProgressLine, SparkTopology, TopologyProgress, TopologyResult
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology, shares_of
 from tuplewire.topology.topology_settings import TopologySettings
