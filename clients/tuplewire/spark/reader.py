@@ -21,7 +21,6 @@ from pyspark.sql.streaming.datasource import (
 from tuplewire.config import SessionSettings
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.spark.fetch import RangeReader, acknowledge
-from tuplewire.spark.held import HeldTasks
 from tuplewire.spark.offsets import (
     Held,
     Offset,
@@ -35,6 +34,7 @@ from tuplewire.spark.offsets import (
 )
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.task_workers import HeldTasks
 
 logger = logging.getLogger(__name__)
 

@@ -21,13 +21,12 @@ from tuplewire.client import Client
 from tuplewire.config import MIB
 from tuplewire.connection.channel import resolve_address
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import WrongTopologyError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
 from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.publish import Publisher
 from tuplewire.spark.routing import RowRouter
 from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.task_workers import Publisher, check_topology
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +142,7 @@ def _check_worker(options: SinkOptions) -> None:
     """Raise UnreachableError or WrongTopologyError at once, and not once a queue is full or a flush late."""
     with ControlClient(options.address, timeout=options.timeout) as control:
         control.wait_ready(options.timeout)
-        found = control.status().topology
-    if found != options.topology:
-        raise WrongTopologyError(
-            f"the worker at {control.address} serves topology {found!r}, not {options.topology!r}: set the "
-            "option topology"
-        )
+        check_topology(control.address, control.status().topology, options.topology)
 
 
 def _gathered(options: SinkOptions, sink: str, batches: Iterable[pa.RecordBatch]) -> Part:
