@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from types import TracebackType
 from typing import Any, Self, overload
 
 from tuplewire.client import BaseClient, BaseSubscription
@@ -91,12 +90,7 @@ class Client(BaseClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Flush and close; after an error only close."""
         try:
             if kind is None:

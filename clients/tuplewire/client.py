@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from types import TracebackType
+from functools import partial
 from typing import Any, Self, overload
 from weakref import WeakSet
 
@@ -124,7 +124,7 @@ class Client(BaseClient):
             "credentials": self._credentials,
             **self._keywords,
         }
-        return (_make_client, (type(self), keywords))
+        return partial(type(self), **keywords), ()
 
     def _connected(self) -> Sender:
         if self._pid != os.getpid():
@@ -242,12 +242,7 @@ class Client(BaseClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Flush and close; after an error only close, so that the error is what is seen."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
@@ -318,7 +313,3 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _make_client(kind: type[Client], keywords: dict[str, Any]) -> Client:
-    return kind(**keywords)

@@ -14,7 +14,7 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.spark.data_source import check_read_schema, check_write_schema, read_batch
 from tuplewire.spark.fetch import within
 from tuplewire.spark.options import GroupingName, sink_options
-from tuplewire.spark.routing import RowRouter
+from tuplewire.spark.writer import RowRouter
 from tuplewire.topology.grouping import fields
 
 

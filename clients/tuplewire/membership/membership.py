@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
 from tuplewire.addresses import check_reachable
@@ -17,8 +15,8 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials
+from tuplewire.membership.member_status import MembershipStatus, Phase
 from tuplewire.membership.registry import Registry, Report
-from tuplewire.membership.status import MembershipStatus, Phase
 from tuplewire.wire import control_pb2
 
 logger = logging.getLogger(__name__)
@@ -97,9 +95,7 @@ class Membership:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -160,7 +156,8 @@ class Membership:
                 if self._registry.superseded:
                     reason = self._registry.superseded
                     return
-                self._closing.wait(self._pause())
+                # Less while something moves.
+                self._closing.wait(self._poll_seconds if self._status.settled else self._poll_seconds / 5)
         except Exception as error:
             logger.exception("membership.defect")
             reason = f"a defect: {error!r}"
@@ -169,10 +166,6 @@ class Membership:
             with self._moved:
                 self._ended = reason
                 self._moved.notify_all()
-
-    def _pause(self) -> float:
-        """Return how long to wait before the next look: less while something moves."""
-        return self._poll_seconds if self._status.settled else self._poll_seconds / 5
 
     def _round(self, contacts: Contacts) -> None:
         self._look_for_workers()
@@ -243,7 +236,12 @@ class Contacts:
         wanted = list(addresses)
         for address in self._clients.keys() - wanted:
             self._drop(address)
-        return self._each(wanted, partial(_report, version))
+
+        def report(control: ControlClient) -> Report:
+            status = control.status()
+            return Report(status, control.assignment() if status.assignment_version > version else None)
+
+        return self._each(wanted, report)
 
     def tell(
         self, addresses: Iterable[str], assignment: control_pb2.Assignment
@@ -275,8 +273,3 @@ class Contacts:
 
     def _drop(self, address: str) -> None:
         self._clients.pop(address).close()
-
-
-def _report(version: int, control: ControlClient) -> Report:
-    status = control.status()
-    return Report(status, control.assignment() if status.assignment_version > version else None)

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from types import TracebackType
 from typing import Any
 from weakref import ref
 
@@ -28,8 +27,6 @@ _blocks: dict[_Key, Callable[[], TaskClient | None]] = {}
 _unheard: list[str] = []
 """What went wrong where nobody could be told."""
 _lock = threading.Lock()
-
-_checks: list[Callable[[], None]] = []
 
 
 def _forget() -> None:
@@ -205,7 +202,7 @@ class ClientHandle(Shipped):
             _raise_unheard()
             _watch_exit()
         else:
-            check_at_task_end(_check_task)
+            _watch_task_ends()
         with _lock:
             block = _block(key)
             if block is None:
@@ -217,12 +214,7 @@ class ClientHandle(Shipped):
             block.enter()
         return block
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for acknowledgements; after an error give up what was not sent yet.
 
         Raises FlushTimeoutError, RefusedMessagesError, or what has ended the session; the connection is then
@@ -248,6 +240,28 @@ class ClientHandle(Shipped):
         finally:
             with _lock:
                 block.leave()
+
+
+@lru_cache(1)
+def _watch_task_ends() -> None:
+    """Have _check_task called at the end of each Spark task that this process runs.
+
+    That is when the task's function has ended and all that it yields is handed out, and before Spark hears of
+    a success: what it raises is the error of this very task. It is not called after another error.
+
+    PySpark has no listeners for that. The last thing that its worker does in the block whose errors are the
+    task's (`invoke_udf` in pyspark/worker.py) is to put the TaskContext away; so that is where we look.
+    """
+    from pyspark import TaskContext
+
+    put_away = vars(TaskContext)["_setTaskContext"].__func__
+
+    def put_away_and_check(cls: type[TaskContext], context: TaskContext | None) -> None:
+        put_away(cls, context)
+        if context is None:
+            _check_task()
+
+    TaskContext._setTaskContext = classmethod(put_away_and_check)  # type: ignore[assignment, method-assign]
 
 
 def _check_task() -> None:
@@ -298,32 +312,3 @@ def _discard(key: _Key) -> None:
     client = _clients.pop(key, None)
     if client is not None:
         client.close(timeout=0)
-
-
-def check_at_task_end(check: Callable[[], None]) -> None:
-    """Have `check` called at the end of each Spark task that this process runs; again does nothing.
-
-    That is when the task's function has ended and all that it yields is handed out, and before Spark hears of
-    a success: what `check` raises is the error of this very task. It is not called after another error.
-
-    PySpark has no listeners for that. The last thing that its worker does in the block whose errors are the
-    task's (`invoke_udf` in pyspark/worker.py) is to put the TaskContext away; so that is where we look.
-    """
-    if not _checks:
-        _watch()
-    if check not in _checks:
-        _checks.append(check)
-
-
-def _watch() -> None:
-    from pyspark import TaskContext
-
-    put_away = vars(TaskContext)["_setTaskContext"].__func__
-
-    def put_away_and_check(cls: type[TaskContext], context: TaskContext | None) -> None:
-        put_away(cls, context)
-        if context is None:
-            for check in _checks:
-                check()
-
-    TaskContext._setTaskContext = classmethod(put_away_and_check)  # type: ignore[assignment, method-assign]

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSource
 
 from tuplewire.arrow import record_batch
 from tuplewire.errors import ConfigError
-from tuplewire.spark.options import GroupingName, sink_options, source_options
+from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.shipped import Shipped
 
 if TYPE_CHECKING:
@@ -123,18 +123,17 @@ class TuplewireDataSource(Shipped, DataSource):
         """Return a writer of a whole DataFrame."""
         from tuplewire.spark.writer import TuplewireBatchWriter
 
-        if overwrite:
-            raise ConfigError("messages that were sent cannot be overwritten: use .mode('append')")
-        options = sink_options(self.options)
-        check_write_schema(schema, options.grouping)
-        return TuplewireBatchWriter(options)
+        return TuplewireBatchWriter(self._sink_options(schema, overwrite, ".mode('append')"))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TuplewireStreamWriter:  # noqa: FBT001, N802
         """Return a writer of micro-batches."""
         from tuplewire.spark.writer import TuplewireStreamWriter
 
+        return TuplewireStreamWriter(self._sink_options(schema, overwrite, ".outputMode('append')"))
+
+    def _sink_options(self, schema: StructType, overwrite: bool, instead: str) -> SinkOptions:  # noqa: FBT001
         if overwrite:
-            raise ConfigError("messages that were sent cannot be replaced: use .outputMode('append')")
+            raise ConfigError(f"messages that were sent cannot be overwritten: use {instead}")
         options = sink_options(self.options)
         check_write_schema(schema, options.grouping)
-        return TuplewireStreamWriter(options)
+        return options

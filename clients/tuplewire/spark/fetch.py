@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -217,9 +216,7 @@ class RecvStream:
         self._progress([_cursor(task, each, self.starts[task]) for task, each in self._stretches.items()])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _subscribed(self) -> pb.Subscribed:

@@ -53,21 +53,25 @@ def _partitions(start: Offset, end: Offset, addresses: dict[int, str]) -> list[I
     return [RangePartition(each) for each in ranges(start, end, addresses)]
 
 
-def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, RangePartition):
-        return iter(())  # Spark plans one empty partition where there are none
-    return iter(RangeReader(partition.wanted, options))
+class RangePartitionReader(Shipped):
+    """What both readers share: their options, and the reading of a partition in a Spark task."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the messages of a partition, in order."""
+        if not isinstance(partition, RangePartition):
+            return iter(())  # Spark plans one empty partition where there are none
+        return iter(RangeReader(partition.wanted, self._options))
 
 
-class TuplewireBatchReader(Shipped, DataSourceReader):
+class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
     """Reads what the workers hold of some tasks, and acknowledges nothing: it stays for whoever consumes it.
 
     Spark plans it once: a DataFrame has what was there at its first use. Once that is acknowledged by
     somebody else, another use of the same DataFrame raises DataLossError.
     """
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
 
     def partitions(self) -> list[InputPartition]:
         """Return one for each task of which something is held."""
@@ -77,12 +81,8 @@ class TuplewireBatchReader(Shipped, DataSourceReader):
         end = Offset(tails(held), time.time_ns() // 1_000_000)
         return _partitions(initial_offset(held), end, {task: each.address for task, each in held.items()})
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a partition."""
-        return _read(partition, self._options)
 
-
-class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads some tasks for a streaming query, of which it is the one consumer.
 
     Guarantee: while the workers live, every message is in exactly one micro-batch, also when the driver is
@@ -91,7 +91,7 @@ class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvai
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._settings = SessionSettings()
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
         self._target: dict[int, TaskOffset] | None = None
@@ -153,10 +153,6 @@ class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvai
         held = self._held or self._tasks.look()
         addresses = {task: each.address for task, each in held.items()}
         return _partitions(Offset.from_json(start, tasks), Offset.from_json(end, tasks), addresses)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a partition, in order."""
-        return _read(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge what is committed."""

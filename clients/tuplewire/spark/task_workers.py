@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import ClassVar, Self
 
 from tuplewire.config import KIB, SessionSettings
@@ -51,9 +50,7 @@ class TaskWorkers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

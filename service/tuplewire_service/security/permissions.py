@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.identity.credentials import allowed, parse_names
-from tuplewire.identity.watched import UNREADABLE
+from tuplewire.identity.files import UNREADABLE
 
 ACTIONS = ("assign", "drain")
 """What a rule may allow beside sending and receiving."""

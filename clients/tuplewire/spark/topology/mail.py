@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Self
 
 from tuplewire.client import Client, Subscription
@@ -198,9 +197,7 @@ class Post:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._client.close(_FLUSH_SECONDS)
         self._thread.join()
