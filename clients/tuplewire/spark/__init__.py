@@ -26,6 +26,11 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(TuplewireDataSource)
 
 
+def is_remote(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

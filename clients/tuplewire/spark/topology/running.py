@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
-from tuplewire.spark.session import is_remote
+from tuplewire.spark import is_remote
 from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.output import failure_in, statistics_in

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.config import SessionSettings
 from tuplewire.errors import TopologyError
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
-from tuplewire.spark.session import is_remote
+from tuplewire.spark import is_remote
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
 from tuplewire.spark.topology.output import Output
 from tuplewire.spark.topology.plan import nearest_worker

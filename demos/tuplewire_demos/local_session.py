@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.java import Java, cache_dir, find_java, wrapped_home
+from tuplewire.spark import is_remote
+from tuplewire_demos.java import Java, cache_dir, find_java, wrapped_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -192,11 +193,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         for name in values:
             del os.environ[name]
         os.environ.update(before)
-
-
-def is_remote(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def check_classic(spark: SparkSession, what: str) -> None:
