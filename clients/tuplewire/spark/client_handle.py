@@ -59,7 +59,8 @@ class TaskClient:
     def __init__(self, client: Client, attempt: int | None) -> None:
         self._client: Client | None = client
         self._attempt = attempt
-        self._depth = 0
+        self.depth = 0
+        """How many blocks are open."""
         self._unflushed = False
 
     def __del__(self) -> None:
@@ -113,16 +114,6 @@ class TaskClient:
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
         """See Client.recv; close what it returns within the block."""
         return self._open().recv(tasks, timeout=timeout)
-
-    def enter(self) -> None:
-        """Open a block."""
-        self._depth += 1
-
-    def leave(self) -> None:
-        """Refuse everything from now on, unless there is another block."""
-        self._depth -= 1
-        if self._depth == 0:
-            self.end()
 
     def end(self) -> None:
         """Refuse everything from now on."""
@@ -200,7 +191,6 @@ class ClientHandle(Shipped):
         attempt = _attempt()
         if attempt is None:
             _raise_unheard()
-            _watch_exit()
         else:
             _watch_task_ends()
         with _lock:
@@ -211,7 +201,7 @@ class ClientHandle(Shipped):
                     client = _clients[key] = Client(**self._arguments)
                 block = TaskClient(client, attempt)
                 _blocks[key] = ref(block) if attempt is None else lambda: block
-            block.enter()
+            block.depth += 1
         return block
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -239,7 +229,9 @@ class ClientHandle(Shipped):
             raise
         finally:
             with _lock:
-                block.leave()
+                block.depth -= 1
+                if not block.depth:
+                    block.end()
 
 
 @lru_cache(1)
@@ -283,16 +275,14 @@ def _raise_unheard() -> None:
         raise ForgottenFlushError(texts)
 
 
-@lru_cache(1)
-def _watch_exit() -> None:
-    atexit.register(_tell_at_exit)
-
-
 def _tell_at_exit() -> None:
     """Say what a driver has forgotten that ends without another block."""
     open_blocks = [block for key in list(_blocks) if (block := _block(key)) is not None and block.forgotten]
     for text in {*_unheard, *(block.story() for block in open_blocks)}:
         print(f"tuplewire: {text}", file=sys.stderr)
+
+
+atexit.register(_tell_at_exit)
 
 
 def _block(key: _Key) -> TaskClient | None:

@@ -49,7 +49,8 @@ class RangePartition(InputPartition):
     wanted: Range
 
 
-def _partitions(start: Offset, end: Offset, addresses: dict[int, str]) -> list[InputPartition]:
+def _partitions(start: Offset, end: Offset, held: dict[int, Held]) -> list[InputPartition]:
+    addresses = {task: each.address for task, each in held.items()}
     return [RangePartition(each) for each in ranges(start, end, addresses)]
 
 
@@ -79,7 +80,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
         with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
             held = tasks.look()
         end = Offset(tails(held), time.time_ns() // 1_000_000)
-        return _partitions(initial_offset(held), end, {task: each.address for task, each in held.items()})
+        return _partitions(initial_offset(held), end, held)
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -151,8 +152,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         """Return one for each task of which a micro-batch has something."""
         tasks = self._options.tasks
         held = self._held or self._tasks.look()
-        addresses = {task: each.address for task, each in held.items()}
-        return _partitions(Offset.from_json(start, tasks), Offset.from_json(end, tasks), addresses)
+        return _partitions(Offset.from_json(start, tasks), Offset.from_json(end, tasks), held)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge what is committed."""

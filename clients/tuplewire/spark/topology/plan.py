@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,21 +147,15 @@ def nearest_worker(address: str | None, host: str, topology: str, timeout: float
     for the worker to answer, in seconds. Raises UnreachableError when none does, LaunchError when one that is
     started does not bind, and ConfigError where none can be started.
     """
-    address = address or os.environ.get(ADDRESS_VARIABLE)
-    if address:
-        yield _place(address, host, timeout)
-        return
-    with _embedded(host, topology, timeout) as started:
-        yield _place(started, host, timeout)
-
-
-def _place(address: str, host: str, timeout: float) -> Place:
-    with ControlClient(address, timeout) as control:
-        status = control.status()
-    tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
-    named, _, port = tcp.rpartition(":")
-    peer = f"{host}:{port}" if named in _WILDCARDS else tcp
-    return Place(address, status.worker_id, peer, status.topology, status.assignment_version)
+    with ExitStack() as stack:
+        address = address or os.environ.get(ADDRESS_VARIABLE)
+        address = address or stack.enter_context(_embedded(host, topology, timeout))
+        with ControlClient(address, timeout) as control:
+            status = control.status()
+        tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
+        named, _, port = tcp.rpartition(":")
+        peer = f"{host}:{port}" if named in _WILDCARDS else tcp
+        yield Place(address, status.worker_id, peer, status.topology, status.assignment_version)
 
 
 @contextmanager

@@ -165,8 +165,7 @@ class SparkTopology:
                 self._coordinator = (mail.generation, mailbox)
                 self._closed.clear()
                 self._progress = TopologyProgress(mail.generation, members)
-                if self._stop is not None:
-                    self._send_stop()
+                self._send_stop()
             elif mail.kind is MailKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
             elif mail.kind is MailKind.CLOSED:
@@ -184,15 +183,13 @@ class SparkTopology:
     def _ask_to_stop(self, *, output_wanted: bool) -> None:
         with self._lock:
             self._stop = output_wanted
-            if self._coordinator is not None:
-                self._send_stop()
+            self._send_stop()
 
     def _send_stop(self) -> None:
-        assert self._post is not None  # noqa: S101 - there is a coordinator by its mail alone
-        assert self._coordinator is not None  # noqa: S101 - as above
-        generation, mailbox = self._coordinator
-        stop = Mail(self._submitted.run, generation, SUBMITTER, MailKind.STOP, (bool(self._stop),))
-        self._post.send(mailbox, stop)
+        if self._stop is not None and self._coordinator is not None and self._post is not None:
+            generation, mailbox = self._coordinator
+            stop = Mail(self._submitted.run, generation, SUBMITTER, MailKind.STOP, (self._stop,))
+            self._post.send(mailbox, stop)
 
     # --- the end ------------------------------------------------------------------------------------------
 
