@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 CONSUMER_ID = "tuplewire-spark"
 """All of Spark's readers are one consumer by name, so that the worker lets each go on where another was: a
 second attempt of a task, the driver that acknowledges. A consumer by another name is never superseded."""
+_SESSION = SessionSettings()
+"""The defaults: the format has no options for a session."""
 _POLL_SECONDS = 0.1
 _INCARNATION = 1
 _ROOM_BYTES = 2**62
@@ -59,9 +61,7 @@ class RangeReader:
         self._wanted = wanted
         self._options = options
         self._position = wanted.start
-        settings = SessionSettings()
-        self._settings = settings
-        self._backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
+        self._backoff = Backoff(_SESSION.backoff_initial_seconds, _SESSION.backoff_max_seconds, random.random)
         self._failing_since: float | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -95,10 +95,8 @@ class RangeReader:
 
     def _stream(self) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
-        stretch = Stretch(wanted.start, self._position, wanted.end)
-        with RecvStream(
-            wanted.address, self._options.topology, wanted.worker, {wanted.task: stretch}, self._settings
-        ) as stream:
+        stretches = {wanted.task: Stretch(wanted.start, self._position, wanted.end)}
+        with RecvStream(wanted.address, self._options.topology, wanted.worker, stretches) as stream:
             if stream.worker != wanted.worker:
                 self._lost(wanted.end, f"was at a worker at {wanted.address} that has been restarted")
             elif stream.starts[wanted.task] > self._position:
@@ -129,9 +127,7 @@ class RangeReader:
         self._succeeded()
 
 
-def acknowledge(
-    offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str, settings: SessionSettings
-) -> None:
+def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str) -> None:
     """Tell the workers that a query is done with the messages up to these offsets, for good.
 
     A offset at a worker that is gone is passed over. What was read by this module needs no reading again;
@@ -145,7 +141,7 @@ def acknowledge(
             stretches = by_worker.setdefault((each.address, each.worker), {})
             stretches[task] = Stretch(sequence, sequence, sequence)
     for (address, worker), stretches in by_worker.items():
-        with RecvStream(address, topology, worker, stretches, settings) as stream:
+        with RecvStream(address, topology, worker, stretches) as stream:
             if stream.worker == worker:
                 for _ in stream.frames():
                     pass
@@ -173,14 +169,7 @@ class RecvStream:
     UnreachableError; so does reading.
     """
 
-    def __init__(
-        self,
-        address: str,
-        topology: str,
-        worker: int,
-        stretches: Mapping[int, Stretch],
-        settings: SessionSettings,
-    ) -> None:
+    def __init__(self, address: str, topology: str, worker: int, stretches: Mapping[int, Stretch]) -> None:
         self.address = address
         self.worker = 0
         """The incarnation of the worker that has answered."""
@@ -195,13 +184,12 @@ class RecvStream:
             tasks=[_cursor(task, each, each.received) for task, each in stretches.items()],
         )
         self._stretches = stretches
-        self._settings = settings
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         dialler = dialler_for(None)
         metadata = dialler.metadata(self.address)
-        self._channel = dialler.blocking_channel(self.address, channel_options(self._settings))
+        self._channel = dialler.blocking_channel(self.address, channel_options(_SESSION))
         method: Any = self._channel.stream_stream(f"/{SERVICE}/Recv")
         self._call: Any = method(iter(self._requests.get, None), metadata=metadata)
         try:

@@ -18,7 +18,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tuplewire.config import SessionSettings
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.spark.fetch import RangeReader, acknowledge
 from tuplewire.spark.offsets import (
@@ -93,7 +92,6 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        self._settings = SessionSettings()
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
@@ -161,7 +159,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
     def _acknowledge(self, offset: Offset) -> None:
         """Acknowledge up to an offset. A failure does no harm: the next time says it again."""
         try:
-            acknowledge(offset.offsets, self._tasks.look(), self._options.topology, self._settings)
+            acknowledge(offset.offsets, self._tasks.look(), self._options.topology)
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 

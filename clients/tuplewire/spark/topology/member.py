@@ -91,11 +91,11 @@ class Submitted:
             place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS))
         except TuplewireError as error:
             problem = error
-        own = Joined(rank, context.taskAttemptId(), place, "" if problem is None else str(problem))
+        own = Joined(context.taskAttemptId(), place)
         joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
         if problem is not None:
             raise problem
-        if any(each.problem for each in joined):
+        if any(each.place is None for each in joined):
             return None
         try:
             return Plan(self.topology, self.run, joined, self.submitter)

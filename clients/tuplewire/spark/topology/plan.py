@@ -48,12 +48,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a PySpark task says of itself when it begins. problem: why it cannot take part."""
+    """What a PySpark task says of itself when it begins. place: None where it cannot take part."""
 
-    rank: int
     attempt: int
     place: Place | None
-    problem: str = ""
 
     def to_text(self) -> str:
         """Return it as text."""
@@ -63,8 +61,7 @@ class Joined:
     def from_text(cls, text: str) -> Self:
         """Read what to_text() wrote."""
         form = json.loads(text)
-        place = form["place"]
-        return cls(form["rank"], form["attempt"], place and Place(**place), form["problem"])
+        return cls(form["attempt"], form["place"] and Place(**form["place"]))
 
 
 class Plan:
