@@ -82,7 +82,7 @@ class TaskWorkers:
             known = ", ".join(map(str, sorted(address_of)[:20])) or "none"
             raise UnknownTaskError(
                 f"task {', '.join(unknown[:10])} is not in assignment version {assignment.version}, which "
-                f"has {known}: name those (option or column), or assign this one to a worker"
+                f"has {known}: use these in the option tasks or the column task, or assign this one"
             )
         return found
 
