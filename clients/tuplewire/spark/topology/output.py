@@ -88,10 +88,8 @@ class Output:
 
     def frames(self, result: DataFrame) -> dict[str, DataFrame]:
         """Return each bolt's rows."""
-        from pyspark.sql import functions as F  # noqa: N812
-
         return {
-            name: result.where(F.col(_column(place)).isNotNull()).select(f"{_column(place)}.*")
+            name: result.where(f"{_column(place)} IS NOT NULL").select(f"{_column(place)}.*")
             for place, name in enumerate(self.schemas)
         }
 
@@ -141,9 +139,7 @@ def failure_in(text: str, topology: str) -> ProcessFailedError | None:
 
 def statistics_in(result: DataFrame) -> list[ExecutorStatistics]:
     """Return what the executors of all PySpark tasks have done."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    rows = result.where(F.col(REPORT).isNotNull()).select(REPORT).collect()
+    rows = result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect()
     return [to_statistics(values) for row in rows for values in json.loads(row[REPORT])]
 
 

@@ -51,6 +51,8 @@ class SparkTopology:
     """A topology that runs as a Spark job. Made by submit_topology; thread-safe.
 
     job_group: the job's, by which Spark cancels it; over Spark Connect its tag.
+
+    progress(), listen() and stop() raise ConfigError where this program reaches no worker.
     """
 
     def __init__(self, submitted: Submitted, job: Job, place: Place | None, stack: ExitStack) -> None:
@@ -89,18 +91,12 @@ class SparkTopology:
         return self._post is not None
 
     def progress(self) -> TopologyProgress:
-        """Return how far it is, as of a second ago.
-
-        Raises ConfigError where this program reaches no worker.
-        """
+        """Return how far it is, as of a second ago."""
         self._check_reach("cannot see how far the topology is")
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
-        """Have a function called, in a thread of ours, with each news of the progress.
-
-        Raises ConfigError where this program reaches no worker.
-        """
+        """Have a function called, in a thread of ours, with each news of the progress."""
         self._check_reach("gets no news of the topology")
         self._listener = listener
         listener(self._progress)
@@ -108,7 +104,7 @@ class SparkTopology:
     def stop(self) -> None:
         """Have the spouts asked no longer, and everything that is on the way processed; returns at once.
 
-        result() then returns what comes out. Raises ConfigError where this program reaches no worker.
+        result() then returns what comes out.
         """
         self._check_reach("cannot ask the topology to stop")
         self._ask_to_stop(output_wanted=True)
