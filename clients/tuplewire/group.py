@@ -193,45 +193,25 @@ class TaskGroup:
         """Build a group from checked ids and bytes."""
         return cls(task, source, _to_wire(array("I", map(len, payloads))), b"".join(payloads))
 
-    @classmethod
-    def checked(
-        cls,
-        task: int,
-        source: int | None,
-        lengths: bytes,
-        data: bytes,
-        *,
-        redelivered: bool = False,
-        forwarded: int = 0,
-        entry_sequence: int = 0,
-        accepted_micros: int = 0,
-    ) -> Self:
-        """Build a group from columns of unknown origin.
+    def checked(self) -> Self:
+        """Return the group, if its columns of unknown origin are sound.
 
         Raises MalformedError when they do not hold together or are empty, InvalidTaskError for a bad id.
         """
-        check_task(task)
-        if source is not None:
-            check_task(source)
-        if len(lengths) % 4 or not lengths:
+        check_task(self.task)
+        if self.source is not None:
+            check_task(self.source)
+        if len(self.lengths) % 4 or not self.lengths:
             raise MalformedError(
-                f"a group to task {task} has {len(lengths)} bytes of lengths; each message takes four"
+                f"a group to task {self.task} has {len(self.lengths)} bytes of lengths; "
+                "each message takes four"
             )
-        total = sum(_from_wire(lengths))
-        if total != len(data):
+        total = sum(_from_wire(self.lengths))
+        if total != len(self.data):
             raise MalformedError(
-                f"a group to task {task} says {total} bytes of payload and holds {len(data)}"
+                f"a group to task {self.task} says {total} bytes of payload and holds {len(self.data)}"
             )
-        return cls(
-            task,
-            source,
-            lengths,
-            data,
-            redelivered=redelivered,
-            forwarded=forwarded,
-            entry_sequence=entry_sequence,
-            accepted_micros=accepted_micros,
-        )
+        return self
 
     def __len__(self) -> int:
         """Return the number of messages."""

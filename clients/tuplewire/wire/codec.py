@@ -146,7 +146,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
     """Return the groups of a frame, checked; MalformedError or InvalidTaskError says what is wrong."""
     accepted = frame.accepted_unix_micros
     return [
-        TaskGroup.checked(
+        TaskGroup(
             group.task,
             group.source if group.HasField("source") else None,
             group.lengths,
@@ -155,6 +155,6 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             forwarded=group.forwarded,
             entry_sequence=group.first_sequence,
             accepted_micros=group.accepted_unix_micros or accepted,
-        )
+        ).checked()
         for group in frame.groups
     ]

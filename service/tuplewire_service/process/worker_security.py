@@ -16,8 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.connection.dialling import Dialler
-from tuplewire.identity.tokens import AUTHORIZATION, read_tokens
-from tuplewire.identity.watched import WatchedFiles
+from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
 from tuplewire_service.admin.families import counter, counters, gauge
 from tuplewire_service.messaging.grpc.grpc_settings import GrpcWiring
 from tuplewire_service.process.worker_config import WorkerConfig

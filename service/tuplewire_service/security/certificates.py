@@ -11,7 +11,7 @@ import grpc
 from tuplewire.connection.dialling import TlsMaterial, load_pair, names_in, read_tls
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.identity.watched import WatchedFiles
+from tuplewire.identity.files import WatchedFiles
 
 
 @dataclass(frozen=True, slots=True)

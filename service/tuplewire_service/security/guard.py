@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.group import TaskGroup
-from tuplewire.identity.names import allowed
-from tuplewire.identity.tokens import Token, find_token
+from tuplewire.identity.credentials import allowed
+from tuplewire.identity.files import Token, find_token
 from tuplewire_service.messaging.access import IAccess
 from tuplewire_service.security.denials import Denials
 from tuplewire_service.security.permissions import Permissions, Rules

@@ -15,14 +15,10 @@ from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
-from tuplewire.spark.topology.inbox import Mailbox
-from tuplewire.spark.topology.mail import Mail, MailKind
-from tuplewire.spark.topology.nearest import nearest_worker
-from tuplewire.spark.topology.output import Output
-from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
-from tuplewire.spark.topology.post import Post
+from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
+from tuplewire.spark.topology.output import Output, Writer
+from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan, nearest_worker
 from tuplewire.spark.topology.rows import ROWS_KEY
-from tuplewire.spark.topology.writer import Writer
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.client_link import ClientLink
@@ -95,11 +91,11 @@ class Submitted:
             place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS))
         except TuplewireError as error:
             problem = error
-        own = Joined(rank, context.taskAttemptId(), place, "" if problem is None else str(problem))
+        own = Joined(context.taskAttemptId(), place)
         joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
         if problem is not None:
             raise problem
-        if any(each.problem for each in joined):
+        if any(each.place is None for each in joined):
             return None
         try:
             return Plan(self.topology, self.run, joined, self.submitter)

@@ -1,4 +1,4 @@
-"""A local Spark session that starts quickly, is quiet, and finds its own Java."""
+"""A local Spark session that starts quickly, and what a session of Spark Connect cannot do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.connect import check_no_remote
-from tuplewire.spark.java import Java, cache_dir, find_java, wrapped_home
+from tuplewire.spark import is_remote
+from tuplewire_demos.java import Java, cache_dir, find_java, wrapped_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -185,13 +185,30 @@ def _stop_jvm() -> None:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def check_classic(spark: SparkSession, what: str) -> None:
+    """Raise ConfigError when `what` is to run on a session of Spark Connect, and needs a SparkContext."""
+    if is_remote(spark):
+        raise ConfigError(
+            f"{what} needs a SparkContext, which a session of Spark Connect does not have: give it a session "
+            "of SparkSession.builder.master(...), or write it as a topology (run_topology): that runs on both"
+        )
+
+
+def check_no_remote() -> None:
+    """Raise ConfigError when this process is a client of Spark Connect, or is to become one."""
+    for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        if os.environ.get(variable):
+            raise ConfigError(
+                f"this process is a client of Spark Connect ({variable} is set), and can have no Spark of "
+                "its own beside that: unset it, or start another process"
+            )
