@@ -13,8 +13,7 @@ from tuplewire.topology.acking.tracker import AckerTracker, keys_of
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input, Topology
 from tuplewire.topology.running.receive_queue import AddressedTuples
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import MessageId, Tuple
+from tuplewire.topology.tuples import MessageId, Stream, Tuple
 
 OUT = (Stream("value"),)
 TOPOLOGY = with_ackers(

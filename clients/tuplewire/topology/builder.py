@@ -16,7 +16,7 @@ from tuplewire.topology.description import (
     check_reserved,
 )
 from tuplewire.topology.grouping import CustomStreamGrouping
-from tuplewire.topology.streams import DEFAULT_STREAM
+from tuplewire.topology.tuples import DEFAULT_STREAM
 
 
 class TopologyBuilder:

@@ -15,8 +15,7 @@ from tuplewire.errors import TopologyError
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import Spout
 from tuplewire.topology.description import ComponentKind, Topology
-from tuplewire.topology.streams import DEFAULT_STREAM, Stream
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.tuples import DEFAULT_STREAM, Stream, Tuple
 
 
 class FeederSpout(Spout):

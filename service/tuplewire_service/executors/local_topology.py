@@ -14,8 +14,8 @@ from typing import Any
 from tuplewire.errors import ClosedError, TopologyError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acking.acker import Acker, Root
+from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.description import Topology, shares_of
-from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.running.executor import Executor
 from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.receive_queue import AddressedTuples

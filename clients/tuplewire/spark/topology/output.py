@@ -16,7 +16,7 @@ from tuplewire.topology.description import ComponentKind, Topology
 from tuplewire.topology.running.reporting import to_statistics
 from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.termination import Failure, ProcessFailedError
-from tuplewire.topology.streams import DEFAULT_STREAM
+from tuplewire.topology.tuples import DEFAULT_STREAM
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

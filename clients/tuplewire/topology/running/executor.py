@@ -13,9 +13,8 @@ from typing import Any, Generic, TypeVar
 from tuplewire.errors import ClosedError
 from tuplewire.topology.acking.tracker import TupleTracker
 from tuplewire.topology.collector import Emitted, Outbox
-from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import Topology
-from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
 from tuplewire.topology.running.idle import IdleWatch
 from tuplewire.topology.running.pulse import Doing, Pulse
@@ -103,9 +102,8 @@ class Executor(ABC, Generic[TaskKind]):
         self.pulse = Pulse(tasks[0])
         self._surroundings = surroundings
         self._tasks: dict[int, TaskKind] = {}
-        self._refresh_due = False
-        self._stopping = self._finishing = False
-        self._abandoned = False
+        self._refresh_due = self._rotation_due = False
+        self._stopping = self._finishing = self._abandoned = False
         self._opened = threading.Event()
         name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -126,6 +124,11 @@ class Executor(ABC, Generic[TaskKind]):
     def refresh(self) -> None:
         """Have the groupings look again at loads and distances, before the next tuples go out."""
         self._refresh_due = True
+
+    def rotate(self) -> None:
+        """Have half of the time pass that what a spout has emitted may take; what is older has failed."""
+        self._rotation_due = True
+        self.queue.wake()
 
     def stop(self) -> None:
         """Ask it to end after the tuple that it is at; what is queued then is left. Does not wait."""
@@ -214,23 +217,45 @@ class Executor(ABC, Generic[TaskKind]):
     def _open(self, task: int) -> TaskKind:
         """Return a task whose spout or bolt is ready."""
 
-    @abstractmethod
     def _turn(self) -> None:
         """Do a batch of work, or wait for some."""
+        self._wait()
+        for column in self.queue.consume(BATCH, self._patience()):
+            self._take(column)
+        if self._rotation_due:
+            self._rotation_due = False
+            self._rotate()
+
+    def _patience(self) -> float | None:
+        """Return how long to wait for something, in seconds; None: there is nothing to do without."""
+        return None
 
     @abstractmethod
+    def _take(self, column: AddressedTuples) -> None:
+        """Deal with what has arrived, and call _finished() with it."""
+
+    def _finished(self, column: AddressedTuples) -> None:
+        if column.done is not None:
+            column.done()
+        self._surroundings.idle.executed(len(column.tuples))
+
+    def _rotate(self) -> None:
+        """Give up what is too old; bolts know of nothing."""
+
     def _close(self, task: TaskKind) -> None:
-        """Have a task's spout or bolt let go of what it holds."""
+        """Have a task's spout or bolt let go of what it holds; acker tasks hold nothing."""
+
+    def _parts(self, task: int) -> tuple[int, Outbox, Outgoing, TupleTracker | None]:
+        """Return what every task has."""
+        around = self._surroundings
+        outgoing = Outgoing(around.topology, task, around.locality, around.loads)
+        return task, Outbox(around.topology, task), outgoing, around.track(task)
 
     def _context(self, task: int) -> TopologyContext:
         around = self._surroundings
         return TopologyContext(
             around.topology_id, around.topology, task, around.worker_port, around.worker_tasks()
         )
-
-    def _outgoing(self, task: int) -> Outgoing:
-        around = self._surroundings
-        return Outgoing(around.topology, task, around.locality, around.loads)
 
     # --- errors -----------------------------------------------------------------------------------------
 

@@ -11,14 +11,13 @@ from typing import Any
 
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.topology.acking.acker import Acker
-from tuplewire.topology.acking.acker_executor import AckerExecutor
-from tuplewire.topology.acking.rotating_map import PARTS
+from tuplewire.topology.acking.acker_tasks import PARTS
 from tuplewire.topology.acking.tracker import AckerTracker, LocalTracker, TupleTracker
 from tuplewire.topology.collector import Emitted
+from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
-from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.grouping import Locality
-from tuplewire.topology.running.bolt_executor import BoltExecutor
+from tuplewire.topology.running.bolt_executor import AckerExecutor, BoltExecutor
 from tuplewire.topology.running.executor import Executor, Surroundings
 from tuplewire.topology.running.heartbeat import Heartbeats, WorkerHeartbeat
 from tuplewire.topology.running.idle import IdleWatch
@@ -27,9 +26,8 @@ from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQue
 from tuplewire.topology.running.spout_executor import SpoutExecutor
 from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.termination import Failure, ProcessReport
-from tuplewire.topology.running.ticks import Ticks
-from tuplewire.topology.running.timer import Cancel, SystemTimer, Timer
-from tuplewire.topology.running.transfer import Deserializing, Transfer
+from tuplewire.topology.running.timer import Cancel, SystemTimer, Ticks, Timer
+from tuplewire.topology.running.transfer import Transfer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer, TupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import Tuple
@@ -83,19 +81,24 @@ class ExecutorWorker:
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
-        serializer = serializer or MessagePackTupleSerializer(topology)
         self._queues: dict[int, ReceiveQueue] = {}
-        self._transfer = Transfer(
-            self._queues, serializer, link, self.idle, always_serialize=self.settings.always_serialize
-        )
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
+        self.transfer = Transfer(
+            self._queues,
+            serializer or MessagePackTupleSerializer(topology),
+            link,
+            self.idle,
+            always_serialize=self.settings.always_serialize,
+            ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
+            size_metrics=self.settings.size_metrics,
+        )
         if acker is None and link is None and not has_ackers:
             acker = Acker(self.tell)
         self._surroundings = Surroundings(
             topology_id=topology_id,
             topology=topology,
             conf=conf,
-            transfer=self._transfer.send,
+            transfer=self.transfer.send,
             failed=self._failed,
             error=error,
             dead_letter=dead_letter,
@@ -109,20 +112,11 @@ class ExecutorWorker:
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
         )
-        self.spouts: list[SpoutExecutor] = []
-        self.bolts: list[BoltExecutor] = []
-        self.ackers: list[AckerExecutor] = []
+        self.executors: list[Executor[Any]] = []
         for component in topology.components:
             for executor_tasks in topology.executors_of(component):
                 if self._runs(executor_tasks):
                     self._make(executor_tasks)
-        self.deserializing = Deserializing(
-            serializer,
-            self._transfer.deliver,
-            partial(self.idle.taken, lost=True),
-            ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
-            size_metrics=self.settings.size_metrics,
-        )
         self._owns_timer = timer is None
         self._timer = timer or SystemTimer(self._timer_failed)
         self._heartbeats = Heartbeats(
@@ -140,24 +134,22 @@ class ExecutorWorker:
         return bool(here)
 
     def _make(self, tasks: range) -> Executor[Any]:
-        executor: AckerExecutor | SpoutExecutor | BoltExecutor
         component = self._surroundings.topology.component_of(tasks[0])
-        if component.id == ACKER_COMPONENT:
-            executor = AckerExecutor(tasks, self._surroundings)
-            self.ackers = [*self.ackers, executor]
-        elif component.kind is ComponentKind.SPOUT:
-            executor = SpoutExecutor(tasks, self._surroundings)
-            self.spouts = [*self.spouts, executor]
-        else:
-            executor = BoltExecutor(tasks, self._surroundings)
-            self.bolts = [*self.bolts, executor]
+        kind: type[Executor[Any]] = SpoutExecutor if component.kind is ComponentKind.SPOUT else BoltExecutor
+        executor = (AckerExecutor if component.id == ACKER_COMPONENT else kind)(tasks, self._surroundings)
+        self.executors = [*self.executors, executor]
         self._queues.update(dict.fromkeys(tasks, executor.queue))
         return executor
 
     @property
-    def executors(self) -> list[Executor[Any]]:
-        """Every executor that runs here now."""
-        return [*self.ackers, *self.bolts, *self.spouts]
+    def bolts(self) -> list[BoltExecutor]:
+        """The executors of bolts."""
+        return [each for each in self.executors if isinstance(each, BoltExecutor)]
+
+    @property
+    def spouts(self) -> list[SpoutExecutor]:
+        """The executors of spouts."""
+        return [each for each in self.executors if isinstance(each, SpoutExecutor)]
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -175,7 +167,7 @@ class ExecutorWorker:
 
     def _receive(self, tasks: Sequence[range]) -> None:
         if self._link is not None:
-            self._link.open(tasks, self.deserializing.receive, self._failed)
+            self._link.open(tasks, self.transfer.receive, self._failed)
 
     def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -190,7 +182,7 @@ class ExecutorWorker:
                 for task in executor.tasks:
                     self._ticks.add(task, executor.settings.tick_seconds)
             period = self.settings.message_timeout_seconds / PARTS
-            if isinstance(executor, AckerExecutor | SpoutExecutor) and self._has_ackers and period:
+            if self._has_ackers and period and not isinstance(executor, BoltExecutor):
                 self._recurring.append(self._timer.every(period, executor.rotate))
 
     def activate(self) -> None:
@@ -314,9 +306,7 @@ class ExecutorWorker:
         executor.finish()
         if not executor.join(timeout):
             raise TimeoutError(f"{executor} did not end within {timeout} s")
-        self.spouts = [each for each in self.spouts if each is not executor]
-        self.bolts = [each for each in self.bolts if each is not executor]
-        self.ackers = [each for each in self.ackers if each is not executor]
+        self.executors = [each for each in self.executors if each is not executor]
         if self._link is not None:
             self._link.leave(tasks)
         self.tasks -= frozenset(tasks)
@@ -340,7 +330,7 @@ class ExecutorWorker:
 
     def tell(self, column: AddressedTuples) -> None:
         """Hand a task what no component has emitted: a tick, or what has become of a spout's tuples."""
-        self._transfer.tell(column)
+        self.transfer.tell(column)
 
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""

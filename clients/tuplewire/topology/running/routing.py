@@ -28,8 +28,7 @@ from tuplewire.topology.grouping import (
     nothing,
 )
 from tuplewire.topology.load_aware import LoadAwareShuffle
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.tuples import Stream, Tuple
 
 _values = attrgetter("values")
 
