@@ -29,7 +29,7 @@ from tuplewire.topology.running.link import ClientLink, Link
 from tuplewire.topology.running.termination import ProcessFailedError, Termination
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire_service.executors.local_cluster import LocalCluster
+from tuplewire_service.executors.cluster import LocalCluster
 from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 

@@ -148,7 +148,7 @@ def test_many_short_calls_are_not_one_long_one() -> None:
     """A bolt that is busy with one column for long is not stuck while its calls come back."""
 
     class Burst(FeederSpout):
-        def __deepcopy__(self, memo: object) -> Burst:  # type: ignore[override]
+        def __deepcopy__(self, memo: object) -> Burst:
             return self
 
         def next_tuple(self) -> None:
