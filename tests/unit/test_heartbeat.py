@@ -18,7 +18,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.heartbeat import ExecutorBeat
-from tuplewire.topology.running.pulse import CallWatch, Doing, Pulse
+from tuplewire.topology.running.statistics import CallWatch, Doing, Pulse
 from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.testing import eventually
 

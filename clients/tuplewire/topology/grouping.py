@@ -242,18 +242,17 @@ class Custom(Grouping):
         return positions
 
 
-def shuffle(tasks: Iterable[int], start: int = 0) -> SingleGrouping:
-    """Return the shuffle grouping: the tasks in turn, so that each gets an equal share.
+shuffle = RingGrouping
+"""The shuffle grouping: the tasks in turn, so that each gets an equal share.
 
-    start: where the turn begins; senders that start at different places spread evenly from the outset.
-    """
-    return RingGrouping(tasks, start)
+start: where the turn begins; senders that start at different places spread evenly from the outset.
+"""
+
+fields = Fields
+"""The fields grouping: equal keys go to one task, whichever process asks."""
 
 
-def fields(tasks: Iterable[int]) -> SingleGrouping:
-    """Return the fields grouping: equal keys go to one task, whichever process asks."""
-    return Fields(tasks)
-
+# --- a hash that every process and release agrees on, unlike Python's hash() -------------------------
 
 Field = str | bytes | float | Decimal | Fraction | None
 Key = Field | tuple[Field, ...]

@@ -13,7 +13,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.executor import Executor
 from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.idle import IdleWatch
+from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.messaging.factory import TransportFactory

@@ -17,10 +17,9 @@ from tuplewire.connection.loop import EventLoopThread
 from tuplewire.errors import TopologyError, TuplewireError, UnreachableError, UnsupportedValueError
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.heartbeat import ExecutorBeat
-from tuplewire.topology.running.reporting import from_beat, from_report, from_statistics
-from tuplewire.topology.running.statistics import ExecutorStatistics
-from tuplewire.topology.running.termination import Failure
+from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat
+from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics
+from tuplewire.topology.running.termination import Failure, from_report
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured

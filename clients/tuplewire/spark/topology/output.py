@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Self
 from tuplewire.errors import TopologyError
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import ComponentKind, Topology
-from tuplewire.topology.running.reporting import to_statistics
-from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire.topology.running.statistics import ExecutorStatistics, to_statistics
 from tuplewire.topology.running.termination import Failure, ProcessFailedError
 from tuplewire.topology.tuples import DEFAULT_STREAM
 

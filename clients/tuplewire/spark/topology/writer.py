@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.errors import MessageError
 from tuplewire.spark.topology.output import FAILURE, REPORT, Output, failure_text
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.running.reporting import from_statistics
-from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics
 from tuplewire.topology.running.termination import Failure
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from tuplewire.topology.acking.acker_tasks import Fate, Trees, to_block
 from tuplewire.topology.collector import OutputCollector
 from tuplewire.topology.component import Bolt
 from tuplewire.topology.running.executor import BATCH, Executor, Task
-from tuplewire.topology.running.pulse import Doing
 from tuplewire.topology.running.receive_queue import AddressedTuples
+from tuplewire.topology.running.statistics import Doing
 from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, Tuple
 
 

@@ -11,16 +11,15 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
-from tuplewire.topology.acking.tracker import TupleTracker
+from tuplewire.topology.acking.acker import News, TupleTracker
 from tuplewire.topology.collector import Emitted, Outbox
 from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import Topology
 from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
-from tuplewire.topology.running.idle import IdleWatch
-from tuplewire.topology.running.pulse import Doing, Pulse
 from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
 from tuplewire.topology.running.routing import Outgoing
-from tuplewire.topology.running.statistics import ExecutorStatistics, Tally
+from tuplewire.topology.running.statistics import Doing, ExecutorStatistics, Pulse, Tally
+from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire.topology.tuples import MessageId, Tuple
 
@@ -345,7 +344,7 @@ class Executor(ABC, Generic[TaskKind]):
         failed, task.failed = task.failed, []
         if task.tracker is None:
             return []
-        return task.tracker.tell(began, columns, lost, acked, failed)
+        return task.tracker.tell(News(began, columns, lost, acked, failed))
 
     def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
         """Have what was emitted followed; return the keys of what spouts have emitted."""

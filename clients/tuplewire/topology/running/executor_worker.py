@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import TopologyError, TuplewireError
-from tuplewire.topology.acking.acker import Acker
+from tuplewire.topology.acking.acker import Acker, AckerTracker, LocalTracker, TupleTracker
 from tuplewire.topology.acking.acker_tasks import PARTS
-from tuplewire.topology.acking.tracker import AckerTracker, LocalTracker, TupleTracker
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
@@ -20,12 +19,11 @@ from tuplewire.topology.grouping import Locality
 from tuplewire.topology.running.bolt_executor import AckerExecutor, BoltExecutor
 from tuplewire.topology.running.executor import Executor, Surroundings
 from tuplewire.topology.running.heartbeat import Heartbeats, WorkerHeartbeat
-from tuplewire.topology.running.idle import IdleWatch
 from tuplewire.topology.running.link import Link
 from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
 from tuplewire.topology.running.spout_executor import SpoutExecutor
 from tuplewire.topology.running.statistics import ExecutorStatistics
-from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.running.termination import Failure, IdleWatch, ProcessReport
 from tuplewire.topology.running.timer import Cancel, SystemTimer, Ticks, Timer
 from tuplewire.topology.running.transfer import Transfer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer, TupleSerializer

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from tuplewire.errors import MalformedTupleError
+from tuplewire.topology.acking.acker import keys_of
 from tuplewire.topology.acking.acker_tasks import RotatingMap
-from tuplewire.topology.acking.tracker import keys_of
 from tuplewire.topology.collector import Emitted, SpoutOutputCollector
 from tuplewire.topology.component import Spout
 from tuplewire.topology.running.executor import BATCH, Executor, Surroundings, Task
-from tuplewire.topology.running.pulse import Doing
 from tuplewire.topology.running.receive_queue import AddressedTuples
+from tuplewire.topology.running.statistics import Doing
 from tuplewire.topology.tuples import ACK_STREAM, TupleSource
 
 _ROUND_SECONDS = 0.001

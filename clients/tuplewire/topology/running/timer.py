@@ -14,8 +14,8 @@ from functools import partial
 from itertools import count
 
 from tuplewire.errors import ClosedError, ConfigError
-from tuplewire.topology.running.idle import IdleWatch
 from tuplewire.topology.running.receive_queue import AddressedTuples
+from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.tuples import tick
 
 Action = Callable[[], None]
@@ -23,49 +23,13 @@ Cancel = Callable[[], None]
 """Has an action be called no more; it may be being called just then."""
 
 
-class Schedule:
-    """What is due when; pure. Actions due at one time come in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, float, Action]] = []
-        self._order = count()
-
-    def add(self, period: float, action: Action, now: float) -> int:
-        """Have an action be due every so many seconds, first after one period; ConfigError if not over 0.
-
-        Returns what remove() wants.
-        """
-        if not period > 0:
-            raise ConfigError(f"what recurs does so every so many seconds, more than 0, not {period}")
-        order = next(self._order)
-        heapq.heappush(self._heap, (now + period, order, period, action))
-        return order
-
-    def remove(self, order: int) -> None:
-        """Have an action be due no more; does nothing the second time."""
-        self._heap = [entry for entry in self._heap if entry[1] != order]
-        heapq.heapify(self._heap)
-
-    @property
-    def next_due(self) -> float | None:
-        """When the next action is due; None when there is none."""
-        return self._heap[0][0] if self._heap else None
-
-    def pop(self, now: float) -> Action | None:
-        """Return the next action that is due by now; it is due again one period after it was."""
-        if not self._heap or self._heap[0][0] > now:
-            return None
-        due, order, period, action = self._heap[0]
-        heapq.heapreplace(self._heap, (due + period, order, period, action))
-        return action
-
-
 class Timer(ABC):
-    """Calls actions every so often. Thread-safe."""
+    """Calls actions every so often: in the order of time, and else of their adding. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._schedule = Schedule()
+        self._heap: list[tuple[float, int, float, Action]] = []
+        self._order = count()
         self._closed = False
 
     @abstractmethod
@@ -73,15 +37,33 @@ class Timer(ABC):
         """Return the time, in seconds."""
 
     def every(self, period: float, action: Action) -> Cancel:
-        """Call an action every so many seconds, first after one period; it must not wait for anything."""
+        """Call an action every so many seconds, first after one period; it must not wait for anything.
+
+        Raises ConfigError for a period that is not over 0.
+        """
+        if not period > 0:
+            raise ConfigError(f"what recurs does so every so many seconds, more than 0, not {period}")
         with self._changed:
-            order = self._schedule.add(period, action, self._now())
+            order = next(self._order)
+            heapq.heappush(self._heap, (self._now() + period, order, period, action))
             self._changed.notify()
         return partial(self._cancel, order)
 
     def _cancel(self, order: int) -> None:
         with self._changed:
-            self._schedule.remove(order)
+            self._heap = [entry for entry in self._heap if entry[1] != order]
+            heapq.heapify(self._heap)
+
+    def _next_due(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def _pop(self, now: float) -> Action | None:
+        """Return the next action that is due by now; it is due again one period after it was."""
+        if not self._heap or self._heap[0][0] > now:
+            return None
+        due, order, period, action = self._heap[0]
+        heapq.heapreplace(self._heap, (due + period, order, period, action))
+        return action
 
     def close(self) -> None:
         """Call nothing more; does nothing the second time."""
@@ -119,11 +101,11 @@ class SystemTimer(Timer):
             while not self._closed:
                 now = self._now()
                 due: dict[Action, None] = {}
-                while (action := self._schedule.pop(now)) is not None:
+                while (action := self._pop(now)) is not None:
                     due[action] = None
                 if due:
                     return list(due)
-                next_due = self._schedule.next_due
+                next_due = self._next_due()
                 self._changed.wait(None if next_due is None else next_due - now)
             return None
 
@@ -153,12 +135,12 @@ class SimulatedTimer(Timer):
 
     def _next(self, end: float) -> Action | None:
         with self._changed:
-            next_due = self._schedule.next_due
+            next_due = self._next_due()
             if self._closed or next_due is None or next_due > end:
                 self._time = max(self._time, end)
                 return None
             self._time = next_due
-            return self._schedule.pop(next_due)
+            return self._pop(next_due)
 
 
 class Ticks:

@@ -17,9 +17,9 @@ from tuplewire.group import TaskGroup
 from tuplewire.topology.acking.acker_tasks import check_id
 from tuplewire.topology.description import ACKER_COMPONENT
 from tuplewire.topology.running.executor import Undeliverable
-from tuplewire.topology.running.idle import IdleWatch
 from tuplewire.topology.running.link import Done, Link
 from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.serial.serializer import TupleSerializer
 from tuplewire.topology.tuples import Tuple
 
