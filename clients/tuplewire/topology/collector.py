@@ -7,7 +7,7 @@ task emits in one go travels together. It does no I/O; acks, fails and errors go
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.errors import MessageError
@@ -42,15 +42,12 @@ class Outbox:
     def __init__(self, topology: Topology, task: int) -> None:
         self.task = task
         self._component = topology.component_of(task)
-        self._ports = {
-            stream.name: _Port(topology.source(task, stream.name), len(stream.fields), None)
-            for stream in self._component.streams
-        }
-        for name, port in self._ports.items():
-            if port.source.stream.direct:
-                targets = topology.targets_of(self._component.id, name)
-                named = frozenset(target for bolt, _ in targets for target in topology.tasks_of(bolt))
-                self._ports[name] = replace(port, direct=named)
+        self._ports: dict[str, _Port] = {}
+        for stream in self._component.streams:
+            bolts = [bolt for bolt, _ in topology.targets_of(self._component.id, stream.name)]
+            named = frozenset(target for bolt in bolts for target in topology.tasks_of(bolt))
+            source = topology.source(task, stream.name)
+            self._ports[stream.name] = _Port(source, len(stream.fields), named if stream.direct else None)
         self._emitted: list[Emitted] = []
         self._count = 0
 

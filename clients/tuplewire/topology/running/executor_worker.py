@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,10 +111,8 @@ class ExecutorWorker:
             loads=self.loads,
         )
         self.executors: list[Executor[Any]] = []
-        for component in topology.components:
-            for executor_tasks in topology.executors_of(component):
-                if self._runs(executor_tasks):
-                    self._make(executor_tasks)
+        for executor_tasks in self._executors_of(self.tasks):
+            self._make(executor_tasks)
         self._owns_timer = timer is None
         self._timer = timer or SystemTimer(self._timer_failed)
         self._heartbeats = Heartbeats(
@@ -123,13 +121,17 @@ class ExecutorWorker:
         self._recurring: list[Cancel] = []
         self._ticks = Ticks(self._timer, self.idle, self.tell)
 
-    def _runs(self, tasks: range) -> bool:
-        here = self.tasks.intersection(tasks)
-        if here and len(here) < len(tasks):
-            raise TopologyError(
-                f"tasks {tasks[0]} to {tasks[-1]} share an executor, and a worker gets all of them or none"
-            )
-        return bool(here)
+    def _executors_of(self, wanted: frozenset[int]) -> Iterator[range]:
+        """Yield the tasks of each executor that is wanted; TopologyError where only some of its tasks are."""
+        topology = self._surroundings.topology
+        for tasks in (each for name in topology.components for each in topology.executors_of(name)):
+            here = wanted.intersection(tasks)
+            if here and len(here) < len(tasks):
+                raise TopologyError(
+                    f"tasks {tasks[0]} to {tasks[-1]} share an executor, and a worker gets all or none"
+                )
+            if here:
+                yield tasks
 
     def _make(self, tasks: range) -> Executor[Any]:
         component = self._surroundings.topology.component_of(tasks[0])
@@ -285,6 +287,15 @@ class ExecutorWorker:
         """Let the ticks come that are late, each once; spouts are left as they are."""
         self.idle.resume()
         self._ticks.catch_up()
+
+    def follow(self, wanted: frozenset[int], timeout: float) -> None:
+        """Remove the executors of tasks that are not wanted, and add those that are missing."""
+        for executor in self.executors:
+            if wanted.isdisjoint(executor.tasks):
+                self.remove(executor.tasks, timeout)
+        for tasks in self._executors_of(wanted):
+            if not self.tasks.issuperset(tasks):
+                self.add(tasks, timeout)
 
     def add(self, tasks: range, timeout: float = _OPEN_SECONDS) -> None:
         """Run an executor more. Raises as start() does."""
