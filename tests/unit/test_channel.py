@@ -18,7 +18,7 @@ from tuplewire.topology.running.statistics import (
     to_statistics,
 )
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report, to_report
-from tuplewire_service.executors.channel import Channel, channel_pair
+from tuplewire_service.executors.worker_process import Channel, channel_pair
 
 
 def test_messages_arrive_as_they_were() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import threading
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,34 +128,21 @@ class News:
     failed: Sequence[MessageId]
 
 
-class TupleTracker(ABC):
-    """Follows what one task emits, acks and fails; used from the task's thread alone."""
+class LocalTracker:
+    """Follows what one task emits, acks and fails, from its thread: tells the acker of this process.
 
-    @abstractmethod
-    def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """Take in what a spout has emitted, before it is sent.
-
-        Returns, for each tuple with a message id, the key under which its fate is told, and that id.
-        """
-
-    @abstractmethod
-    def derive(self, runs: Sequence[Emitted]) -> None:
-        """Take in what a bolt has emitted, before it is sent."""
-
-    @abstractmethod
-    def tell(self, news: News) -> list[AddressedTuples]:
-        """Tell the acker, before any of the columns is on its way; return what is to be sent as well."""
-
-
-class LocalTracker(TupleTracker):
-    """Tells the acker of this process. Keys are the spout's own message ids."""
+    Keys are the spout's own message ids.
+    """
 
     def __init__(self, acker: Acker, task: int) -> None:
         self._acker = acker
         self._task = task
 
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """See TupleTracker."""
+        """Take in what a spout has emitted, before it is sent.
+
+        Returns, for each tuple with a message id, the key under which its fate is told, and that id.
+        """
         return [
             (message_id, message_id)
             for run in runs
@@ -165,10 +151,10 @@ class LocalTracker(TupleTracker):
         ]
 
     def derive(self, runs: Sequence[Emitted]) -> None:
-        """See TupleTracker; nothing is to be done."""
+        """Take in what a bolt has emitted, before it is sent; nothing is to be done."""
 
     def tell(self, news: News) -> list[AddressedTuples]:
-        """See TupleTracker."""
+        """Tell the acker, before any of the columns is on its way; return what is to be sent as well."""
         copies: dict[Root, int] = {}
         for tuples in (news.lost, *(column.tuples for column in news.columns)):
             for message in tuples:
@@ -180,8 +166,8 @@ class LocalTracker(TupleTracker):
         return []
 
 
-class AckerTracker(TupleTracker):
-    """Tells acker tasks, by tuples that go with the others. Keys are random, a new one for each emit.
+class AckerTracker:
+    """Does the same with acker tasks, by tuples that go with the others. Keys are random, one for each emit.
 
     seed: of the random numbers; for tests, as two tasks must never have the same.
     Source: what Storm's `SpoutOutputCollectorImpl` and `BoltOutputCollectorImpl` send to the acker.
@@ -196,7 +182,7 @@ class AckerTracker(TupleTracker):
         self._bits = random.Random(seed).getrandbits  # noqa: S311 - ids, no secrets
 
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """See TupleTracker."""
+        """See LocalTracker."""
         began = []
         for run in runs:
             for message in run.tuples:
@@ -210,7 +196,7 @@ class AckerTracker(TupleTracker):
         return self._ackers[root % len(self._ackers)]
 
     def derive(self, runs: Sequence[Emitted]) -> None:
-        """See TupleTracker. Each tuple gets a number of its own, in place of those of its anchors."""
+        """See LocalTracker. Each tuple gets a number of its own, in place of those of its anchors."""
         for run in runs:
             for message in run.tuples:
                 if message.message_id:
@@ -219,7 +205,7 @@ class AckerTracker(TupleTracker):
                     message.message_id = tuple((acker, root + number) for acker, root in roots)
 
     def tell(self, news: News) -> list[AddressedTuples]:
-        """See TupleTracker. A failure goes before what is done with, as a tree must not end without it."""
+        """See LocalTracker. A failure goes before what is done with, as a tree must not end without it."""
         edges: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for root in news.began:
             edges[self._acker_of(root)][root] = 0  # also where nobody subscribes
@@ -242,6 +228,9 @@ class AckerTracker(TupleTracker):
                 tuples.append(Tuple([to_block(sums), to_block(sums.values())], self._edges_source))
             told.append(AddressedTuples(acker, tuples))
         return told
+
+
+TupleTracker = LocalTracker | AckerTracker
 
 
 def _add(edges: defaultdict[int, dict[int, int]], ids: Iterable[MessageId], factor: int) -> None:

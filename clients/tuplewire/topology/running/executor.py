@@ -16,8 +16,8 @@ from tuplewire.topology.collector import Emitted, Outbox
 from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import Topology
 from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
+from tuplewire.topology.running.outgoing import Outgoing
 from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
-from tuplewire.topology.running.routing import Outgoing
 from tuplewire.topology.running.statistics import Doing, ExecutorStatistics, Pulse, Tally
 from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings

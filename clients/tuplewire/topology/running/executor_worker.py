@@ -25,7 +25,7 @@ from tuplewire.topology.running.spout_executor import SpoutExecutor
 from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.termination import Failure, IdleWatch, ProcessReport
 from tuplewire.topology.running.timer import Cancel, SystemTimer, Ticks, Timer
-from tuplewire.topology.running.transfer import Transfer
+from tuplewire.topology.running.tuple_transfer import Transfer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer, TupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import Tuple

@@ -42,6 +42,7 @@ OURS = frozenset([Doing.STARTING, Doing.WAITING, Doing.SENDING, Doing.ENDED])
 """What is not the user's code."""
 
 
+@dataclass(slots=True)
 class Pulse:
     """What an executor's thread is doing, written by itself; an addition per tuple.
 
@@ -49,14 +50,14 @@ class Pulse:
     anew, in seconds of the clock.
     """
 
-    __slots__ = ("calls", "clock", "doing", "task", "turned")
+    task: int
+    clock: Callable[[], float] = time.monotonic
+    doing: Doing = Doing.STARTING
+    calls: int = 0
+    turned: float = 0.0
 
-    def __init__(self, task: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.task = task
-        self.doing = Doing.STARTING
-        self.calls = 0
-        self.turned = clock()
+    def __post_init__(self) -> None:
+        self.turn()
 
     def turn(self) -> None:
         """Begin the loop anew."""

@@ -23,10 +23,10 @@ from tuplewire.topology.running.termination import Failure, from_report
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.channel import Channel
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.executors.reference import load_topology
 from tuplewire_service.executors.worker_link import WorkerLink
+from tuplewire_service.executors.worker_process import Channel
 from tuplewire_service.process.program_settings import read_conf
 from tuplewire_service.process.stop import EXIT_FAILED, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
