@@ -72,7 +72,7 @@ class World:
         for column in columns:
             self.queues[column.task] += column.tuples
             self.count(column.tuples[0].message_id, 1)
-        for column in self.followers[task].tell(News(began, columns, lost, acked, failed)):
+        for column in self.followers[task].tell(News(task, began, columns, lost, acked, failed)):
             self.told.setdefault((task, column.task), deque()).extend(column.tuples)
 
     def count(self, message_id: MessageId, change: int) -> None:

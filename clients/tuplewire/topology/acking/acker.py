@@ -32,8 +32,24 @@ class _Tree:
     failed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a task has done since the last time.
+
+    began: the keys that begin() returned. columns: what goes to each task. lost: tuples that go to none, by
+    an error. acked, failed: the ids of copies that are done with.
+    """
+
+    task: int
+    began: Sequence[Any]
+    columns: Sequence[AddressedTuples]
+    lost: Sequence[Tuple]
+    acked: Sequence[MessageId]
+    failed: Sequence[MessageId]
+
+
 class Acker:
-    """Counts the copies on the way of each tree; thread-safe.
+    """Counts the copies on the way of each tree; thread-safe. Keys are the spouts' own message ids.
 
     tell: gets, for a spout's task, what has become of its tuples; called in the thread that finds out.
     """
@@ -82,6 +98,33 @@ class Acker:
                     finished.setdefault(root[0], []).append((root[1], not tree.failed))
         self._tell_all(finished)
 
+    def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
+        """Take in what a spout has emitted, before it is sent.
+
+        Returns, for each tuple with a message id, the key under which its fate is told, and that id.
+        """
+        return [
+            (message_id, message_id)
+            for run in runs
+            for message in run.tuples
+            for _, message_id in message.message_id
+        ]
+
+    def derive(self, runs: Sequence[Emitted]) -> None:
+        """Take in what a bolt has emitted, before it is sent; nothing is to be done."""
+
+    def tell(self, news: News) -> list[AddressedTuples]:
+        """Take in the rest, before any of the columns is on its way; return what is to be sent as well."""
+        copies: dict[Root, int] = {}
+        for tuples in (news.lost, *(column.tuples for column in news.columns)):
+            for message in tuples:
+                for root in message.message_id:
+                    copies[root] = copies.get(root, 0) + 1
+        failed = [*news.failed, *(message.message_id for message in news.lost)]
+        if news.began or copies or news.acked or failed:
+            self.update([(news.task, key) for key in news.began], copies, news.acked, failed)
+        return []
+
     def lose(self, left: Mapping[Root, int], gone: Collection[int] = ()) -> None:
         """Fail what has lost copies, as a worker has died; nothing is on the way meanwhile.
 
@@ -113,61 +156,8 @@ _KEY = 8
 """The bytes of a message id that hold its root."""
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a task has done since the last time.
-
-    began: the keys that begin() returned. columns: what goes to each task. lost: tuples that go to none, by
-    an error. acked, failed: the ids of copies that are done with.
-    """
-
-    began: Sequence[Any]
-    columns: Sequence[AddressedTuples]
-    lost: Sequence[Tuple]
-    acked: Sequence[MessageId]
-    failed: Sequence[MessageId]
-
-
-class LocalTracker:
-    """Follows what one task emits, acks and fails, from its thread: tells the acker of this process.
-
-    Keys are the spout's own message ids.
-    """
-
-    def __init__(self, acker: Acker, task: int) -> None:
-        self._acker = acker
-        self._task = task
-
-    def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """Take in what a spout has emitted, before it is sent.
-
-        Returns, for each tuple with a message id, the key under which its fate is told, and that id.
-        """
-        return [
-            (message_id, message_id)
-            for run in runs
-            for message in run.tuples
-            for _, message_id in message.message_id
-        ]
-
-    def derive(self, runs: Sequence[Emitted]) -> None:
-        """Take in what a bolt has emitted, before it is sent; nothing is to be done."""
-
-    def tell(self, news: News) -> list[AddressedTuples]:
-        """Tell the acker, before any of the columns is on its way; return what is to be sent as well."""
-        copies: dict[Root, int] = {}
-        for tuples in (news.lost, *(column.tuples for column in news.columns)):
-            for message in tuples:
-                for root in message.message_id:
-                    copies[root] = copies.get(root, 0) + 1
-        failed = [*news.failed, *(message.message_id for message in news.lost)]
-        if news.began or copies or news.acked or failed:
-            self._acker.update([(self._task, key) for key in news.began], copies, news.acked, failed)
-        return []
-
-
 class AckerTracker:
-    """Does the same with acker tasks, by tuples that go with the others. Keys are random, one for each emit.
+    """Tells acker tasks what a task does, by tuples that go with the others. Keys are random, one an emit.
 
     seed: of the random numbers; for tests, as two tasks must never have the same.
     Source: what Storm's `SpoutOutputCollectorImpl` and `BoltOutputCollectorImpl` send to the acker.
@@ -182,7 +172,7 @@ class AckerTracker:
         self._bits = random.Random(seed).getrandbits  # noqa: S311 - ids, no secrets
 
     def begin(self, runs: Sequence[Emitted]) -> list[tuple[Any, Any]]:
-        """See LocalTracker."""
+        """See Acker."""
         began = []
         for run in runs:
             for message in run.tuples:
@@ -196,7 +186,7 @@ class AckerTracker:
         return self._ackers[root % len(self._ackers)]
 
     def derive(self, runs: Sequence[Emitted]) -> None:
-        """See LocalTracker. Each tuple gets a number of its own, in place of those of its anchors."""
+        """See Acker. Each tuple gets a number of its own, in place of those of its anchors."""
         for run in runs:
             for message in run.tuples:
                 if message.message_id:
@@ -205,7 +195,7 @@ class AckerTracker:
                     message.message_id = tuple((acker, root + number) for acker, root in roots)
 
     def tell(self, news: News) -> list[AddressedTuples]:
-        """See LocalTracker. A failure goes before what is done with, as a tree must not end without it."""
+        """See Acker. A failure goes before what is done with, as a tree must not end without it."""
         edges: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for root in news.began:
             edges[self._acker_of(root)][root] = 0  # also where nobody subscribes
@@ -230,7 +220,7 @@ class AckerTracker:
         return told
 
 
-TupleTracker = LocalTracker | AckerTracker
+TupleTracker = Acker | AckerTracker
 
 
 def _add(edges: defaultdict[int, dict[int, int]], ids: Iterable[MessageId], factor: int) -> None:

@@ -31,10 +31,6 @@ BATCH = 1024
 Undeliverable = Callable[[Tuple, Exception], None]
 
 
-def _nobody(_: int) -> TupleTracker | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What an executor has of the process that it runs in; it calls everything in its own thread.
@@ -56,7 +52,7 @@ class Surroundings:
     failed: Callable[[TaskError], None]
     error: Callable[[TaskError], None]
     dead_letter: Callable[[DeadLetter], None]
-    track: Callable[[int], TupleTracker | None] = _nobody
+    track: Callable[[int], TupleTracker | None] = lambda _: None
     emitted: Callable[[Sequence[Emitted]], None] | None = None
     received: Callable[[str, Sequence[Tuple]], None] | None = None
     ready: Callable[[], bool] = lambda: True
@@ -344,7 +340,7 @@ class Executor(ABC, Generic[TaskKind]):
         failed, task.failed = task.failed, []
         if task.tracker is None:
             return []
-        return task.tracker.tell(News(began, columns, lost, acked, failed))
+        return task.tracker.tell(News(task.id, began, columns, lost, acked, failed))
 
     def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
         """Have what was emitted followed; return the keys of what spouts have emitted."""

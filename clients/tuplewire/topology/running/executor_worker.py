@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import TopologyError, TuplewireError
-from tuplewire.topology.acking.acker import Acker, AckerTracker, LocalTracker, TupleTracker
+from tuplewire.topology.acking.acker import Acker, AckerTracker
 from tuplewire.topology.acking.acker_tasks import PARTS
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import DeadLetter, TaskError
@@ -100,7 +99,7 @@ class ExecutorWorker:
             failed=self._failed,
             error=error,
             dead_letter=dead_letter,
-            track=partial(_tracker, topology, acker),
+            track=lambda task: AckerTracker(topology, task) if has_ackers else acker,
             idle=self.idle,
             emitted=emitted,
             received=received,
@@ -215,13 +214,10 @@ class ExecutorWorker:
 
     def report(self) -> ProcessReport:
         """Return what this process has to say to who asks whether the topology is over."""
-        at_rest, sent, taken = self.idle.traffic(self._finished)
+        at_rest, sent, taken = self.idle.traffic(lambda: all(spout.finished for spout in self.spouts))
         lost = 0 if self._link is None else self._link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + lost, failure)
-
-    def _finished(self) -> bool:
-        return all(spout.finished for spout in self.spouts)
 
     def check(self) -> None:
         """Raise the error by which the worker has failed, if it has."""
@@ -378,9 +374,3 @@ class ExecutorWorker:
     def statistics(self) -> list[ExecutorStatistics]:
         """Return a snapshot of every executor."""
         return [executor.statistics() for executor in self.executors]
-
-
-def _tracker(topology: Topology, acker: Acker | None, task: int) -> TupleTracker | None:
-    if ACKER_COMPONENT in topology.components:
-        return AckerTracker(topology, task)
-    return None if acker is None else LocalTracker(acker, task)

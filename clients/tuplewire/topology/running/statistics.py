@@ -233,7 +233,10 @@ def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
         statistics.component,
         [statistics.tasks.start, statistics.tasks.stop],
         [dict(counts.emitted_by), dict(counts.transferred_by)],
-        [_from_sources(each) for each in (counts.executed_by, counts.acked_by, counts.failed_by)],
+        [
+            [[*source, count] for source, count in each.items()]
+            for each in (counts.executed_by, counts.acked_by, counts.failed_by)
+        ],
         [list(astuple(each)) for each in (counts.execute, counts.process, counts.complete)],
         [counts.errors, counts.sending_seconds],
         list(astuple(statistics.queue)),
@@ -244,13 +247,6 @@ def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
 def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
     """Return the snapshot that from_statistics was given."""
     component, tasks, own, sources, latencies, others, queue, pending = values
-    counts = Counts(*own, *map(_to_sources, sources), *(Latency(*each) for each in latencies), *others)
+    by_source = ({(source, stream): count for source, stream, count in each} for each in sources)
+    counts = Counts(*own, *by_source, *(Latency(*each) for each in latencies), *others)
     return ExecutorStatistics(component, range(*tasks), counts, QueueStatistics(*queue), pending)
-
-
-def _from_sources(counts: Mapping[StreamId, int]) -> list[list[Any]]:
-    return [[component, stream, count] for (component, stream), count in counts.items()]
-
-
-def _to_sources(values: Sequence[Sequence[Any]]) -> dict[StreamId, int]:
-    return {(component, stream): count for component, stream, count in values}
