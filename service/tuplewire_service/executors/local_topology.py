@@ -125,7 +125,7 @@ class LocalTopology:
     def _tell(self, column: AddressedTuples) -> None:
         worker = self._worker_of[column.task]
         try:
-            worker.tell(column)
+            worker.transfer.tell(column)
         except ClosedError:
             if not worker.dead:
                 raise

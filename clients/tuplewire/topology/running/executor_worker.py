@@ -19,7 +19,7 @@ from tuplewire.topology.running.bolt_executor import AckerExecutor, BoltExecutor
 from tuplewire.topology.running.executor import Executor, Surroundings
 from tuplewire.topology.running.heartbeat import Heartbeats, WorkerHeartbeat
 from tuplewire.topology.running.link import Link
-from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.running.receive_queue import ReceiveQueue
 from tuplewire.topology.running.spout_executor import SpoutExecutor
 from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.termination import Failure, IdleWatch, ProcessReport
@@ -90,7 +90,7 @@ class ExecutorWorker:
             size_metrics=self.settings.size_metrics,
         )
         if acker is None and link is None and not has_ackers:
-            acker = Acker(self.tell)
+            acker = Acker(self.transfer.tell)
         self._surroundings = Surroundings(
             topology_id=topology_id,
             topology=topology,
@@ -118,7 +118,7 @@ class ExecutorWorker:
             topology_id, lambda: self.executors, lambda: self._not_ready, state_file
         )
         self._recurring: list[Cancel] = []
-        self._ticks = Ticks(self._timer, self.idle, self.tell)
+        self._ticks = Ticks(self._timer, self.idle, self.transfer.tell)
 
     def _executors_of(self, wanted: frozenset[int]) -> Iterator[range]:
         """Yield the tasks of each executor that is wanted; TopologyError where only some of its tasks are."""
@@ -241,7 +241,7 @@ class ExecutorWorker:
         for executor in self.executors:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)
-        stuck = [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
+        stuck = self._still_running(deadline)
         if self._link is not None:
             self._link.close(max(1.0, deadline - time.monotonic()))
             stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
@@ -269,7 +269,9 @@ class ExecutorWorker:
         self._end_timer()
         for executor in self.executors:
             executor.abandon()
-        deadline = time.monotonic() + timeout
+        return self._still_running(time.monotonic() + timeout)
+
+    def _still_running(self, deadline: float) -> list[Executor[Any]]:
         return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
 
     # --- moves ------------------------------------------------------------------------------------------
@@ -332,10 +334,6 @@ class ExecutorWorker:
         self._failed(failed)
 
     # --- its parts --------------------------------------------------------------------------------------
-
-    def tell(self, column: AddressedTuples) -> None:
-        """Hand a task what no component has emitted: a tick, or what has become of a spout's tuples."""
-        self.transfer.tell(column)
 
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""
