@@ -59,7 +59,7 @@ class BoltExecutor(Executor[BoltTask]):
             partial(self._failed, opened),
             partial(self._told, task),
         )
-        opened.bolt.prepare(self.conf, self._context(task), collector)
+        opened.bolt.prepare(self.conf, self._surroundings.context(task), collector)
         return opened
 
     def _close(self, task: BoltTask) -> None:

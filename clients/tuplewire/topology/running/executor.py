@@ -42,12 +42,12 @@ class Surroundings:
     processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     received: gets every column, with its component, before it is executed; None where nobody looks.
-    ready: whether spouts may be asked for their first tuples. worker_port, worker_tasks: see TopologyContext.
+    ready: whether spouts may be asked for their first tuples. context: returns that of a task.
     """
 
-    topology_id: str
     topology: Topology
     conf: Mapping[str, Any]
+    context: Callable[[int], TopologyContext]
     transfer: Callable[[Sequence[AddressedTuples], Undeliverable], None]
     failed: Callable[[TaskError], None]
     error: Callable[[TaskError], None]
@@ -56,8 +56,6 @@ class Surroundings:
     emitted: Callable[[Sequence[Emitted]], None] | None = None
     received: Callable[[str, Sequence[Tuple]], None] | None = None
     ready: Callable[[], bool] = lambda: True
-    worker_port: int = 0
-    worker_tasks: Callable[[], frozenset[int]] = frozenset
     idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
@@ -245,12 +243,6 @@ class Executor(ABC, Generic[TaskKind]):
         around = self._surroundings
         outgoing = Outgoing(around.topology, task, around.locality, around.loads)
         return task, Outbox(around.topology, task), outgoing, around.track(task)
-
-    def _context(self, task: int) -> TopologyContext:
-        around = self._surroundings
-        return TopologyContext(
-            around.topology_id, around.topology, task, around.worker_port, around.worker_tasks()
-        )
 
     # --- errors -----------------------------------------------------------------------------------------
 

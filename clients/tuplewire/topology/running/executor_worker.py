@@ -12,7 +12,7 @@ from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.topology.acking.acker import Acker, AckerTracker
 from tuplewire.topology.acking.acker_tasks import PARTS
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.component import DeadLetter, TaskError
+from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
 from tuplewire.topology.grouping import Locality
 from tuplewire.topology.running.bolt_executor import AckerExecutor, BoltExecutor
@@ -92,9 +92,11 @@ class ExecutorWorker:
         if acker is None and link is None and not has_ackers:
             acker = Acker(self.transfer.tell)
         self._surroundings = Surroundings(
-            topology_id=topology_id,
             topology=topology,
             conf=conf,
+            context=lambda task: TopologyContext(
+                topology_id, topology, task, worker_port=port, worker_tasks=self.tasks
+            ),
             transfer=self.transfer.send,
             failed=self._failed,
             error=error,
@@ -104,8 +106,6 @@ class ExecutorWorker:
             emitted=emitted,
             received=received,
             ready=lambda: link is None or not link.not_ready,
-            worker_port=port,
-            worker_tasks=lambda: self.tasks,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
         )

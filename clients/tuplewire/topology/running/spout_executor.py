@@ -96,7 +96,7 @@ class SpoutExecutor(Executor[SpoutTask]):
     def _open(self, task: int) -> SpoutTask:
         opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
         collector = SpoutOutputCollector(opened.outbox, partial(self._told, task))
-        opened.spout.open(self.conf, self._context(task), collector)
+        opened.spout.open(self.conf, self._surroundings.context(task), collector)
         return opened
 
     def _close(self, task: SpoutTask) -> None:
