@@ -24,7 +24,7 @@ from tuplewire_demos.words_result import (
     write_words,
 )
 from tuplewire_service.executors.cluster import cluster_of
-from tuplewire_service.executors.distributed_cluster import DistributedTopology
+from tuplewire_service.executors.distributed_topology import DistributedTopology
 from tuplewire_service.executors.local_topology import LocalTopology
 
 _FOREVER = 10.0**9

@@ -209,7 +209,10 @@ def test_arrows(module: str) -> None:
         ("tuplewire_service.worker.router", "import prometheus_client"),
         ("tuplewire_service.process.main", "from tuplewire_demos import flights"),
         ("tuplewire_service.command.cli", "from tuplewire_demos.run_command import add_flights"),
-        ("tuplewire_service.worker.worker", "from tuplewire_service.executors.program import Program"),
+        (
+            "tuplewire_service.worker.worker",
+            "from tuplewire_service.executors.topology_program import Program",
+        ),
         ("tuplewire_service.worker.router", "from tuplewire.topology.running.executor import Executor"),
         ("tuplewire_service.testing.kit", "from tuplewire_service.messaging.grpc import GrpcContext"),
     ],

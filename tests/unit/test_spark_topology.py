@@ -16,8 +16,7 @@ from tuplewire.spark.topology.running import check_slots
 from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.running.reporting import from_report
-from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
 from tuplewire.topology.tuples import Tuple, TupleSource
 
 RUN = "0123456789abcdef"

@@ -65,11 +65,6 @@ class QueueTimes:
             into.add(now - since, until - self._gone)
             self._gone = until
 
-    def skip(self, last: int) -> None:
-        """Forget the messages up to a number: they did not go to a consumer."""
-        self._came.clear()
-        self._gone = last
-
 
 class FrameTimes:
     """How long the frames of a session take from their first writing to their acknowledgement."""

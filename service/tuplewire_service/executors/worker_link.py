@@ -17,7 +17,7 @@ from tuplewire.session.consume import Cursor
 from tuplewire.topology.description import ComponentKind, Topology
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import Failed, Link, Receive
-from tuplewire.topology.running.routing import outbound_tasks
+from tuplewire.topology.running.outgoing import outbound_tasks
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.entrance import Entrance
 from tuplewire_service.messaging.base import ReceiveCount, ServerStatistics

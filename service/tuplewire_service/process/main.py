@@ -28,7 +28,7 @@ from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import SecurityCollector
 
 if TYPE_CHECKING:
-    from tuplewire_service.executors.program import Program
+    from tuplewire_service.executors.topology_program import Program
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +133,8 @@ def _program(
     config: WorkerConfig, plane: DataPlane, stop: Stop, control: int | None, collect: Sequence[str]
 ) -> Program:
     """Return the program of this worker; what it needs is imported only where there is one."""
-    from tuplewire_service.executors.channel import Channel
-    from tuplewire_service.executors.program import Program
+    from tuplewire_service.executors.topology_program import Program
+    from tuplewire_service.executors.worker_process import Channel
 
     channel = None if control is None else Channel(control)
     return Program(config, plane.worker, plane.loop, stop, channel, collect)

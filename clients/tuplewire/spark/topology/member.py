@@ -21,10 +21,9 @@ from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan, n
 from tuplewire.spark.topology.rows import ROWS_KEY
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
-from tuplewire.topology.running.client_link import ClientLink
 from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.reporting import from_report
-from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.running.link import ClientLink
+from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
 from tuplewire.topology.topology_settings import TopologySettings
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from tuplewire.errors import MessageError, TopologyError
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import ComponentKind, Topology
-from tuplewire.topology.running.reporting import from_statistics, to_statistics
-from tuplewire.topology.running.statistics import ExecutorStatistics
+from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics, to_statistics
 from tuplewire.topology.running.termination import Failure, ProcessFailedError
-from tuplewire.topology.streams import DEFAULT_STREAM
+from tuplewire.topology.tuples import DEFAULT_STREAM
 
 if TYPE_CHECKING:
     import pyarrow as pa

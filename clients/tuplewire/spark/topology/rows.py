@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.topology.collector import SpoutOutputCollector
-from tuplewire.topology.component import Spout
-from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.component import Spout, TopologyContext
 from tuplewire.topology.description import Topology
 
 if TYPE_CHECKING:

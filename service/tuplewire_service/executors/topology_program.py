@@ -14,20 +14,19 @@ from typing import Any
 
 from tuplewire.config import MIB
 from tuplewire.connection.loop import EventLoopThread
-from tuplewire.errors import TopologyError, TuplewireError, UnreachableError, UnsupportedValueError
+from tuplewire.errors import TuplewireError, UnreachableError, UnsupportedValueError
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.heartbeat import ExecutorBeat
-from tuplewire.topology.running.reporting import from_beat, from_report, from_statistics
-from tuplewire.topology.running.statistics import ExecutorStatistics
-from tuplewire.topology.running.termination import Failure
+from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat
+from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics
+from tuplewire.topology.running.termination import Failure, from_report
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.channel import Channel
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.executors.reference import load_topology
 from tuplewire_service.executors.worker_link import WorkerLink
+from tuplewire_service.executors.worker_process import Channel
 from tuplewire_service.process.program_settings import read_conf
 from tuplewire_service.process.stop import EXIT_FAILED, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
@@ -152,45 +151,28 @@ class Program:
         assignment = self._worker.assignment
         if assignment is None or assignment.version == self._version:
             return
-        wanted = set(assignment.tasks_of(self._config.worker_id)).intersection(self._topology.tasks)
+        wanted = frozenset(assignment.tasks_of(self._config.worker_id)).intersection(self._topology.tasks)
         if self._executors is None:
-            self._executors = self._link.executors = self._make(wanted)
+            state_file = self._config.program_state_file
+            self._executors = self._link.executors = ExecutorWorker(
+                self._topology,
+                wanted,
+                topology_id=self._config.topology,
+                conf=self._conf,
+                link=self._link,
+                emitted=self._captured.add,
+                state_file=None if state_file is None else Path(state_file),
+                port=self._port,
+            )
             self._executors.start(_OPEN_SECONDS)
         else:
-            self._change(self._executors, wanted)
+            self._executors.follow(wanted, _OPEN_SECONDS)
         if self._active:
             self._executors.activate()
         self._version = assignment.version
         logger.info("program.follows", extra={"version": assignment.version, "tasks": sorted(wanted)})
         if self._channel is not None:
             self._channel.send("following", assignment.version)
-
-    def _make(self, tasks: set[int]) -> ExecutorWorker:
-        state_file = self._config.program_state_file
-        return ExecutorWorker(
-            self._topology,
-            tasks,
-            topology_id=self._config.topology,
-            conf=self._conf,
-            link=self._link,
-            emitted=self._captured.add,
-            state_file=None if state_file is None else Path(state_file),
-            port=self._port,
-        )
-
-    def _change(self, executors: ExecutorWorker, wanted: set[int]) -> None:
-        for executor in executors.executors:
-            if wanted.isdisjoint(executor.tasks):
-                executors.remove(executor.tasks, _OPEN_SECONDS)
-        for component in self._topology.components:
-            for tasks in self._topology.executors_of(component):
-                here = wanted.intersection(tasks)
-                if here and len(here) < len(tasks):
-                    raise TopologyError(
-                        f"tasks {tasks[0]} to {tasks[-1]} share an executor, and a worker gets all or none"
-                    )
-                if here and not executors.tasks.issuperset(tasks):
-                    executors.add(tasks, _OPEN_SECONDS)
 
     @property
     def _running(self) -> ExecutorWorker:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
@@ -17,9 +17,9 @@ from tuplewire.group import TaskGroup
 from tuplewire.topology.acking.acker_tasks import check_id
 from tuplewire.topology.description import ACKER_COMPONENT
 from tuplewire.topology.running.executor import Undeliverable
-from tuplewire.topology.running.idle import IdleWatch
 from tuplewire.topology.running.link import Done, Link
 from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.serial.serializer import TupleSerializer
 from tuplewire.topology.tuples import Tuple
 
@@ -27,10 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 class Transfer:
-    """Sends columns to queues of this process, or over the link; thread-safe.
+    """Sends columns to queues of this process or over the link, and queues what comes back; thread-safe.
 
     queues: by task; those of this process. link: None where there are no others. always_serialize: also
-    within the process. `idle` counts what goes out and comes in.
+    within the process. `idle` counts what goes out and comes in. ackers: the acker tasks whose message ids
+    tuples carry; None where there are none. size_metrics: whether to count bytes for each pair of tasks.
+    malformed: how many messages were no tuples; they are logged, and what comes with them is not held up.
     """
 
     def __init__(
@@ -41,12 +43,19 @@ class Transfer:
         idle: IdleWatch,
         *,
         always_serialize: bool,
+        ackers: range | None,
+        size_metrics: bool,
     ) -> None:
+        self.malformed = 0
         self._queues = queues
         self._serializer = serializer
         self._link = link
         self._idle = idle
         self._always_serialize = always_serialize
+        self._ackers = ackers
+        self._size_metrics = size_metrics
+        self._lock = threading.Lock()
+        self._sizes: Counter[tuple[int | None, int]] = Counter()
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
         """Send columns on their way, in order for each task, waiting for room; for an executor's thread.
@@ -108,51 +117,17 @@ class Transfer:
             payloads.append(payload)
         return payloads
 
-    def deliver(self, column: AddressedTuples) -> None:
-        """Queue what comes from outside without waiting; the sender's credit bounds it.
-
-        Raises ClosedError where the task's executor has ended.
-        """
-        queue = self._queues.get(column.task)
-        if queue is None:
-            raise ClosedError(f"task {column.task} has no executor here any more")
-        self._idle.taken(len(column.tuples))
-        queue.publish_to_overflow(column)
-
     def tell(self, column: AddressedTuples) -> None:
         """Queue what no component has emitted, ticks and fates, without waiting."""
         self._idle.sent(len(column.tuples))
         self._queues[column.task].publish_to_overflow(column)
 
-
-class Deserializing:
-    """Groups of messages in, addressed tuples out. Source: Storm's `DeserializingConnectionCallback`.
-
-    local: gets each column. lost: told how many messages were no tuples; they are counted and logged, and
-    what comes with them is not held up. ackers: the acker tasks whose message ids tuples carry; None where
-    there are none. size_metrics: whether to count bytes for each pair of tasks.
-    """
-
-    def __init__(
-        self,
-        serializer: TupleSerializer,
-        local: Callable[[AddressedTuples], None],
-        lost: Callable[[int], None],
-        *,
-        ackers: range | None,
-        size_metrics: bool,
-    ) -> None:
-        self.malformed = 0
-        self._ackers = ackers
-        self._serializer = serializer
-        self._local = local
-        self._lost = lost
-        self._size_metrics = size_metrics
-        self._lock = threading.Lock()
-        self._sizes: Counter[tuple[int | None, int]] = Counter()
-
     def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
-        """Pass messages on as tuples; `done` is called for each group once its tuples are processed."""
+        """Queue what comes from outside without waiting; its sender's credit bounds it.
+
+        `done` is called for each group once its tuples are processed. Raises ClosedError where the executor
+        of a task has ended. Source: Storm's `DeserializingConnectionCallback`.
+        """
         for group in groups:
             if self._size_metrics:
                 with self._lock:
@@ -167,7 +142,11 @@ class Deserializing:
                 except MalformedTupleError as error:
                     self._malformed(group, error)
             if tuples:
-                self._local(AddressedTuples(group.task, tuples, partial(done, group)))
+                queue = self._queues.get(group.task)
+                if queue is None:
+                    raise ClosedError(f"task {group.task} has no executor here any more")
+                self._idle.taken(len(tuples))
+                queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
             else:
                 done(group)
 
@@ -177,7 +156,7 @@ class Deserializing:
         logger.warning(
             "tuple.malformed", extra={"source": group.source, "task": group.task, "reason": str(error)}
         )
-        self._lost(1)
+        self._idle.taken(1, lost=True)
 
     def take_sizes(self) -> dict[tuple[int | None, int], int]:
         """Return the payload bytes from each source task to each task since the last time, and start anew.

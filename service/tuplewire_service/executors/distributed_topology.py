@@ -1,4 +1,4 @@
-"""Topologies of which each worker is a process of this machine. Source: Storm's distributed mode."""
+"""A topology of which each worker is a process of this machine. Source: Storm's distributed mode."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import ConfigError, TopologyError, TuplewireError
@@ -27,7 +26,7 @@ from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.termination import Termination
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.local_topology import TopologyStatus
+from tuplewire_service.executors.local_topology import KILL_SECONDS, WAIT_SECONDS, TopologyStatus
 from tuplewire_service.executors.reference import SUFFIX, load_topology, save_topology
 from tuplewire_service.executors.worker_process import WorkerProcess
 from tuplewire_service.launching.launch_settings import LaunchSettings
@@ -35,8 +34,6 @@ from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.process.program_settings import settings_in
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-_WAIT_SECONDS = 60.0
-_KILL_SECONDS = 10.0
 _FIRST_POLL_SECONDS = 0.005
 _POLL_SECONDS = 0.1
 _QUIET_SECONDS = 1.0
@@ -171,7 +168,7 @@ class DistributedTopology:
         for worker in self._workers:
             worker.switch(active=active)
 
-    def wait(self, timeout: float = _WAIT_SECONDS) -> None:
+    def wait(self, timeout: float = WAIT_SECONDS) -> None:
         """Wait until it is over: all spouts are exhausted, or inactive, and no tuple is on the way.
 
         Raises ProcessFailedError, with the traceback of the user's code, or LaunchError, when a process has
@@ -209,7 +206,7 @@ class DistributedTopology:
     def _termination(self) -> Termination:
         return Termination((worker.name for worker in self._workers), exact=not self.restarts)
 
-    def finish(self, timeout: float = _WAIT_SECONDS) -> Captured:
+    def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
         """Wait until it is over, give bolts that get ticks their last one, wait, and return what was kept.
 
         So a bolt that adds up emits what it has on a tick, and once more at the end. Raises as wait() does,
@@ -229,7 +226,7 @@ class DistributedTopology:
         self.topology.component_of(task)
         return next(number for number, tasks in enumerate(self._tasks) if task in tasks)
 
-    def move_task(self, task: int, worker: int, timeout: float = _WAIT_SECONDS) -> None:
+    def move_task(self, task: int, worker: int, timeout: float = WAIT_SECONDS) -> None:
         """Move the executor of a task to another worker, as LocalTopology.move_task does.
 
         Raises TopologyError for an unknown task or worker, and as wait() does: nothing has moved then.
@@ -265,7 +262,7 @@ class DistributedTopology:
         """Return each worker's balance, in messages."""
         return {worker.name: worker.ledger() for worker in self._workers}
 
-    def close(self, timeout: float = _KILL_SECONDS) -> None:
+    def close(self, timeout: float = KILL_SECONDS) -> None:
         """Deactivate it, let what is on the way finish, at most so many seconds, and end every process.
 
         Each then sees off what it has sent, and only then closes its connections. A topology that has failed
@@ -295,59 +292,3 @@ def _as_json(conf: Mapping[str, Any]) -> bytes:
         return json.dumps(conf, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the settings cannot be written for other processes: {error}") from error
-
-
-class DistributedCluster:
-    """Runs topologies in processes of this machine, one for each worker, with a transport between them.
-
-    ::
-
-        with DistributedCluster() as cluster:
-            running = cluster.submit("words", {"topology.workers": 3}, topology, collect=["count"])
-            running.finish().tuples("count")
-    """
-
-    def __init__(self) -> None:
-        self._running: dict[str, DistributedTopology] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
-
-    def submit(
-        self,
-        name: str,
-        conf: Mapping[str, Any],
-        topology: Topology | str,
-        collect: Sequence[str] = (),
-    ) -> DistributedTopology:
-        """Run a topology; conf: settings by Storm's keys, and the user's own, in what JSON has a form for.
-
-        topology: the object, or `package.module:function` that returns it in each process, which looks for
-        modules where this one does. collect: the
-        components whose tuples finish() returns. Raises ConfigError for a name that is in use or a setting
-        that is wrong, and LaunchError or ProcessFailedError for a process that does not start.
-        """
-        if name in self._running:
-            raise ConfigError(f"a topology named {name!r} runs already; kill it, or choose another name")
-        running = DistributedTopology(name, conf, topology, collect)
-        self._running[name] = running
-        running.activate()
-        return running
-
-    def kill(self, name: str, timeout: float = _KILL_SECONDS) -> None:
-        """End a topology, as DistributedTopology.close says. Source: Storm's `killTopology`."""
-        if name not in self._running:
-            known = ", ".join(map(repr, self._running)) or "none"
-            raise ConfigError(f"no topology {name!r} runs here; there are {known}")
-        self._running.pop(name).close(timeout)
-
-    def shutdown(self) -> None:
-        """Kill every topology; does nothing the second time. Source: Storm's `shutdown`."""
-        with contextlib.ExitStack() as stack:
-            for name in list(self._running):
-                stack.callback(self.kill, name)

@@ -5,7 +5,7 @@ Source: Storm's `GrouperFactory`, and what its `Task` knows of its outgoing task
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -28,8 +28,7 @@ from tuplewire.topology.grouping import (
     nothing,
 )
 from tuplewire.topology.load_aware import LoadAwareShuffle
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.tuples import Stream, Tuple
 
 _values = attrgetter("values")
 
@@ -114,22 +113,20 @@ class Outgoing:
 
 
 def _make(subscription: Input, context: GroupingContext, stream: Stream) -> Grouping:
-    match subscription.grouping:
-        case GroupingType.SHUFFLE | GroupingType.NONE:
-            return RingGrouping(context.tasks, context.source)
-        case GroupingType.FIELDS:
-            return Fields(context.tasks)
-        case GroupingType.ALL:
-            return All(context.tasks)
-        case GroupingType.GLOBAL:
-            return Global(context.tasks)
-        case GroupingType.LOCAL_OR_SHUFFLE:
-            return LocalOrShuffle(context)
-        case GroupingType.PARTIAL_KEY:
-            return PartialKey(context.tasks)
-        case GroupingType.LOAD_AWARE_SHUFFLE:
-            return LoadAwareShuffle(context)
-        case _:  # custom: direct streams are routed by their emitter, and the builder has checked the object
-            chooser = deepcopy(subscription.custom)
-            chooser.prepare(context, stream)
-            return Custom(context, chooser)
+    if subscription.grouping is not GroupingType.CUSTOM:  # nor direct: its emitter routes that
+        return _GROUPINGS[subscription.grouping](context)
+    chooser = deepcopy(subscription.custom)
+    chooser.prepare(context, stream)
+    return Custom(context, chooser)
+
+
+_GROUPINGS: Mapping[GroupingType, Callable[[GroupingContext], Grouping]] = {
+    GroupingType.SHUFFLE: lambda context: RingGrouping(context.tasks, context.source),
+    GroupingType.NONE: lambda context: RingGrouping(context.tasks, context.source),
+    GroupingType.FIELDS: lambda context: Fields(context.tasks),
+    GroupingType.ALL: lambda context: All(context.tasks),
+    GroupingType.GLOBAL: lambda context: Global(context.tasks),
+    GroupingType.LOCAL_OR_SHUFFLE: LocalOrShuffle,
+    GroupingType.PARTIAL_KEY: lambda context: PartialKey(context.tasks),
+    GroupingType.LOAD_AWARE_SHUFFLE: LoadAwareShuffle,
+}
