@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
+
+from google.protobuf.message import Message
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
@@ -25,70 +27,26 @@ def ledger_of(ledger: control_pb2.Ledger) -> LedgerSnapshot:
 
 def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
     """Return the status as plain values; counts are numbers, which protobuf's own JSON makes strings."""
-    return {
-        "worker_id": status.worker_id,
-        "incarnation": status.incarnation,
-        "topology": status.topology,
-        "version": status.version,
-        "state": state_name(status.state),
-        "not_ready_because": status.not_ready_because,
-        "assignment_version": status.assignment_version,
-        "newest_assignment_version": status.newest_assignment_version,
-        "moving_tasks": status.moving_tasks,
-        "addresses": list(status.addresses),
-        "peer_addresses": list(status.peer_addresses),
-        "ledger": _ledger(status.ledger),
-        "peers": [
-            {
-                "address": peer.address,
-                "connected": peer.connected,
-                "reconnects": peer.reconnects,
-                "congested": list(peer.congested),
-                "ledger": _ledger(peer.ledger),
-            }
-            for peer in status.peers
-        ],
-        "tasks": [
-            {
-                "task": task.task,
-                "queued_messages": task.queued_messages,
-                "queued_bytes": task.queued_bytes,
-                "subscribed": task.subscribed,
-                "acknowledged_sequence": task.acknowledged_sequence,
-                "congested": task.congested,
-            }
-            for task in status.tasks
-        ],
-        "received": [
-            {
-                "source": count.source,
-                "messages": count.messages,
-                "batches": count.batches,
-                "bytes": count.bytes,
-            }
-            for count in status.received
-        ],
-        "state_seconds": dict(status.state_seconds),
-        "blocking": [
-            {"task": each.task, "where": each.where, "seconds": each.seconds} for each in status.blocking
-        ],
-    }
+    return {**_plain(status), "state": state_name(status.state)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, control_pb2.Ledger):
+        return {**_fields(value), "balanced": ledger_of(value).balanced}
+    if isinstance(value, Message):
+        return _fields(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
 
 
 def status_as_text(status: control_pb2.GetStatusResponse) -> str:
     """Return the status as lines for a terminal."""
     return "\n".join(_lines(status))
-
-
-def _ledger(ledger: control_pb2.Ledger) -> dict[str, Any]:
-    balance = ledger_of(ledger)
-    return {
-        "accepted": balance.accepted,
-        "acknowledged": balance.acknowledged,
-        "dropped": balance.dropped,
-        "pending": balance.pending,
-        "balanced": balance.balanced,
-    }
 
 
 def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:
