@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tuplewire_service.security.denials import Denials
+from tuplewire_service.security.guard import Denials
 
 
 def test_each_client_and_reason_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,7 @@ from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.tokens import Token
 from tuplewire_service.messaging.access import EVERYTHING
-from tuplewire_service.security.denials import REASONS, Denials
-from tuplewire_service.security.guard import Access, Caller, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Denials, Guard, Policy
 from tuplewire_service.security.permissions import PermissionRule, Rules, TaskRanges
 
 TOKEN = Token("etl", "0123456789" * 2)

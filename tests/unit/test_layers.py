@@ -201,7 +201,10 @@ def test_arrows(module: str) -> None:
         ("tuplewire.aio", "def f():\n    import pyspark"),
         ("tuplewire.message", "import numpy"),
         ("tuplewire.topology.serial.packing", "import numpy"),
-        ("tuplewire_service.messaging.base", "from tuplewire_service.worker.status import WorkerState"),
+        (
+            "tuplewire_service.messaging.base",
+            "from tuplewire_service.worker.worker_snapshot import WorkerState",
+        ),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
         ("tuplewire_service.messaging.grpc", "import zmq"),

@@ -10,8 +10,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.settings import SECONDS, SIZE, Kind, count, settings_of
 from tuplewire_service.command.cli import main
 from tuplewire_service.process.config_sources import load, to_toml
-from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.process.worker_kinds import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH
+from tuplewire_service.process.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
 
 
 def _file(directory: Path, text: str) -> Path:

@@ -25,7 +25,7 @@ from tuplewire_service.messaging.base import ReceiveCount
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.worker.status import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot
+from tuplewire_service.worker.worker_snapshot import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot
 
 _CODES = [
     name.removeprefix("ERROR_CODE_")
@@ -117,24 +117,27 @@ class WorkerCollector(Collector):
             "How often the assignment file could not be read or used; the assignment before it stayed.",
             self._assignment_errors(),
         )
-        yield from self._received_families(snapshot.received)
+        yield from self._received_families(snapshot.servers.received)
         yield gauges(
             "sessions",
             "Senders by state: connected, with a share of the queues, or gone and resumable, without one.",
             "state",
-            {"connected": snapshot.sessions, "resumable": snapshot.resumable_sessions}.items(),
+            {
+                "connected": snapshot.servers.sessions,
+                "resumable": snapshot.servers.resumable_sessions,
+            }.items(),
         )
         yield counters(
             "refused_streams",
             "Streams refused to whoever opened them, or ended with an error, by the code of the error.",
             "code",
-            _with_zeros(_CODES, snapshot.refused_streams).items(),
+            _with_zeros(_CODES, snapshot.servers.refused_streams).items(),
         )
         yield counters(
             "refused_messages",
             "Messages refused to their sender one by one, by the code of the error.",
             "code",
-            _with_zeros(_CODES, snapshot.refused_messages).items(),
+            _with_zeros(_CODES, snapshot.servers.refused_messages).items(),
         )
         yield from _ledger(snapshot)
         yield from self._peer_families(snapshot.peers)

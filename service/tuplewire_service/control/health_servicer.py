@@ -11,8 +11,8 @@ import grpc
 
 from tuplewire.wire import health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthServicer as Servicer
-from tuplewire_service.worker.status import WorkerState
 from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_snapshot import WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Response = health_pb2.HealthCheckResponse

@@ -22,14 +22,14 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_context import GrpcContext
 from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.process.sockets import file_mode
+from tuplewire_service.process.claimed_socket import file_mode
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.assignment import AssignmentFile
-from tuplewire_service.worker.status import WorkerSnapshot
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
+from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
 

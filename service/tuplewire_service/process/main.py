@@ -21,8 +21,8 @@ from tuplewire.session.ledger import DropReason
 from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.worker_metrics import make_registry
 from tuplewire_service.process import logs
+from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.sockets import claimed_socket
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, Watchdog
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import SecurityCollector

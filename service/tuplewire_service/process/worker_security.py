@@ -22,8 +22,7 @@ from tuplewire_service.admin.families import counter, counters, gauge
 from tuplewire_service.messaging.grpc.grpc_settings import GrpcWiring
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.security.certificates import Certificates
-from tuplewire_service.security.denials import REASONS, Denials
-from tuplewire_service.security.guard import Access, Caller, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Denials, Guard, Policy
 from tuplewire_service.security.permissions import read_rules
 
 logger = logging.getLogger(__name__)

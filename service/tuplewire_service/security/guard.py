@@ -5,6 +5,8 @@ Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the ot
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,13 +15,40 @@ from tuplewire.group import TaskGroup
 from tuplewire.identity.names import allowed
 from tuplewire.identity.tokens import Token, find_token
 from tuplewire_service.messaging.access import IAccess
-from tuplewire_service.security.denials import Denials
 from tuplewire_service.security.permissions import Permissions, Rules
 
+logger = logging.getLogger(__name__)
+
+REASONS = ("no_token", "wrong_token", "name", "worker", "session", "topology", "task", "control")
+"""Why somebody is denied; see service/SECURITY.md."""
+_QUIET_SECONDS = 60.0
+_MAX_REMEMBERED = 1000
 CONTROL = {"GetStatus": "", "GetLoad": "", "GetAssignment": "", "Publish": "", "Drain": "drain"}
 """What a rule must allow for a method of Control; empty: nothing (with Publish, the tasks count)."""
 OTHER_CONTROL = "assign"
 """What it must allow for every other one, also for those that are yet to come."""
+
+
+class Denials:
+    """Counts who is turned away and why, and logs it without filling the log. For use on one thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._logged: dict[tuple[str, str], float] = {}
+
+    def note(self, client: str, reason: str, detail: str) -> None:
+        """Count one, and log it when this client was not logged for this reason within the last minute."""
+        self.counts[reason] += 1
+        now = self._clock()
+        key = (client, reason)
+        if now - self._logged.get(key, -_QUIET_SECONDS) < _QUIET_SECONDS:
+            return
+        self._logged.pop(key, None)
+        while len(self._logged) >= _MAX_REMEMBERED:
+            del self._logged[next(iter(self._logged))]
+        self._logged[key] = now
+        logger.warning("access.denied", extra={"client": client, "reason": reason, "detail": detail})
 
 
 @dataclass(frozen=True, slots=True)

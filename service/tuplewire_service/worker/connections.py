@@ -17,7 +17,7 @@ from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.status import PeerSnapshot
+from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuplewire.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession, IRelayConnection
@@ -30,16 +30,14 @@ class _Route:
     lost: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Move:
-    __slots__ = ("left", "own", "routes", "since", "task", "waiting")
-
-    def __init__(self, task: int, own: int, now: float) -> None:
-        self.task = task
-        self.own = own
-        self.since = now
-        self.left: Callable[[], bool] | None = None
-        self.routes: list[_Route] = []
-        self.waiting: dict[int, list[HeldGroup]] = {}
+    task: int
+    own: int
+    since: float
+    left: Callable[[], bool] | None = None
+    routes: list[_Route] = field(default_factory=list)
+    waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
 
     def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
         """Return the number of the worker that accepted messages from a program."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
@@ -17,33 +18,21 @@ from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
-from tuplewire_service.worker.status import TaskSnapshot
 from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_service.worker.worker_snapshot import TaskSnapshot
 
 
+@dataclass(slots=True, eq=False)
 class _Queue:
-    __slots__ = (
-        "consumer",
-        "consumer_id",
-        "credit",
-        "credit_bytes",
-        "incarnation",
-        "leaving",
-        "log",
-        "task",
-        "times",
-    )
-
-    def __init__(self, task: int) -> None:
-        self.task = task
-        self.log = DeliveryLog()
-        self.times = QueueTimes()
-        self.leaving = False
-        self.consumer: QueueSubscription | None = None
-        self.consumer_id = ""
-        self.incarnation = 0
-        self.credit = 0
-        self.credit_bytes = 0
+    task: int
+    log: DeliveryLog = field(default_factory=DeliveryLog)
+    times: QueueTimes = field(default_factory=QueueTimes)
+    leaving: bool = False
+    consumer: QueueSubscription | None = None
+    consumer_id: str = ""
+    incarnation: int = 0
+    credit: int = 0
+    credit_bytes: int = 0
 
 
 class ReceiveQueues:

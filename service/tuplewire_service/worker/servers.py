@@ -6,6 +6,7 @@ Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
@@ -18,9 +19,40 @@ from tuplewire_service.messaging.base import (
     ReceiveCount,
     ServerStatistics,
 )
-from tuplewire_service.worker.program import IProgram
+from tuplewire_service.worker.assignment import Assignment
 
 _CLOSE_SECONDS = 10.0
+
+
+class IProgram(ABC):
+    """A program inside the worker, such as executors; called on the event loop, where it must not block."""
+
+    @property
+    @abstractmethod
+    def not_ready_because(self) -> str:
+        """What is missing before it does its work, in words; empty when nothing is."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether it holds something that it may still send messages for."""
+
+    @abstractmethod
+    def assigned(self, assignment: Assignment) -> None:
+        """Take note of the assignment that is now in force."""
+
+    @abstractmethod
+    def exchange_loads(self, known: Mapping[int, float]) -> Mapping[int, float]:
+        """Take the loads, 0 to 1, that the worker knows, and return those of the tasks that it runs."""
+
+    @property
+    @abstractmethod
+    def exhausted(self) -> Collection[int]:
+        """The tasks that it waits for, the longest first; see IServerConnection."""
+
+    @abstractmethod
+    def statistics(self) -> ServerStatistics:
+        """Return what it has sent into the worker; see IServerConnection."""
 
 
 class Servers:

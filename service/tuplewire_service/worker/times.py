@@ -18,7 +18,7 @@ from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.worker.connections import Connections
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.servers import Servers
-from tuplewire_service.worker.status import Timings
+from tuplewire_service.worker.worker_snapshot import Timings
 
 INTERVAL_SECONDS = 0.1
 _MOST_PROBES = 1000
