@@ -236,7 +236,7 @@ def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
     yield counter("accepted_messages", "Messages taken over from clients and peers.", ledger.accepted)
     yield counter(
         "acknowledged_messages",
-        "Messages passed on and acknowledged by whoever took them.",
+        "Messages forwarded or delivered, and acknowledged by whoever took them.",
         ledger.acknowledged,
     )
     yield counters(

@@ -245,7 +245,7 @@ def _add_drain(commands: Any) -> None:
     parser = _add(
         commands,
         "drain",
-        "make a worker pass on what it holds and exit",
+        "make a worker deliver or forward what it holds, and exit",
         "tuplewire drain 127.0.0.1:6700 --deadline 10",
         _drain,
     )

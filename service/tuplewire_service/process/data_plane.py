@@ -55,11 +55,10 @@ class DataPlane:
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
         self._services = Services(self.security.check_call)
-        settings = config.worker_settings()
         incarnation = time.time_ns()
         programs = GrpcContext(
             GrpcSettings(
-                **of_transport(settings, incarnation),
+                **of_transport(config, incarnation),
                 host=_host_of(config),
                 listen=[f"unix://{config.listen_unix}"] if config.listen_unix else (),
             ),
@@ -70,13 +69,13 @@ class DataPlane:
         self._peers_port = 0
         if config.transport != DEFAULT_TRANSPORT:
             host, self._peers_port = split_host_port(config.listen_peers or f"{_host_of(config)}:0")
-            common = TransportSettings(**of_transport(settings, incarnation), host=bracketed(host))
+            common = TransportSettings(**of_transport(config, incarnation), host=bracketed(host))
             peers = TransportFactory.make_context(
                 {TRANSPORT_KEY: config.transport, **common.conf(), **_PEERS_CONF}
             )
             self._contexts.append(peers)
         advertise = config.advertise or ""
-        self.worker = self.loop.call(lambda: Worker(settings, programs, incarnation, peers, advertise))
+        self.worker = self.loop.call(lambda: Worker(config, programs, incarnation, peers, advertise))
         self.loop.on_wait(self.worker.times.waited)
         self._health: HealthServicer | None = None
         self._source: AssignmentFile | None = None
@@ -147,7 +146,7 @@ class DataPlane:
         return f"the event loop turns, and the end waits for {waits_for}"
 
     def drain(self, deadline_seconds: float) -> LedgerSnapshot:
-        """Pass on what is held, for at most so long; return the balance."""
+        """See Worker.drain; first the streams of those who watch the health end."""
         return self.loop.run(self._drain(deadline_seconds))
 
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:

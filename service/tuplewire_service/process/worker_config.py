@@ -16,7 +16,6 @@ from tuplewire.settings import (
     FILE,
     SECONDS,
     Kind,
-    Settings,
     choice,
     count,
     same,
@@ -81,13 +80,12 @@ MODE = Kind(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig(Settings):
+class WorkerConfig(WorkerSettings):
     """Everything that a worker process can be told. Sizes are in bytes, times in seconds."""
 
     worker_id: str = setting(
         ANY_TEXT, "", "name of this worker, unique in the topology (default: host name and port)"
     )
-    topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
     listen: str = setting(
         HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: any free one"
     )
@@ -114,9 +112,6 @@ class WorkerConfig(Settings):
         None,
         "address for other workers over another transport than grpc (default: a free port of that host)",
     )
-    receive_queue_messages: int = same(WorkerSettings, "receive_queue_messages")
-    receive_queue_bytes: int = same(WorkerSettings, "receive_queue_bytes")
-    resume_seconds: float = same(WorkerSettings, "resume_seconds")
     max_message_bytes: int = same(SessionSettings, "max_message_bytes")
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
     keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
@@ -153,16 +148,15 @@ class WorkerConfig(Settings):
     drain_seconds: float = setting(
         SECONDS,
         25.0,
-        "deadline to pass on what is held when stopping; keep it under the pod's grace period",
+        "deadline to deliver or forward what is held when stopping; keep it under the pod's grace period",
         storm="supervisor.worker.shutdown.sleep.secs",
     )
     log_level: str = setting(
         choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"
     )
     log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "text or json, one event per line")
-    metrics_tasks: int = same(WorkerSettings, "metrics_tasks")
     metrics_peers: int = setting(
-        count(), 1000, "so many workers have series of their own; the others are added up likewise"
+        count(), 1000, "so many workers have series of their own; the others are added up under `other`"
     )
     address_file: str | None = setting(
         FILE, None, "write the bound addresses there, as JSON; removed at exit"
@@ -190,7 +184,7 @@ class WorkerConfig(Settings):
         session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
         object.__setattr__(self, "session", session)
         self._check_security()
-        self.worker_settings()
+        WorkerSettings._check(self)
 
     def _check_security(self) -> None:
         """Raise ConfigError for what would leave open what the settings say is shut."""
@@ -222,11 +216,6 @@ class WorkerConfig(Settings):
             # Among each other, workers with certificates show these; a token is for programs then.
             shown["token_file"] = None
         return Credentials(**shown)
-
-    def worker_settings(self) -> WorkerSettings:
-        """Return the part that the data plane gets; ConfigError when its parts do not fit together."""
-        own = settings_of(WorkerSettings).keys()
-        return WorkerSettings(session=self.session, **{name: getattr(self, name) for name in own})
 
 
 def _default_worker_id(listen: str) -> str:

@@ -216,7 +216,7 @@ class Worker:
         return self.servers.program is not None and self.servers.program.busy
 
     async def abort(self) -> None:
-        """End at once, as a process that is killed: nothing is passed on, and nobody is told."""
+        """End at once, as a process that is killed: nothing is forwarded, and nobody is told."""
         for ticker in self._tickers:
             ticker.cancel()
         self.state = WorkerState.STOPPED

@@ -16,7 +16,7 @@ class WorkerSettings(Settings):
     """What a worker goes by on its event loop. session: how its connections to other workers behave."""
 
     worker_id: str = setting(text("ID"), REQUIRED, "name of this worker, unique in the topology")
-    topology: str = setting(text(), REQUIRED, "topology to serve", storm="topology.name")
+    topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
     receive_queue_messages: int = setting(
         count(),
         131_072,
