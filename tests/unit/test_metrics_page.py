@@ -15,7 +15,7 @@ from tuplewire.settings import settings_of
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount, ServerStatistics
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.process.worker_security import Security, SecurityCollector
+from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
 from tuplewire_service.worker.worker_snapshot import (
     PeerSnapshot,
@@ -81,7 +81,7 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
     files = files_of(Authority().issue("worker.example"), tmp_path)
     secured = WorkerConfig(tls_ca=files.tls_ca, tls_certificate=files.tls_certificate, tls_key=files.tls_key)
     told = {}
-    for family in [*families(2, 2, BOUNDED), *SecurityCollector(Security(secured)).collect()]:
+    for family in [*families(2, 2, BOUNDED), *Security(secured).collect()]:
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         told[family.name + suffix] = (family.type, labels)

@@ -16,7 +16,6 @@ from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import Settings, settings_of
 from tuplewire_service.process.config_sources import CONFIG_VARIABLE, load, to_toml
-from tuplewire_service.process.program_settings import beneath
 from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -147,7 +146,7 @@ def _add_worker(commands: Any) -> None:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    loaded = load(WorkerConfig, _given_flags(arguments, WorkerConfig), os.environ, arguments.config, beneath)
+    loaded = load(_given_flags(arguments, WorkerConfig), os.environ, arguments.config)
     if arguments.print_config:
         print(to_toml(loaded))
         return EXIT_OK

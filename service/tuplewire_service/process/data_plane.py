@@ -82,16 +82,6 @@ class DataPlane:
         self._watches: list[asyncio.Task[None]] = []
 
     @property
-    def addresses(self) -> list[str]:
-        """The bound addresses: host:port, then unix:///path."""
-        return self.worker.servers.addresses
-
-    @property
-    def peer_addresses(self) -> list[str]:
-        """The bound addresses for other workers, where they have their own."""
-        return self.worker.servers.peer_addresses
-
-    @property
     def assignment_errors(self) -> int:
         """How often the assignment file could not be used."""
         return self._source.errors if self._source else 0
@@ -124,16 +114,15 @@ class DataPlane:
 
     def live(self) -> str:
         """Return an empty string when the loop turns, else what is wrong."""
-        try:
-            self._ask(lambda: None)
-        except TimeoutError:
-            return f"the event loop did not answer within {ANSWER_SECONDS:g} s"
-        return ""
+        return self._probe(lambda: "")
 
     def ready(self) -> str:
         """Return an empty string when the worker is ready, else what it waits for."""
+        return self._probe(lambda: self.worker.not_ready_because)
+
+    def _probe(self, trouble: Callable[[], str]) -> str:
         try:
-            return self._ask(lambda: self.worker.not_ready_because)
+            return self._ask(trouble)
         except TimeoutError:
             return f"the event loop did not answer within {ANSWER_SECONDS:g} s"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tuplewire
-from tuplewire.addresses import join_host_port, split_host_port
+from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.admin.admin_server import AdminServer
@@ -25,7 +25,8 @@ from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, Watchdog
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.process.worker_security import SecurityCollector
+from tuplewire_service.worker.naming import WILDCARDS, with_port
+from tuplewire_service.worker.servers import Servers
 
 if TYPE_CHECKING:
     from tuplewire_service.executors.program import Program
@@ -38,7 +39,6 @@ _PROGRAM_SECONDS = 1.0
 """How long executors may take to end that have nothing to do any more, or are given up."""
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
-_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - recognised here, not bound
 
 
 def run_worker(
@@ -81,7 +81,8 @@ def _allow_open_files() -> None:
 
 def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Sequence[str]) -> int:
     with ExitStack() as cleanup:
-        watchdog = cleanup.enter_context(Watchdog())
+        watchdog = Watchdog()
+        cleanup.callback(watchdog.cancel)
         if config.listen_unix:
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
         plane = DataPlane(config, stop)
@@ -89,21 +90,17 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
         program = _program(config, plane, stop, control, collect) if config.program else None
         plane.bind()
         registry = make_registry(plane.snapshot, lambda: plane.assignment_errors, config)
-        registry.register(SecurityCollector(plane.security))
+        registry.register(plane.security)
         if program is not None:
             registry.register(program.collector())
-        admin = AdminServer(
-            config.admin,
-            registry,
-            plane.live,
-            plane.ready,
-        )
+        admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
-        _log_addresses(config, plane, admin)
+        servers = plane.worker.servers
+        _log_addresses(config, servers, admin)
         if config.address_file:
-            cleanup.enter_context(_address_file(Path(config.address_file), config, plane, admin))
+            cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))
         if program is not None:
-            program.start(*_advertised_addresses(config, plane), admin.metrics_url)
+            program.start(*_advertised(config, servers), admin.metrics_url)
 
         request = stop.wait()
 
@@ -140,59 +137,47 @@ def _program(
     return Program(config, plane.worker, plane.loop, stop, channel, collect)
 
 
-def _log_addresses(config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> None:
-    for address in plane.addresses:
-        logger.info("listening", extra={"purpose": "messages", "address": address})
-    for address in plane.peer_addresses:
-        logger.info("listening", extra={"purpose": "peers", "address": address})
-    logger.info("listening", extra={"purpose": "admin", "address": admin.address})
+def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -> None:
+    bound = [("messages", each) for each in servers.addresses]
+    bound += [("peers", each) for each in servers.peer_addresses]
+    for purpose, address in [*bound, ("admin", admin.address)]:
+        logger.info("listening", extra={"purpose": purpose, "address": address})
     logger.info(
         "worker.started",
         extra={
             "worker_id": config.worker_id,
             "topology": config.topology,
-            "advertise": _advertised(config, plane.addresses[0]),
+            "advertise": _advertised(config, servers)[0],
             "version": tuplewire.__version__,
         },
     )
 
 
-def _advertised(config: WorkerConfig, bound: str) -> str:
-    """Return where others reach this worker: as configured, with the bound port where none is named."""
-    host, port = split_host_port(bound)
-    if config.advertise is None:
-        return join_host_port(socket.gethostname() if host in _WILDCARDS else host, port)
-    named = config.advertise
-    if ":" in named and not named.endswith("]"):
-        return named
-    return f"{named}:{port}"
+def _advertised(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
+    """Return where programs reach this worker, and where other workers do, if over another transport.
 
-
-def _advertised_to_peers(config: WorkerConfig, bound: str) -> str:
-    """Return where other workers reach this one over a transport of their own: at its port, on our host."""
-    advertised = _advertised(config, bound)
-    return join_host_port(split_host_port(advertised)[0], split_host_port(bound)[1])
-
-
-def _advertised_addresses(config: WorkerConfig, plane: DataPlane) -> tuple[str, str]:
-    """Return where programs reach this worker, and where other workers do, if not there."""
-    peers = [_advertised_to_peers(config, address) for address in plane.peer_addresses]
-    return _advertised(config, plane.addresses[0]), peers[0] if peers else ""
+    That is as configured, with the bound port where none is named; other workers find their port there.
+    """
+    host, port = split_host_port(servers.addresses[0])
+    named = config.advertise or bracketed(socket.gethostname() if host in WILDCARDS else host)
+    address = with_port(named, port)
+    for bound in servers.peer_addresses:
+        return address, join_host_port(split_host_port(address)[0], split_host_port(bound)[1])
+    return address, ""
 
 
 @contextmanager
-def _address_file(path: Path, config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> Iterator[None]:
+def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: AdminServer) -> Iterator[None]:
     """Write the bound addresses for whoever started this process; whoever sees the file sees all of it."""
-    address, peer_address = _advertised_addresses(config, plane)
-    sockets = [address for address in plane.addresses if address.startswith("unix:")]
+    address, peer_address = _advertised(config, servers)
     content = {
         "worker_id": config.worker_id,
         "topology": config.topology,
         "process_id": os.getpid(),
         "address": address,
         "peer_address": peer_address or None,
-        "unix_address": sockets[0] if sockets else None,
-        "addresses": plane.addresses,
+        "unix_address": next((each for each in servers.addresses if each.startswith("unix:")), None),
+        "addresses": servers.addresses,
         "metrics_url": admin.metrics_url,
     }
     try:

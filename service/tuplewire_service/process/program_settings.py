@@ -74,9 +74,3 @@ def read_conf(file: str) -> dict[str, Any]:
     if not isinstance(conf, dict):
         raise ConfigError(f"{file} is not an object of settings by their keys")
     return conf
-
-
-def beneath(values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return what the file of the program's settings says of a worker, and where it stands; see load()."""
-    file = values.get("program_conf")
-    return (f"{file}", settings_in(read_conf(file))) if file else ("", {})

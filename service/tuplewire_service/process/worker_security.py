@@ -34,8 +34,8 @@ _HEALTH = "/grpc.health.v1."
 _POLL_SECONDS = 1.0
 
 
-class Security:
-    """One worker's. Methods belong to its event loop, unless they say otherwise."""
+class Security(Collector):
+    """One worker's, with its metrics. Methods belong to its event loop, unless they say otherwise."""
 
     def __init__(self, config: WorkerConfig) -> None:
         """Read all files; ConfigError when one is of no use."""
@@ -109,6 +109,27 @@ class Security:
         certificates = self._certificates.errors if self._certificates else 0
         return certificates + sum(file.errors for file in self._files)
 
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family; from any thread."""
+        yield counters(
+            "denied",
+            "Streams, calls and groups of messages that were denied, by reason.",
+            "reason",
+            ((reason, self.denials.counts[reason]) for reason in REASONS),
+        )
+        yield counter(
+            "certificate_reload_errors",
+            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
+            self.reload_errors,
+        )
+        expiry = self.certificate_expiry
+        if expiry is not None:
+            yield gauge(
+                "certificate_expiry_timestamp_seconds",
+                "When the worker's certificate ends, in seconds since 1970.",
+                expiry,
+            )
+
 
 def caller_of(context: Context) -> Caller:
     """Return who calls, as gRPC has it."""
@@ -127,33 +148,3 @@ def _warn_if_others_may_read(file: str | None) -> None:
             "secret.readable_by_all",
             extra={"file": file, "advice": "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"},
         )
-
-
-class SecurityCollector(Collector):
-    """Its metrics, read at each scrape."""
-
-    def __init__(self, security: Security) -> None:
-        self._security = security
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
-        security = self._security
-        denied = security.denials.counts
-        yield counters(
-            "denied",
-            "Streams, calls and groups of messages that were denied, by reason.",
-            "reason",
-            ((reason, denied[reason]) for reason in REASONS),
-        )
-        yield counter(
-            "certificate_reload_errors",
-            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
-            security.reload_errors,
-        )
-        expiry = security.certificate_expiry
-        if expiry is not None:
-            yield gauge(
-                "certificate_expiry_timestamp_seconds",
-                "When the worker's certificate ends, in seconds since 1970.",
-                expiry,
-            )

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from tuplewire.addresses import is_loopback, join_host_port, split_host_port
 from tuplewire_service.worker.assignment import Assignment
 
-_WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
+WILDCARDS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - only compared
+"""The hosts that stand for all of them."""
 _MOST_NAMED = 5
 
 Place = tuple[str, int]
@@ -21,9 +22,13 @@ def places(bound: Iterable[str], advertise: str = "") -> list[Place]:
     """
     found = [split_host_port(address) for address in bound if not address.startswith("unix:")]
     if advertise and found:
-        named = ":" in advertise and not advertise.endswith("]")
-        found.append(split_host_port(advertise if named else f"{advertise}:{found[0][1]}"))
+        found.append(split_host_port(with_port(advertise, found[0][1])))
     return found
+
+
+def with_port(address: str, port: int) -> str:
+    """Return host:port of an address that has a port of its own, or not."""
+    return address if ":" in address and not address.endswith("]") else f"{address}:{port}"
 
 
 def misnamed(assignment: Assignment, worker_id: str, own: Sequence[Place]) -> str:
@@ -65,7 +70,7 @@ def _is(address: Place, own: Place) -> bool:
     (host, port), (own_host, own_port) = address, own
     if port != own_port:
         return False
-    if own_host in _WILDCARDS:
+    if own_host in WILDCARDS:
         return is_loopback(host)
     localhost = "localhost" in {host.lower(), own_host.lower()}
     return host.lower() == own_host.lower() or (localhost and is_loopback(host) and is_loopback(own_host))
