@@ -67,12 +67,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tuplewire_service.process.program_settings",
     ),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
-    "tuplewire_service.command.settings_page": (
-        CLIENT,
-        "tuplewire.topology",
-        "tuplewire.spark.options",
-        "tuplewire_service",
-    ),
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }
 
@@ -107,7 +101,6 @@ IMPORTED_BY_OTHERS = {
     "tuplewire.wire.messaging_pb2_grpc",
     "tuplewire_service",
     "tuplewire_service.__main__",
-    "tuplewire_service.command.settings_page",
 }
 PURE = ("tuplewire.errors", "tuplewire.settings", "tuplewire.config", "tuplewire.session")
 
