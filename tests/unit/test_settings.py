@@ -209,10 +209,10 @@ def test_flags_variables_and_file_give_the_same_object(
 ) -> None:
     """Flags, variables and the printed file are read as an equal object."""
     config = made(kind, each)
-    monkeypatch.chdir(tmp_path)
-    if config.program_conf is not None:
-        Path(config.program_conf).write_text("{}", encoding="utf-8")
     texts = given(config)
+    monkeypatch.chdir(tmp_path)
+    if "program_conf" in texts:
+        Path(texts["program_conf"]).write_text("{}", encoding="utf-8")
     variables = {settings_of(kind)[name].variable: text for name, text in texts.items()}
     by_flags, by_variables = load(texts, {}), load({}, variables)
     assert by_flags.config == by_variables.config == config

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError, WrongTopologyError
 from tuplewire.group import check_sizes
-from tuplewire.wire import control_pb2
+from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -24,6 +24,7 @@ from tuplewire_service.worker.worker import Worker
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+# ruff: noqa: N802 - methods have the wire's names
 class ControlServicer(Servicer):
     """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
 
@@ -33,32 +34,26 @@ class ControlServicer(Servicer):
         self._admit = admit
         self._stop = stop
 
-    async def GetStatus(  # noqa: N802 - the wire's name
-        self, _request: control_pb2.GetStatusRequest, _context: Context
-    ) -> control_pb2.GetStatusResponse:
+    async def GetStatus(self, _request: pb.GetStatusRequest, _context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
         return status_to_wire(self._worker.snapshot())
 
-    async def GetLoad(  # noqa: N802 - the wire's name
-        self, request: control_pb2.GetLoadRequest, _context: Context
-    ) -> control_pb2.GetLoadResponse:
+    async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
         """Return the load of the named tasks."""
-        return control_pb2.GetLoadResponse(loads=self._worker.loads(request.tasks))
+        return pb.GetLoadResponse(loads=self._worker.loads(request.tasks))
 
-    async def GetAssignment(  # noqa: N802 - the wire's name
-        self, _request: control_pb2.GetAssignmentRequest, _context: Context
-    ) -> control_pb2.GetAssignmentResponse:
+    async def GetAssignment(
+        self, _request: pb.GetAssignmentRequest, _context: Context
+    ) -> pb.GetAssignmentResponse:
         """Return the assignment in force, if any."""
-        assignment = self._worker.assignment
-        return control_pb2.GetAssignmentResponse(
-            assignment=None if assignment is None else assignment_to_wire(assignment)
-        )
+        found = self._worker.assignment
+        return pb.GetAssignmentResponse(assignment=None if found is None else assignment_to_wire(found))
 
-    async def UpdateAssignment(  # noqa: N802 - the wire's name
-        self, request: control_pb2.UpdateAssignmentRequest, context: Context
-    ) -> control_pb2.UpdateAssignmentResponse:
+    async def UpdateAssignment(
+        self, request: pb.UpdateAssignmentRequest, context: Context
+    ) -> pb.UpdateAssignmentResponse:
         """Put a newer assignment in force."""
-        topology = self._worker.snapshot().topology
+        topology = self._worker.settings.topology
         try:
             assignment = assignment_from_wire(request.assignment)
             if assignment.topology != topology:
@@ -70,19 +65,17 @@ class ControlServicer(Servicer):
             await refuse(context, error)
         except ConfigError as error:
             await refuse(context, MalformedError(str(error)))
-        return control_pb2.UpdateAssignmentResponse(version=assignment.version, changed=changed)
+        return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
-    async def Publish(  # noqa: N802 - the wire's name
-        self, request: control_pb2.PublishRequest, context: Context
-    ) -> control_pb2.PublishResponse:
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """Take a piece of an epoch."""
         try:
             published = self._publish(request, self._admit(context))
         except (RefusedError, MessageError) as error:
             await refuse(context, error)
-        return control_pb2.PublishResponse(published=published)
+        return pb.PublishResponse(published=published)
 
-    def _publish(self, request: control_pb2.PublishRequest, access: IAccess) -> int:
+    def _publish(self, request: pb.PublishRequest, access: IAccess) -> int:
         settings = self._worker.settings
         check_id("sink", request.sink)
         if request.topology != settings.topology:
@@ -102,11 +95,9 @@ class ControlServicer(Servicer):
         check_sizes(groups, settings.session.max_message_bytes)
         return self._worker.publish(request.sink, request.epoch, request.piece, groups, last=request.last)
 
-    async def Drain(  # noqa: N802 - the wire's name
-        self, request: control_pb2.DrainRequest, context: Context
-    ) -> control_pb2.DrainResponse:
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
         stop = StopRequest("drain-call", deadline_seconds=deadline)
         context.add_done_callback(lambda _: self._stop.request(stop))  # type: ignore[arg-type]  # stub
-        return control_pb2.DrainResponse(started=not self._stop.requested)
+        return pb.DrainResponse(started=not self._stop.requested)

@@ -16,35 +16,28 @@ Check = Callable[[Context, str], None]
 """Raises RefusedError when the caller may not call /SERVICE/METHOD."""
 
 
-class Services:
-    """Gathers what the generated add_..._to_server functions would add to a server.
+class Services(grpc.GenericRpcHandler):
+    """The methods that the generated add_..._to_server functions would add to a server.
 
     Guarantee: no method is reached that `check` refuses, and a request that is no protobuf is refused as
     MALFORMED. gRPC by itself answers UNKNOWN, and logs a traceback.
     """
 
     def __init__(self, check: Check) -> None:
-        self.handlers: list[grpc.GenericRpcHandler] = []
+        self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         """Take a service's handlers."""
-        self.handlers.extend(_Reading(each, self._check) for each in handlers)
+        self._added.extend(handlers)
 
     def add_registered_method_handlers(self, _service: str, _handlers: dict[str, Any]) -> None:
         """Do nothing: the generic handlers serve the same methods, also on servers without this shortcut."""
 
-
-class _Reading(grpc.GenericRpcHandler):
-    """Another handler's methods, for requests that are still bytes."""
-
-    def __init__(self, inner: grpc.GenericRpcHandler, check: Check) -> None:
-        self._inner = inner
-        self._check = check
-
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """See grpc.GenericRpcHandler."""
-        method: Any = self._inner.service(handler_call_details)
+        found: list[Any] = [each.service(handler_call_details) for each in self._added]
+        method = next(filter(None, found), None)
         if method is None:
             return None
         path = str(handler_call_details.method)

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -95,7 +95,9 @@ class LocalWorkers:
             for index in range(self._count):
                 self._children.append(self._start(index))
             for child in self._children:
-                self.endpoints.append(_endpoint_of(bound_addresses(child, deadline)))
+                bound = bound_addresses(child, deadline)
+                facts: Any = {each.name: bound[each.name] or "" for each in fields(Endpoint)}
+                self.endpoints.append(Endpoint(**facts))
         except BaseException:
             self.stop()
             raise
@@ -169,14 +171,3 @@ class LocalWorkers:
                 flags=self._flags,
             )
         )
-
-
-def _endpoint_of(bound: Mapping[str, Any]) -> Endpoint:
-    return Endpoint(
-        bound["worker_id"],
-        bound["address"],
-        bound["unix_address"],
-        bound["metrics_url"],
-        bound["process_id"],
-        bound["peer_address"] or "",
-    )

@@ -62,7 +62,7 @@ class DataPlane:
                 host=_host_of(config),
                 listen=[f"unix://{config.listen_unix}"] if config.listen_unix else (),
             ),
-            self.security.wiring(self._services.handlers),
+            self.security.wiring([self._services]),
         )
         self._contexts: list[IContext] = [programs]
         peers = None

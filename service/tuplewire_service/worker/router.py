@@ -25,6 +25,7 @@ from tuplewire.errors import (
 )
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
+from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import (
@@ -40,8 +41,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.receive_queues import ReceiveQueues
-from tuplewire_service.worker.routing_table import RoutingTable
-from tuplewire_service.worker.times import LOCAL
+from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.transfer_queue import TransferQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -63,24 +63,23 @@ class Router(IConnectionCallback, ISubscriptionSource):
         incarnation: int,
         context: IContext,
         draining: Callable[[], bool],
-        consumed: Callable[[Sequence[Done]], None],
     ) -> None:
         """Begin without an assignment.
 
         context: the transport to other workers.
         draining: returns True if this worker is to tell its peers that it drains.
-        consumed: called with the messages that a consumer has acknowledged.
         """
         self.table = RoutingTable(settings.worker_id)
         self.version_received = 0
         """The newest assignment version that other workers have said with a frame."""
         self._settings = settings
-        self._consumed = consumed
         self._clock = asyncio.get_running_loop().time
         self._ledger = Ledger()
         self._log_rate = LogRate()
         self._activity = asyncio.Event()
         self._dead: set[Peer] = set()
+        self.end_to_end = Durations()
+        """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
         self.queues = ReceiveQueues(settings, incarnation, self._done, self.table.not_here)
@@ -89,11 +88,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.connections = Connections(
             context,
             settings.topology,
-            on_settled=self._settled,
-            on_released=self._released,
-            assignment_version=lambda: self.assignment_version,
-            draining=draining,
-            on_returned=self._returned,
+            lambda each: each.attach(self._settled, self._released, lambda: self.table.version, draining),
+            self._returned,
         )
         self._transfer = TransferQueue(self.table, self._send, self._unroutable, self._lose)
 
@@ -327,8 +323,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
-        self._consumed(done)
+        now_micros = time.time_ns() // 1000
         for each in done:
+            if each.accepted_micros:
+                self.end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
         self._end_moves()

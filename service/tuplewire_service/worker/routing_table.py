@@ -15,6 +15,9 @@ from tuplewire.errors import (
 from tuplewire.group import MAX_UNQUEUED_HOPS
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
+LOCAL = "local"
+"""The place of a task whose queue is here."""
+
 
 class RoutingTable:
     """A worker's view of its topology. Every error that it returns names the next step."""

@@ -116,25 +116,22 @@ class Servers:
 
     def statistics(self) -> ServerStatistics:
         """Return the counts of all of them together."""
-        received: dict[str, ReceiveCount] = {}
+        received: dict[str, tuple[int, int, int]] = {}
         refused_streams: Counter[str] = Counter()
         refused_messages: Counter[str] = Counter()
-        sessions = resumable = 0
-        for each in (sender.statistics() for sender in self._senders()):
-            for count in each.received:
-                before = received.get(count.source, ReceiveCount(count.source, 0, 0, 0))
-                received[count.source] = ReceiveCount(
-                    count.source,
-                    before.messages + count.messages,
-                    before.batches + count.batches,
-                    before.bytes + count.bytes,
-                )
-            refused_streams.update(each.refused_streams)
-            refused_messages.update(each.refused_messages)
-            sessions += each.sessions
-            resumable += each.resumable_sessions
+        parts = [sender.statistics() for sender in self._senders()]
+        for part in parts:
+            for each in part.received:
+                messages, batches, size = received.get(each.source, (0, 0, 0))
+                received[each.source] = messages + each.messages, batches + each.batches, size + each.bytes
+            refused_streams.update(part.refused_streams)
+            refused_messages.update(part.refused_messages)
         return ServerStatistics(
-            list(received.values()), sessions, resumable, dict(refused_streams), dict(refused_messages)
+            [ReceiveCount(source, *counts) for source, counts in received.items()],
+            sum(part.sessions for part in parts),
+            sum(part.resumable_sessions for part in parts),
+            refused_streams,
+            refused_messages,
         )
 
     async def close(self) -> None:

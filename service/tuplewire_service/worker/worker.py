@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
-from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import IContext, Intake, ReceivedBatch
 from tuplewire_service.worker.assignment import Assignment
@@ -89,11 +88,8 @@ class Worker:
             self.incarnation,
             peers or programs,
             draining=lambda: self.state is WorkerState.DRAINING,
-            consumed=self._consumed,
         )
-        self.times = Timekeeper(
-            router.queues, router.connections, self.servers, router.place_of, settings.metrics_tasks
-        )
+        self.times = Timekeeper(router, self.servers, settings.metrics_tasks)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -277,9 +273,6 @@ class Worker:
         loads = router.connections.loads([task for task in wanted if task not in local])
         loads.update({task: router.queues.load(task) for task in wanted if task in local})
         return loads
-
-    def _consumed(self, done: Sequence[Done]) -> None:
-        self.times.done(done)
 
     def _report_load(self) -> None:
         """Tell senders of loads, and of congestion for as long as it lasts: what is not repeated expires."""
