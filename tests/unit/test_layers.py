@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tuplewire_service.worker",
         "tuplewire_service.process.stop",
         "tuplewire_service.process.worker_config",
-        "tuplewire_service.process.program_settings",
+        "tuplewire_service.process.config_sources",
     ),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
     "tuplewire_service": (CLIENT, "tuplewire_service"),

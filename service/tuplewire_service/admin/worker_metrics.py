@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import grpc
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -47,23 +46,12 @@ _CONFIG_SHOWN = (
 """What a dashboard compares between workers: sizes and times; no names, paths or secrets."""
 
 
-def make_registry(
-    read: Callable[[], WorkerSnapshot], assignment_errors: Callable[[], int], config: WorkerConfig
-) -> CollectorRegistry:
-    """Return a registry of the worker's metrics and those of its process.
+class WorkerCollector(Collector):
+    """Turns snapshots into metric families. Remembers which tasks and peers have series of their own.
 
     read: returns a snapshot, from any thread; what it raises fails the scrape. assignment_errors: how often
     the assignment file could not be used.
     """
-    registry = CollectorRegistry()
-    registry.register(WorkerCollector(read, assignment_errors, config))
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
-    return registry
-
-
-class WorkerCollector(Collector):
-    """Turns snapshots into metric families. Remembers which tasks and peers have series of their own."""
 
     def __init__(
         self,
@@ -149,10 +137,7 @@ class WorkerCollector(Collector):
         by_name = self._received.add_up(
             {c.source: (names[c.source], (c.messages, c.batches, c.bytes)) for c in received}
         )
-        source = "source: a worker's id, client for all programs, or executors for its own."
-        yield _column("received_messages", f"Messages received, by {source}", "source", by_name, 0)
-        yield _column("received_batches", f"Batches received, by {source}", "source", by_name, 1)
-        yield _column("received_bytes", f"Payload bytes received, by {source}", "source", by_name, 2)
+        yield from _columns(counters, _RECEIVED, "source", by_name)
 
     def _peer_families(self, peers: Sequence[PeerSnapshot]) -> Iterator[Metric]:
         names = self._peers.of(peer.worker_id for peer in peers)
@@ -177,8 +162,7 @@ class WorkerCollector(Collector):
             pending[name] = pending.get(name, 0) + ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))
         by_name = self._sent.add_up(rows)
-        for column, (family, help_text) in enumerate(_SENT):
-            yield _column(family, help_text, "peer", by_name, column)
+        yield from _columns(counters, _SENT, "peer", by_name)
         yield gauges(
             "pending_messages",
             "Messages for another worker that it has not acknowledged yet.",
@@ -205,8 +189,7 @@ class WorkerCollector(Collector):
                     *(a + b for a, b in zip(before[:3], row[:3], strict=True)),
                     min(before[3], row[3]),
                 ]
-        for column, (family, help_text) in enumerate(_QUEUE):
-            yield gauges(family, help_text, "task", ((name, row[column]) for name, row in sums.items()))
+        yield from _columns(gauges, _QUEUE, "task", sums)
         yield gauge(
             "fullest_queue_ratio",
             "How full the fullest of all receive queues is, in messages or bytes: 0 to 1.",
@@ -214,6 +197,12 @@ class WorkerCollector(Collector):
         )
 
 
+_SOURCE = "by source: a worker's id, client for all programs, or executors for its own."
+_RECEIVED = (
+    ("received_messages", f"Messages received, {_SOURCE}"),
+    ("received_batches", f"Batches received, {_SOURCE}"),
+    ("received_bytes", f"Payload bytes received, {_SOURCE}"),
+)
 _SENT = (
     ("sent_messages", "Messages sent to another worker."),
     ("sent_batches", "Batches sent to another worker."),
@@ -228,6 +217,14 @@ _QUEUE = (
     ("queue_bytes", "Payload bytes in a task's receive queue."),
     ("queue_capacity_messages", "Bound of a task's receive queue."),
     ("queue_subscribed", "1 while a consumer is subscribed to the task, else 0; of `other`: to all of them."),
+)
+_DURATIONS = (
+    ("queue_wait", "Time that messages wait in a receive queue until a consumer first gets them."),
+    ("send_to_ack", "Time from sending messages to another worker to its acknowledgement."),
+    (
+        "end_to_end",
+        "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
+    ),
 )
 
 
@@ -272,21 +269,8 @@ def _times(timings: Timings) -> Iterator[Metric]:
     for (task, where), seconds in timings.blocking_seconds.items():
         blocking.add_metric([task, where], seconds)
     yield blocking
-    yield histogram(
-        "queue_wait_seconds",
-        "Time that messages wait in a receive queue until a consumer first gets them.",
-        timings.queue_wait,
-    )
-    yield histogram(
-        "send_to_ack_seconds",
-        "Time from sending messages to another worker to its acknowledgement.",
-        timings.send_to_ack,
-    )
-    yield histogram(
-        "end_to_end_seconds",
-        "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
-        timings.end_to_end,
-    )
+    for name, help_text in _DURATIONS:
+        yield histogram(f"{name}_seconds", help_text, getattr(timings, name))
     yield histogram(
         "event_loop_lag_seconds",
         "How late the event loop was for a probe that is due ten times a second.",
@@ -294,10 +278,14 @@ def _times(timings: Timings) -> Iterator[Metric]:
     )
 
 
-def _column(
-    family: str, help_text: str, label: str, rows: Mapping[str, Sequence[int]], column: int
-) -> Metric:
-    return counters(family, help_text, label, ((name, row[column]) for name, row in rows.items()))
+def _columns(
+    make: Callable[[str, str, str, Iterable[tuple[str, float]]], Metric],
+    families: Iterable[tuple[str, str]],
+    label: str,
+    rows: Mapping[str, Sequence[int]],
+) -> Iterator[Metric]:
+    for column, (family, help_text) in enumerate(families):
+        yield make(family, help_text, label, [(name, row[column]) for name, row in rows.items()])
 
 
 def _with_zeros(names: Iterable[str], counts: Mapping[str, int]) -> dict[str, int]:

@@ -100,24 +100,36 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, name: str, help_text: str, example: str, handler: Handler) -> argparse.ArgumentParser:
+def _add(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add the command that has the handler's name."""
+    name = handler.__name__.removeprefix("_")
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_text,
         description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example: {example}",
+        epilog=f"example: tuplewire {name} {example}",
     )
     parser.set_defaults(handler=handler)
+    return parser
+
+
+def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add a command that asks a running worker."""
+    parser = _add(commands, handler, help_text, f"127.0.0.1:6700 {example}".rstrip())
+    parser.add_argument("address", metavar="ADDRESS", help="of the worker: host:port, or unix:///path")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
+    )
+    _add_setting_flags(parser, Credentials)
     return parser
 
 
 def _add_worker(commands: Any) -> None:
     parser = _add(
         commands,
-        "worker",
-        "run a worker: it holds the queues and connections of its tasks, and runs those of a topology",
-        "tuplewire worker --listen 127.0.0.1:6700 --listen-unix /run/tuplewire/worker.sock",
         _worker,
+        "run a worker: it holds the queues and connections of its tasks, and runs those of a topology",
+        "--listen 127.0.0.1:6700 --listen-unix /run/tuplewire/worker.sock",
     )
     parser.add_argument(
         "--config",
@@ -169,14 +181,6 @@ def _silence_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def _add_address(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("address", metavar="ADDRESS", help="of the worker: host:port, or unix:///path")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
-    )
-    _add_setting_flags(parser, Credentials)
-
-
 def _control_of(arguments: argparse.Namespace) -> ControlClient:
     _silence_grpc()
     from tuplewire.connection.control_client import ControlClient
@@ -185,14 +189,7 @@ def _control_of(arguments: argparse.Namespace) -> ControlClient:
 
 
 def _add_status(commands: Any) -> None:
-    parser = _add(
-        commands,
-        "status",
-        "show a worker's state, ledger, tasks and connections",
-        "tuplewire status 127.0.0.1:6700",
-        _status,
-    )
-    _add_address(parser)
+    parser = _add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
 
 
@@ -206,14 +203,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _add_assign(commands: Any) -> None:
-    parser = _add(
-        commands,
-        "assign",
-        "put an assignment in force on a worker",
-        "tuplewire assign 127.0.0.1:6700 assignment.json",
-        _assign,
-    )
-    _add_address(parser)
+    parser = _add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -241,20 +231,10 @@ def _assign(arguments: argparse.Namespace) -> int:
 
 
 def _add_drain(commands: Any) -> None:
-    parser = _add(
-        commands,
-        "drain",
-        "make a worker deliver or forward what it holds, and exit",
-        "tuplewire drain 127.0.0.1:6700 --deadline 10",
-        _drain,
-    )
-    _add_address(parser)
-    parser.add_argument(
-        "--deadline",
-        metavar="SECONDS",
-        type=float,
-        help="how long it may take (default: as it is configured)",
-    )
+    about = "make a worker deliver or forward what it holds, and exit"
+    parser = _add_asking(commands, _drain, about, "--deadline 10")
+    about = "how long it may take (default: as it is configured)"
+    parser.add_argument("--deadline", metavar="SECONDS", type=float, help=about)
 
 
 def _drain(arguments: argparse.Namespace) -> int:

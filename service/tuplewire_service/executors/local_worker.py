@@ -18,7 +18,7 @@ from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.process.program_settings import settings_in, transport_settings_in
+from tuplewire_service.process.config_sources import settings_in, transport_settings_in
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker

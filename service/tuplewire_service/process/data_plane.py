@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tuplewire.addresses import bracketed, split_host_port
-from tuplewire.connection.loop import messaging_loop
+from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
-from tuplewire_service.control.control_servicer import ControlServicer
+from tuplewire_service.control.control_servicer import ControlServicer, Services
 from tuplewire_service.control.health_servicer import HealthServicer
-from tuplewire_service.control.services import Services
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_context import GrpcContext
@@ -77,8 +76,12 @@ class DataPlane:
         advertise = config.advertise or ""
         self.worker = self.loop.call(lambda: Worker(config, programs, incarnation, peers, advertise))
         self.loop.on_wait(self.worker.times.waited)
-        self._health: HealthServicer | None = None
-        self._source: AssignmentFile | None = None
+        self._health = HealthServicer(self.worker)
+        add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
+        control = ControlServicer(self.worker, stop, self.security.admit)
+        add_ControlServicer_to_server(control, self._services)  # type: ignore[no-untyped-call]
+        file = config.assignment_file
+        self._source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
         self._watches: list[asyncio.Task[None]] = []
 
     @property
@@ -92,21 +95,11 @@ class DataPlane:
             self.loop.run(self._bind())
 
     async def _bind(self) -> None:
-        config, worker = self._config, self.worker
-        self._health = HealthServicer(worker)
-        add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
-        control = ControlServicer(worker, self._stop, self.security.admit)
-        add_ControlServicer_to_server(control, self._services)  # type: ignore[no-untyped-call]
-        await worker.start(split_host_port(config.listen)[1], self._peers_port)
-        if config.assignment_file:
-            self._source = AssignmentFile(Path(config.assignment_file), self.worker.update_assignment)
-            self._begin_watch("assignment file", self._source.watch())
-        self._begin_watch("security files", self.security.watch())
-
-    def _begin_watch(self, name: str, watch: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(watch, name=name)
-        self._watches.append(task)
-        task.add_done_callback(self._watch_ended)
+        await self.worker.start(split_host_port(self._config.listen)[1], self._peers_port)
+        watches = [("security files", self.security.watch())]
+        if self._source is not None:
+            watches.append(("assignment file", self._source.watch()))
+        self._watches = [watched(asyncio.create_task(watch, name=name)) for name, watch in watches]
 
     def snapshot(self) -> WorkerSnapshot:
         """Return a snapshot; TimeoutError when the loop does not turn."""
@@ -142,8 +135,7 @@ class DataPlane:
         for watch in self._watches:
             watch.cancel()
         deadline = time.monotonic() + deadline_seconds
-        if self._health:
-            await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
+        await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
         return await self.worker.drain(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
@@ -157,10 +149,6 @@ class DataPlane:
             return question()
 
         return self.loop.run(answer(), ANSWER_SECONDS)
-
-    def _watch_ended(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled() and (error := watch.exception()):
-            self._on_defect(self.loop.loop, {"message": watch.get_name(), "exception": error})
 
     def _on_defect(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

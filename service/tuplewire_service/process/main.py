@@ -12,24 +12,22 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 import tuplewire
 from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.admin.worker_metrics import make_registry
+from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process import logs
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, Watchdog
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.worker.naming import WILDCARDS, with_port
+from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
-
-if TYPE_CHECKING:
-    from tuplewire_service.executors.program import Program
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +85,21 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
         plane = DataPlane(config, stop)
         cleanup.callback(plane.close)
-        program = _program(config, plane, stop, control, collect) if config.program else None
+        program = None
+        if config.program:  # what it needs is imported only where there is one
+            from tuplewire_service.executors.channel import Channel
+            from tuplewire_service.executors.program import Program
+
+            channel = None if control is None else Channel(control)
+            program = Program(config, plane.worker, plane.loop, stop, channel, collect)
         plane.bind()
-        registry = make_registry(plane.snapshot, lambda: plane.assignment_errors, config)
+        registry = CollectorRegistry()
+        registry.register(WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config))
         registry.register(plane.security)
         if program is not None:
             registry.register(program.collector())
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
         admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
         servers = plane.worker.servers
@@ -124,17 +131,6 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
     code = request.exit_code or (defect.exit_code if defect else 0)
     logger.info("worker.stopped", extra={"exit_code": code})
     return code
-
-
-def _program(
-    config: WorkerConfig, plane: DataPlane, stop: Stop, control: int | None, collect: Sequence[str]
-) -> Program:
-    """Return the program of this worker; what it needs is imported only where there is one."""
-    from tuplewire_service.executors.channel import Channel
-    from tuplewire_service.executors.program import Program
-
-    channel = None if control is None else Channel(control)
-    return Program(config, plane.worker, plane.loop, stop, channel, collect)
 
 
 def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -> None:

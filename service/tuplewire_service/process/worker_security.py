@@ -41,7 +41,7 @@ class Security(Collector):
         """Read all files; ConfigError when one is of no use."""
         credentials = config.credentials()
         self._certificates = None if credentials.tls_ca is None else Certificates(credentials)
-        self._files: list[WatchedFiles[Any]] = []
+        self._files: list[WatchedFiles[Any]] = [self._certificates] if self._certificates else []
         self.denials = Denials(time.monotonic)
         certificates = self._certificates
         names = config.tls_worker_names
@@ -91,23 +91,10 @@ class Security(Collector):
     async def watch(self) -> None:
         """Look at the files every second, until cancelled: what is wrong with them is to be known soon."""
         while True:
-            if self._certificates is not None:
-                self._certificates.get()
             for file in self._files:
                 file.get()
             self.guard.refresh()
             await asyncio.sleep(_POLL_SECONDS)
-
-    @property
-    def certificate_expiry(self) -> float | None:
-        """When the certificate ends, in seconds since 1970; None without TLS. From any thread."""
-        return None if self._certificates is None else self._certificates.get().expires
-
-    @property
-    def reload_errors(self) -> int:
-        """How often certificate, token or permissions files had changed and were of no use; any thread."""
-        certificates = self._certificates.errors if self._certificates else 0
-        return certificates + sum(file.errors for file in self._files)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family; from any thread."""
@@ -120,14 +107,13 @@ class Security(Collector):
         yield counter(
             "certificate_reload_errors",
             "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
-            self.reload_errors,
+            sum(file.errors for file in self._files),
         )
-        expiry = self.certificate_expiry
-        if expiry is not None:
+        if self._certificates is not None:
             yield gauge(
                 "certificate_expiry_timestamp_seconds",
                 "When the worker's certificate ends, in seconds since 1970.",
-                expiry,
+                self._certificates.get().expires,
             )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,10 @@ class Assignment:
 
 
 def _as_json(worker: AssignedWorker) -> dict[str, Any]:
-    value = {
-        "worker_id": worker.worker_id,
-        "address": worker.address,
-        "tasks": list(worker.tasks),
-        "node": worker.node,
-    }
-    return {**value, "peer_address": worker.peer_address} if worker.peer_address else value
+    value = {**asdict(worker), "tasks": list(worker.tasks)}
+    if not worker.peer_address:
+        del value["peer_address"]
+    return value
 
 
 def _worker(value: Any) -> AssignedWorker:

@@ -66,24 +66,22 @@ class Servers:
         self._bound: list[IServerConnection] = []
         self.program: IProgram | None = None
         """A program inside the worker, which sends into it as others do through a server."""
-        self.peer_addresses: list[str] = []
-        """Where the peers' server is bound, if there is one of its own."""
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
         """Bind, and begin to serve; BindError when that fails."""
-        await self._bind(self._programs, port, callback)
-        if self._peers is not None:
-            self.peer_addresses = list((await self._bind(self._peers, peers_port, callback)).addresses)
-
-    async def _bind(self, context: IContext, port: int, callback: IConnectionCallback) -> IServerConnection:
-        server = await asyncio.to_thread(context.bind, self._topology, port, callback)
-        self._bound.append(server)
-        return server
+        for context, at in ((self._programs, port), (self._peers, peers_port)):
+            if context is not None:
+                self._bound.append(await asyncio.to_thread(context.bind, self._topology, at, callback))
 
     @property
     def addresses(self) -> list[str]:
         """Every address at which programs are served."""
-        return list(self._bound[0].addresses) if self._bound else []
+        return [address for server in self._bound[:1] for address in server.addresses]
+
+    @property
+    def peer_addresses(self) -> list[str]:
+        """Where the peers' server is bound, if there is one of its own."""
+        return [address for server in self._bound[1:] for address in server.addresses]
 
     async def stop_intake(self, intake: Intake) -> None:
         """See IServerConnection."""

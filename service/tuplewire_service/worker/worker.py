@@ -17,9 +17,9 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import IContext, Intake, ReceivedBatch
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.naming import misnamed, places
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.routing_table import misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_settings import WorkerSettings
