@@ -218,14 +218,6 @@ _QUEUE = (
     ("queue_capacity_messages", "Bound of a task's receive queue."),
     ("queue_subscribed", "1 while a consumer is subscribed to the task, else 0; of `other`: to all of them."),
 )
-_DURATIONS = (
-    ("queue_wait", "Time that messages wait in a receive queue until a consumer first gets them."),
-    ("send_to_ack", "Time from sending messages to another worker to its acknowledgement."),
-    (
-        "end_to_end",
-        "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
-    ),
-)
 
 
 def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
@@ -269,8 +261,21 @@ def _times(timings: Timings) -> Iterator[Metric]:
     for (task, where), seconds in timings.blocking_seconds.items():
         blocking.add_metric([task, where], seconds)
     yield blocking
-    for name, help_text in _DURATIONS:
-        yield histogram(f"{name}_seconds", help_text, getattr(timings, name))
+    yield histogram(
+        "queue_wait_seconds",
+        "Time that messages wait in a receive queue until a consumer first gets them.",
+        timings.queue_wait,
+    )
+    yield histogram(
+        "send_to_ack_seconds",
+        "Time from sending messages to another worker to its acknowledgement.",
+        timings.send_to_ack,
+    )
+    yield histogram(
+        "end_to_end_seconds",
+        "Time from acceptance by the sender to acknowledgement by a consumer here; clocks of both hosts.",
+        timings.end_to_end,
+    )
     yield histogram(
         "event_loop_lag_seconds",
         "How late the event loop was for a probe that is due ten times a second.",

@@ -94,9 +94,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     else:
         # Only listed: its parser knows the jobs, which other commands need not load.
         commands.add_parser("run", help="run a job on local workers and PySpark")
-    _add_status(commands)
-    _add_assign(commands)
-    _add_drain(commands)
+    _add_asking_commands(commands)
     return parser
 
 
@@ -188,21 +186,9 @@ def _control_of(arguments: argparse.Namespace) -> ControlClient:
     return ControlClient(arguments.address, arguments.timeout, credentials=_credentials_of(arguments))
 
 
-def _add_status(commands: Any) -> None:
+def _add_asking_commands(commands: Any) -> None:
     parser = _add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import status_as_json, status_as_text
-
-    with _control_of(arguments) as client:
-        status = client.status()
-    print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
-    return EXIT_OK
-
-
-def _add_assign(commands: Any) -> None:
     parser = _add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
     parser.add_argument(
         "file",
@@ -216,6 +202,19 @@ def _add_assign(commands: Any) -> None:
         action="store_true",
         help="take a version that is more than 2^32 ahead, or leaves no more than that for later ones",
     )
+    about = "make a worker deliver or forward what it holds, and exit"
+    parser = _add_asking(commands, _drain, about, "--deadline 10")
+    about = "how long it may take (default: as it is configured)"
+    parser.add_argument("--deadline", metavar="SECONDS", type=float, help=about)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.command.status_report import status_as_json, status_as_text
+
+    with _control_of(arguments) as client:
+        status = client.status()
+    print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
+    return EXIT_OK
 
 
 def _assign(arguments: argparse.Namespace) -> int:
@@ -228,13 +227,6 @@ def _assign(arguments: argparse.Namespace) -> int:
     word = "is" if changed else "was already"
     print(f"assignment {assignment.version} of {assignment.topology} {word} in force at {arguments.address}")
     return EXIT_OK
-
-
-def _add_drain(commands: Any) -> None:
-    about = "make a worker deliver or forward what it holds, and exit"
-    parser = _add_asking(commands, _drain, about, "--deadline 10")
-    about = "how long it may take (default: as it is configured)"
-    parser.add_argument("--deadline", metavar="SECONDS", type=float, help=about)
 
 
 def _drain(arguments: argparse.Namespace) -> int:

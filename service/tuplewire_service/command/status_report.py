@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -31,17 +31,14 @@ def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, control_pb2.Ledger):
-        return {**_fields(value), "balanced": ledger_of(value).balanced}
+    if isinstance(value, str | float | int):
+        return value
     if isinstance(value, Message):
-        return _fields(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def _fields(message: Message) -> dict[str, Any]:
-    return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+        fields = {each.name: _plain(getattr(value, each.name)) for each in value.DESCRIPTOR.fields}
+        if isinstance(value, control_pb2.Ledger):
+            fields["balanced"] = ledger_of(value).balanced
+        return fields
+    return dict(value) if isinstance(value, Mapping) else list(map(_plain, value))
 
 
 def status_as_text(status: control_pb2.GetStatusResponse) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from functools import cache
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 import tuplewire
@@ -20,8 +22,14 @@ _Message = TypeVar("_Message", bound=Message)
 
 def _filled(kind: type[_Message], value: object, **further: Any) -> _Message:
     """Return a message whose fields are a value's attributes by the same names, but for further ones."""
-    same = {name: getattr(value, name) for name in kind.DESCRIPTOR.fields_by_name if name not in further}
-    return kind(**same, **further)
+    return kind(
+        **{name: getattr(value, name) for name in _names(kind.DESCRIPTOR) if name not in further}, **further
+    )
+
+
+@cache
+def _names(descriptor: Descriptor) -> tuple[str, ...]:
+    return tuple(descriptor.fields_by_name)
 
 
 def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
@@ -65,8 +73,16 @@ def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
             )
             for peer in snapshot.peers
         ],
-        tasks=[
-            _filled(pb.TaskStatus, task, congested=task.task in snapshot.congested) for task in snapshot.tasks
+        tasks=[  # there may be 10,000
+            pb.TaskStatus(
+                task=task.task,
+                queued_messages=task.queued_messages,
+                queued_bytes=task.queued_bytes,
+                subscribed=task.subscribed,
+                acknowledged_sequence=task.acknowledged_sequence,
+                congested=task.task in snapshot.congested,
+            )
+            for task in snapshot.tasks
         ],
         received=[_filled(pb.ReceiveCount, count) for count in snapshot.servers.received],
         state_seconds=timings.state_seconds,

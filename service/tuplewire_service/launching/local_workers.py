@@ -93,7 +93,11 @@ class LocalWorkers:
         deadline = time.monotonic() + timeout
         try:
             for index in range(self._count):
-                self._children.append(self._start(index))
+                name, log = f"worker-{index}", self.log_of(index)
+                command = worker_command(
+                    name, self.topology, log, drain_seconds=self._drain_seconds, flags=self._flags
+                )
+                self._children.append(Child(command))
             for child in self._children:
                 bound = bound_addresses(child, deadline)
                 facts: Any = {each.name: bound[each.name] or "" for each in fields(Endpoint)}
@@ -160,14 +164,3 @@ class LocalWorkers:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
         return self.exit_codes
-
-    def _start(self, index: int) -> Child:
-        return Child(
-            worker_command(
-                f"worker-{index}",
-                self.topology,
-                self.log_of(index),
-                drain_seconds=self._drain_seconds,
-                flags=self._flags,
-            )
-        )

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tuplewire.addresses import bracketed, split_host_port
 from tuplewire.connection.loop import messaging_loop, watched
@@ -31,8 +31,6 @@ from tuplewire_service.worker.worker_settings import of_transport
 from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
 
 logger = logging.getLogger(__name__)
-
-_Result = TypeVar("_Result")
 
 _PEERS_CONF = {"zmq.linger.millis": 1000}
 """Storm's five seconds are longer than a worker may take to close once it is drained."""
@@ -103,7 +101,7 @@ class DataPlane:
 
     def snapshot(self) -> WorkerSnapshot:
         """Return a snapshot; TimeoutError when the loop does not turn."""
-        return self._ask(self.worker.snapshot)
+        return self.loop.call(self.worker.snapshot, ANSWER_SECONDS)
 
     def live(self) -> str:
         """Return an empty string when the loop turns, else what is wrong."""
@@ -115,14 +113,14 @@ class DataPlane:
 
     def _probe(self, trouble: Callable[[], str]) -> str:
         try:
-            return self._ask(trouble)
+            return self.loop.call(trouble, ANSWER_SECONDS)
         except TimeoutError:
             return f"the event loop did not answer within {ANSWER_SECONDS:g} s"
 
     def why_not_ended(self) -> str:
         """Return what an end that takes too long waits for, if the loop turns."""
         try:
-            waits_for = self._ask(lambda: self.worker.waits_for)
+            waits_for = self.loop.call(lambda: self.worker.waits_for, ANSWER_SECONDS)
         except TimeoutError:
             return f"the event loop is stuck: it did not answer within {ANSWER_SECONDS:g} s"
         return f"the event loop turns, and the end waits for {waits_for}"
@@ -143,12 +141,6 @@ class DataPlane:
         self.loop.on_wait(None)
         for context in self._contexts:
             context.term()
-
-    def _ask(self, question: Callable[[], _Result]) -> _Result:
-        async def answer() -> _Result:
-            return question()
-
-        return self.loop.run(answer(), ANSWER_SECONDS)
 
     def _on_defect(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from tuplewire_service.admin.families import counter, counters, gauge
 from tuplewire_service.messaging.grpc.grpc_settings import GrpcWiring
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.security.certificates import Certificates
-from tuplewire_service.security.guard import REASONS, Access, Caller, Denials, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import read_rules
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,6 @@ class Security(Collector):
         credentials = config.credentials()
         self._certificates = None if credentials.tls_ca is None else Certificates(credentials)
         self._files: list[WatchedFiles[Any]] = [self._certificates] if self._certificates else []
-        self.denials = Denials(time.monotonic)
         certificates = self._certificates
         names = config.tls_worker_names
         self.guard = Guard(
@@ -54,7 +52,6 @@ class Security(Collector):
                 tokens=self._watched(config.token_file, read_tokens),
                 rules=self._watched(config.permissions_file, read_rules),
             ),
-            self.denials,
         )
         self.dialler = Dialler(
             credentials,
@@ -102,7 +99,7 @@ class Security(Collector):
             "denied",
             "Streams, calls and groups of messages that were denied, by reason.",
             "reason",
-            ((reason, self.denials.counts[reason]) for reason in REASONS),
+            ((reason, self.guard.denials[reason]) for reason in REASONS),
         )
         yield counter(
             "certificate_reload_errors",

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.names import allowed
@@ -21,34 +22,10 @@ logger = logging.getLogger(__name__)
 
 REASONS = ("no_token", "wrong_token", "name", "worker", "session", "topology", "task", "control")
 """Why somebody is denied; see service/SECURITY.md."""
-_QUIET_SECONDS = 60.0
-_MAX_REMEMBERED = 1000
 CONTROL = {"GetStatus": "", "GetLoad": "", "GetAssignment": "", "Publish": "", "Drain": "drain"}
 """What a rule must allow for a method of Control; empty: nothing (with Publish, the tasks count)."""
 OTHER_CONTROL = "assign"
 """What it must allow for every other one, also for those that are yet to come."""
-
-
-class Denials:
-    """Counts who is turned away and why, and logs it without filling the log. For use on one thread."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.counts: Counter[str] = Counter()
-        self._clock = clock
-        self._logged: dict[tuple[str, str], float] = {}
-
-    def note(self, client: str, reason: str, detail: str) -> None:
-        """Count one, and log it when this client was not logged for this reason within the last minute."""
-        self.counts[reason] += 1
-        now = self._clock()
-        key = (client, reason)
-        if now - self._logged.get(key, -_QUIET_SECONDS) < _QUIET_SECONDS:
-            return
-        self._logged.pop(key, None)
-        while len(self._logged) >= _MAX_REMEMBERED:
-            del self._logged[next(iter(self._logged))]
-        self._logged[key] = now
-        logger.warning("access.denied", extra={"client": client, "reason": reason, "detail": detail})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +64,12 @@ class Policy:
 
 
 class Guard:
-    """Admits callers. For use on one thread."""
+    """Admits callers. For use on one thread. denials: counts who was turned away, by reason."""
 
-    def __init__(self, policy: Policy, denials: Denials) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.denials = denials
+        self.denials: Counter[str] = Counter()
+        self._log_rate = LogRate()
         self.rules = policy.rules() if policy.rules else None
         """Those in force."""
 
@@ -132,22 +110,24 @@ class Guard:
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
         if caller.shown is None:
-            self.denials.note(caller.who, "no_token", "no token was shown")
+            self.denied(caller.who, "no_token", "no token was shown")
             raise UnauthenticatedError(
                 "this worker asks for a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
                 "as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.shown, tokens)
         if token is None:
-            self.denials.note(caller.who, "wrong_token", "the token is none of this worker's")
+            self.denied(caller.who, "wrong_token", "the token is none of this worker's")
             raise UnauthenticatedError(
                 "the token that was shown is none of this worker's: compare the token files of both sides"
             )
         return token
 
     def denied(self, who: str, reason: str, detail: str) -> PermissionDeniedError:
-        """Count and log somebody who is denied, and return the error that says so."""
-        self.denials.note(who, reason, detail)
+        """Count somebody who is denied, log it once a minute for each reason, and return the error."""
+        self.denials[reason] += 1
+        if self._log_rate.due((who, reason)):
+            logger.warning("access.denied", extra={"client": who, "reason": reason, "detail": detail})
         return PermissionDeniedError(detail)
 
 
