@@ -154,12 +154,18 @@ def _advertised(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
 
     That is as configured, with the bound port where none is named; other workers find their port there.
     """
-    host, port = split_host_port(servers.addresses[0])
-    named = config.advertise or bracketed(socket.gethostname() if host in WILDCARDS else host)
-    address = with_port(named, port)
+    first = servers.addresses[0]
+    address = with_port(_named(config, first), split_host_port(first)[1])
     for bound in servers.peer_addresses:
-        return address, join_host_port(split_host_port(address)[0], split_host_port(bound)[1])
+        port = split_host_port(bound)[1]
+        return address, join_host_port(split_host_port(with_port(_named(config, bound), port))[0], port)
     return address, ""
+
+
+def _named(config: WorkerConfig, bound: str) -> str:
+    """Return the host that others use, perhaps with a port: as configured, or the bound one."""
+    host, _ = split_host_port(bound)
+    return config.advertise or bracketed(socket.gethostname() if host in WILDCARDS else host)
 
 
 @contextmanager
