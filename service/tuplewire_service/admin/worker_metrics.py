@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import add
 
 import grpc
 from prometheus_client.core import CounterMetricFamily
@@ -147,18 +148,9 @@ class WorkerCollector(Collector):
         for peer in peers:
             counts, ledger = peer.statistics, peer.statistics.ledger
             name = names[peer.worker_id]
-            rows[peer.number] = (
-                name,
-                (
-                    counts.sent_messages,
-                    counts.sent_batches,
-                    counts.sent_bytes,
-                    counts.reconnects,
-                    ledger.accepted,
-                    ledger.acknowledged,
-                    sum(ledger.dropped.values()),
-                ),
-            )
+            sent = (counts.sent_messages, counts.sent_batches, counts.sent_bytes, counts.reconnects)
+            settled = (ledger.acknowledged, sum(ledger.dropped.values()))
+            rows[peer.number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] = pending.get(name, 0) + ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))
         by_name = self._sent.add_up(rows)
@@ -182,13 +174,8 @@ class WorkerCollector(Collector):
         for name, task in zip(names.values(), tasks, strict=True):
             row = (task.queued_messages, task.queued_bytes, task.capacity_messages, int(task.subscribed))
             before = sums.get(name)
-            if before is None:
-                sums[name] = list(row)
-            else:
-                sums[name] = [
-                    *(a + b for a, b in zip(before[:3], row[:3], strict=True)),
-                    min(before[3], row[3]),
-                ]
+            # Counts add up; of subscriptions, whether all have one.
+            sums[name] = [*map(add, before[:3], row[:3]), min(before[3], row[3])] if before else list(row)
         yield from _columns(gauges, _QUEUE, "task", sums)
         yield gauge(
             "fullest_queue_ratio",

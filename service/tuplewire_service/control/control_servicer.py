@@ -91,7 +91,7 @@ class ControlServicer(Servicer):
         if not groups:
             raise MalformedError("a piece of an epoch has at least one message")
         if any(group.forwarded or group.entry_sequence for group in groups):
-            raise MalformedError("only a worker passes messages on")
+            raise MalformedError("only a worker forwards messages")
         for _, denied in access.refused(groups):
             raise denied
         check_sizes(groups, settings.session.max_message_bytes)

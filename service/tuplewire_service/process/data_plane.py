@@ -53,10 +53,11 @@ class DataPlane:
         self.security = Security(config)
         self._services = Services(self.security.check_call)
         incarnation = time.time_ns()
+        host = bracketed(split_host_port(config.listen)[0])
         programs = GrpcContext(
             GrpcSettings(
                 **of_transport(config, incarnation),
-                host=_host_of(config),
+                host=host,
                 listen=[f"unix://{config.listen_unix}"] if config.listen_unix else (),
             ),
             self.security.wiring([self._services]),
@@ -65,8 +66,8 @@ class DataPlane:
         peers = None
         self._peers_port = 0
         if config.transport != DEFAULT_TRANSPORT:
-            host, self._peers_port = split_host_port(config.listen_peers or f"{_host_of(config)}:0")
-            common = TransportSettings(**of_transport(config, incarnation), host=bracketed(host))
+            peers_host, self._peers_port = split_host_port(config.listen_peers or f"{host}:0")
+            common = TransportSettings(**of_transport(config, incarnation), host=bracketed(peers_host))
             peers = TransportFactory.make_context(
                 {TRANSPORT_KEY: config.transport, **common.conf(), **_PEERS_CONF}
             )
@@ -146,7 +147,3 @@ class DataPlane:
         error = context.get("exception")
         logger.error("worker.defect", extra={"where": context.get("message", "")}, exc_info=error)
         self._stop.request(StopRequest("defect", EXIT_DEFECT))
-
-
-def _host_of(config: WorkerConfig) -> str:
-    return bracketed(split_host_port(config.listen)[0])

@@ -9,9 +9,11 @@ import resource
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
@@ -21,7 +23,6 @@ from tuplewire.errors import TuplewireError
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.worker_metrics import WorkerCollector
-from tuplewire_service.process import logs
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, Watchdog
@@ -37,6 +38,8 @@ _PROGRAM_SECONDS = 1.0
 """How long executors may take to end that have nothing to do any more, or are given up."""
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
+_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every log record has."""
 
 
 def run_worker(
@@ -52,7 +55,7 @@ def run_worker(
     ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
-    logs.configure(config.log_level, config.log_format)
+    _configure_log(config.log_level, config.log_format)
     _allow_open_files()
     stop = Stop()
     stop.on_signals()
@@ -193,3 +196,43 @@ def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: Adm
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+class _EventFormatter(logging.Formatter):
+    """`TIME LEVEL event key=value ...`, then a trace on lines of its own; or one JSON object per line.
+
+    A message is an event's name (`connection.closed`), what belongs to it is in `extra`; nothing is formatted
+    into sentences.
+    """
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        moment, event = f"{instant}.{int(record.msecs):03d}Z", record.getMessage()
+        facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._form == "json":
+            head = {"time": moment, "level": record.levelname.lower(), "event": event, "logger": record.name}
+            parts = {**head, **facts, **({"error": trace} if trace else {})}
+            return json.dumps(parts, default=str, ensure_ascii=False)
+        pairs = (f"{key}={_shown(value)}" for key, value in facts.items())
+        line = " ".join([moment, f"{record.levelname:7}", event, *pairs])
+        return f"{line}\n{trace}" if trace else line
+
+
+def _configure_log(level: str, form: str) -> None:
+    """Send every log record of the process to standard error, as `text` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_EventFormatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # asyncio tells its selector's name, and when a callback was slow; neither is an event of ours.
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if text and not any(c.isspace() or c in '"=' for c in text) else json.dumps(text)

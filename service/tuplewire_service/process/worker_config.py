@@ -176,8 +176,10 @@ class WorkerConfig(WorkerSettings):
     """The rest of what a session with another worker goes by; only a program's settings say it."""
 
     def _check(self) -> None:
-        if not self.worker_id:
-            object.__setattr__(self, "worker_id", _default_worker_id(self.listen))
+        if not self.worker_id:  # Storm's way to name a worker; a free port has no number yet
+            port = split_host_port(self.listen)[1]
+            name = f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+            object.__setattr__(self, "worker_id", name)
         if self.listen_peers is not None and self.transport == "grpc":
             raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
         of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
@@ -216,9 +218,3 @@ class WorkerConfig(WorkerSettings):
             # Among each other, workers with certificates show these; a token is for programs then.
             shown["token_file"] = None
         return Credentials(**shown)
-
-
-def _default_worker_id(listen: str) -> str:
-    """Return host name and port, Storm's way to name a worker; a free port has no number yet."""
-    port = split_host_port(listen)[1]
-    return f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"

@@ -162,14 +162,9 @@ def _as_json(worker: AssignedWorker) -> dict[str, Any]:
 
 def _worker(value: Any) -> AssignedWorker:
     fields = _object(value, "a worker", ("worker_id", "address", "tasks"), ("node", "peer_address"))
-    tasks = _typed(fields["tasks"], list, "tasks")
-    return AssignedWorker(
-        _typed(fields["worker_id"], str, "worker_id"),
-        _typed(fields["address"], str, "address"),
-        tuple(_typed(task, int, "a task id") for task in tasks),
-        _typed(fields.get("node", ""), str, "node"),
-        _typed(fields.get("peer_address", ""), str, "peer_address"),
-    )
+    tasks = tuple(_typed(task, int, "a task id") for task in _typed(fields["tasks"], list, "tasks"))
+    texts = {key: _typed(value, str, key) for key, value in fields.items() if key != "tasks"}
+    return AssignedWorker(tasks=tasks, **texts)
 
 
 def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:

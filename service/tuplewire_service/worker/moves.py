@@ -58,7 +58,8 @@ class _Move:
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
-        insort(waiting, (group, inbound), key=_entry_sequence)  # returning messages may come before held ones
+        # Returning messages may come before held ones.
+        insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
     def let_go(self) -> Iterator[HeldGroup]:
         """Take out messages that need not wait any more, in order for each entry worker."""
@@ -80,10 +81,6 @@ class _Move:
     def has_left(self) -> bool:
         """Whether our queue of the task is empty, so that new messages go straight to the owner."""
         return self.left is None or self.left()
-
-
-def _entry_sequence(held_group: HeldGroup) -> int:
-    return held_group[0].entry_sequence
 
 
 class Moves:

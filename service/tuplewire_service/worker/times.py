@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.pressure import HELD_SECONDS
@@ -157,14 +157,10 @@ class Timekeeper:
         """Sample ten times a second how late the loop is, and which tasks block others."""
         while True:
             now = self._clock()
-            self._blocking.look(set(self._blocked()), now - self._looked)
+            blocked = {(task, self._router.place_of(task)) for task in self._servers.exhausted()}
+            self._blocking.look(blocked.union(self._router.connections.blocked()), now - self._looked)
             self._looked = now
             await asyncio.sleep(self._lag.probe(now))
-
-    def _blocked(self) -> Iterator[tuple[int, str]]:
-        for task in self._servers.exhausted():
-            yield task, self._router.place_of(task)
-        yield from self._router.connections.blocked()
 
     def timings(self) -> Timings:
         """Return all times up to now."""
