@@ -37,7 +37,7 @@ _ResultT = TypeVar("_ResultT", bound=_Result)
 
 
 def add_flights(jobs: Any, name: str) -> None:
-    """Add the job `flights` to subparsers; see tuplewire_service.command.run."""
+    """Add the job `flights` to subparsers; see tuplewire_service.command.cli."""
     flights = _add(
         jobs,
         name,

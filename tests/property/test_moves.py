@@ -43,9 +43,9 @@ from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.status import WorkerState
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
+from tuplewire_service.worker.worker_snapshot import WorkerState
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 LONG_STEPS = 200_000

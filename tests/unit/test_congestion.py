@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuplewire.session.loads import ReportedCongestion
-from tuplewire_service.worker.congestion import HIGH_LOAD, LOW_LOAD, Congestion
+from tuplewire_service.worker.worker import HIGH_LOAD, LOW_LOAD, Congestion
 
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
 

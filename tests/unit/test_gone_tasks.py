@@ -46,7 +46,7 @@ def with_router(act: Callable[[Router], None]) -> None:
 
     async def main() -> None:
         context = LocalContext()
-        act(Router(SETTINGS, 1, context, draining=lambda: False, consumed=lambda _: None))
+        act(Router(SETTINGS, 1, context, draining=lambda: False))
         await asyncio.to_thread(context.term)
 
     asyncio.run(main())

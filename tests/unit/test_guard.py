@@ -10,8 +10,7 @@ from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.files import Token
 from tuplewire_service.messaging.access import EVERYTHING
-from tuplewire_service.security.denials import REASONS, Denials
-from tuplewire_service.security.guard import Access, Caller, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import PermissionRule, Rules, TaskRanges
 
 TOKEN = Token("etl", "0123456789" * 2)
@@ -38,7 +37,7 @@ def guard(
         tokens=None if tokens is None else lambda: tokens,
         rules=None if rules is None else lambda: Rules(tuple(rules)),
     )
-    return Guard(policy, Denials(lambda: 0.0))
+    return Guard(policy)
 
 
 def rule(
@@ -50,7 +49,7 @@ def rule(
 
 def reason(guarded: Guard) -> str:
     """Return the one reason for which somebody was denied."""
-    (found,) = guarded.denials.counts
+    (found,) = guarded.denials
     assert found in REASONS
     return found
 

@@ -64,15 +64,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tuplewire_service.worker",
         "tuplewire_service.process.stop",
         "tuplewire_service.process.worker_config",
-        "tuplewire_service.process.program_settings",
+        "tuplewire_service.process.config_sources",
     ),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
-    "tuplewire_service.command.settings_page": (
-        CLIENT,
-        "tuplewire.topology",
-        "tuplewire.spark.options",
-        "tuplewire_service",
-    ),
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }
 
@@ -107,7 +101,6 @@ IMPORTED_BY_OTHERS = {
     "tuplewire.wire.messaging_pb2_grpc",
     "tuplewire_service",
     "tuplewire_service.__main__",
-    "tuplewire_service.command.settings_page",
 }
 PURE = ("tuplewire.errors", "tuplewire.settings", "tuplewire.config", "tuplewire.session")
 
@@ -201,7 +194,10 @@ def test_arrows(module: str) -> None:
         ("tuplewire.aio", "def f():\n    import pyspark"),
         ("tuplewire.message", "import numpy"),
         ("tuplewire.topology.serial.packing", "import numpy"),
-        ("tuplewire_service.messaging.base", "from tuplewire_service.worker.status import WorkerState"),
+        (
+            "tuplewire_service.messaging.base",
+            "from tuplewire_service.worker.worker_snapshot import WorkerState",
+        ),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
         ("tuplewire_service.messaging.grpc", "import zmq"),

@@ -54,7 +54,6 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Pr
             1,
             context,
             draining=lambda: False,
-            consumed=lambda _: None,
         )
         router.update(ASSIGNMENT)
         groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (0, 1, 2)]

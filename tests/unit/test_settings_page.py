@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.settings_page import page
 
 from tuplewire.config import SessionSettings
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.topology.topology_settings import TopologySettings
-from tuplewire_service.command.settings_page import page
 from tuplewire_service.launching.launch_settings import LaunchSettings
 from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings

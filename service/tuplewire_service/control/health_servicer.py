@@ -11,16 +11,18 @@ import grpc
 
 from tuplewire.wire import health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthServicer as Servicer
-from tuplewire_service.worker.status import WorkerState
 from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_snapshot import WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
 
 READINESS = ""
 LIVENESS = "liveness"
 
 
+# ruff: noqa: N802 - methods have the wire's names
 class HealthServicer(Servicer):
     """Serves grpc.health.v1.Health for one worker; all methods run on its event loop.
 
@@ -46,9 +48,7 @@ class HealthServicer(Servicer):
             async with asyncio.timeout(timeout):
                 await self._ended.wait()
 
-    async def Check(  # noqa: N802 - the wire's name
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> Response:
+    async def Check(self, request: Request, context: Context) -> Response:
         """Return the state now."""
         status = self._status(request.service)
         if status == Response.SERVICE_UNKNOWN:
@@ -58,9 +58,7 @@ class HealthServicer(Servicer):
             )
         return Response(status=status)
 
-    async def Watch(  # noqa: N802 - the wire's name
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> AsyncIterator[Response]:
+    async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
         """Yield the state now, and again whenever it changes, until the worker drains."""
         changed = asyncio.Event()
         self._watchers.add(changed)

@@ -31,7 +31,7 @@ from tuplewire_service.executors.reference import SUFFIX, load_topology, save_to
 from tuplewire_service.executors.worker_process import WorkerProcess
 from tuplewire_service.launching.launch_settings import LaunchSettings
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
-from tuplewire_service.process.program_settings import settings_in
+from tuplewire_service.process.config_sources import settings_in
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 _FIRST_POLL_SECONDS = 0.005

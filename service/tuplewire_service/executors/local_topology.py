@@ -25,7 +25,7 @@ from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.local_worker import HostedWorker, LocalWorker, assignment_of, rests
 from tuplewire_service.messaging.factory import TransportFactory
-from tuplewire_service.process.program_settings import transport_settings_in
+from tuplewire_service.process.config_sources import transport_settings_in
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.process.program_settings import settings_in, transport_settings_in
+from tuplewire_service.process.config_sources import settings_in, transport_settings_in
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker
@@ -38,11 +38,11 @@ class HostedWorker:
     def __init__(self, worker_id: str, topology_id: str, topology: Topology, conf: Mapping[str, Any]) -> None:
         given = settings_in(conf, of_processes=False)
         config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology_id})
-        settings, incarnation = config.worker_settings(), time.time_ns()
-        transport = TransportSettings(**of_transport(settings, incarnation))
+        incarnation = time.time_ns()
+        transport = TransportSettings(**of_transport(config, incarnation))
         self._loop = messaging_loop()
         self._context = TransportFactory.make_context({**transport_settings_in(conf), **transport.conf()})
-        self.worker = self._loop.call(lambda: Worker(settings, self._context, incarnation))
+        self.worker = self._loop.call(lambda: Worker(config, self._context, incarnation))
         self._loop.run(self.worker.start(0))
         self.port = int(self.worker.servers.addresses[0].rpartition(":")[2])
         self.link = WorkerLink(self.worker, self._loop, topology, TopologySettings.from_conf(conf))

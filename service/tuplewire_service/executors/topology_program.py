@@ -27,7 +27,7 @@ from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.executors.reference import load_topology
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.executors.worker_process import Channel
-from tuplewire_service.process.program_settings import read_conf
+from tuplewire_service.process.config_sources import read_conf
 from tuplewire_service.process.stop import EXIT_FAILED, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import Assignment

@@ -23,7 +23,7 @@ from tuplewire_service.executors.entrance import Entrance
 from tuplewire_service.messaging.base import ReceiveCount, ServerStatistics
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.program import IProgram
+from tuplewire_service.worker.servers import IProgram
 from tuplewire_service.worker.worker import Worker
 
 logger = logging.getLogger(__name__)

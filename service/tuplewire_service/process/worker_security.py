@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +20,7 @@ from tuplewire_service.admin.families import counter, counters, gauge
 from tuplewire_service.messaging.grpc.grpc_settings import GrpcWiring
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.security.certificates import Certificates
-from tuplewire_service.security.denials import REASONS, Denials
-from tuplewire_service.security.guard import Access, Caller, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import read_rules
 
 logger = logging.getLogger(__name__)
@@ -34,15 +32,14 @@ _HEALTH = "/grpc.health.v1."
 _POLL_SECONDS = 1.0
 
 
-class Security:
-    """One worker's. Methods belong to its event loop, unless they say otherwise."""
+class Security(Collector):
+    """One worker's, with its metrics. Methods belong to its event loop, unless they say otherwise."""
 
     def __init__(self, config: WorkerConfig) -> None:
         """Read all files; ConfigError when one is of no use."""
         credentials = config.credentials()
         self._certificates = None if credentials.tls_ca is None else Certificates(credentials)
-        self._files: list[WatchedFiles[Any]] = []
-        self.denials = Denials(time.monotonic)
+        self._files: list[WatchedFiles[Any]] = [self._certificates] if self._certificates else []
         certificates = self._certificates
         names = config.tls_worker_names
         self.guard = Guard(
@@ -54,7 +51,6 @@ class Security:
                 tokens=self._watched(config.token_file, read_tokens),
                 rules=self._watched(config.permissions_file, read_rules),
             ),
-            self.denials,
         )
         self.dialler = Dialler(
             credentials,
@@ -91,23 +87,30 @@ class Security:
     async def watch(self) -> None:
         """Look at the files every second, until cancelled: what is wrong with them is to be known soon."""
         while True:
-            if self._certificates is not None:
-                self._certificates.get()
             for file in self._files:
                 file.get()
             self.guard.refresh()
             await asyncio.sleep(_POLL_SECONDS)
 
-    @property
-    def certificate_expiry(self) -> float | None:
-        """When the certificate ends, in seconds since 1970; None without TLS. From any thread."""
-        return None if self._certificates is None else self._certificates.get().expires
-
-    @property
-    def reload_errors(self) -> int:
-        """How often certificate, token or permissions files had changed and were of no use; any thread."""
-        certificates = self._certificates.errors if self._certificates else 0
-        return certificates + sum(file.errors for file in self._files)
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family; from any thread."""
+        yield counters(
+            "denied",
+            "Streams, calls and groups of messages that were denied, by reason.",
+            "reason",
+            ((reason, self.guard.denials[reason]) for reason in REASONS),
+        )
+        yield counter(
+            "certificate_reload_errors",
+            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
+            sum(file.errors for file in self._files),
+        )
+        if self._certificates is not None:
+            yield gauge(
+                "certificate_expiry_timestamp_seconds",
+                "When the worker's certificate ends, in seconds since 1970.",
+                self._certificates.get().expires,
+            )
 
 
 def caller_of(context: Context) -> Caller:
@@ -127,33 +130,3 @@ def _warn_if_others_may_read(file: str | None) -> None:
             "secret.readable_by_all",
             extra={"file": file, "advice": "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"},
         )
-
-
-class SecurityCollector(Collector):
-    """Its metrics, read at each scrape."""
-
-    def __init__(self, security: Security) -> None:
-        self._security = security
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
-        security = self._security
-        denied = security.denials.counts
-        yield counters(
-            "denied",
-            "Streams, calls and groups of messages that were denied, by reason.",
-            "reason",
-            ((reason, denied[reason]) for reason in REASONS),
-        )
-        yield counter(
-            "certificate_reload_errors",
-            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
-            security.reload_errors,
-        )
-        expiry = security.certificate_expiry
-        if expiry is not None:
-            yield gauge(
-                "certificate_expiry_timestamp_seconds",
-                "When the worker's certificate ends, in seconds since 1970.",
-                expiry,
-            )

@@ -26,22 +26,13 @@ class CertifiedIdentity:
     tls: TlsMaterial = field(repr=False)
 
 
-class Certificates:
+class Certificates(WatchedFiles[CertifiedIdentity]):
     """The identity of the moment. Thread-safe."""
 
     def __init__(self, credentials: Credentials) -> None:
         """Read the files; ConfigError when they are of no use."""
-        self._files = WatchedFiles(credentials.files, lambda: read_identity(credentials))
-        self._served = self._files.get()
-
-    @property
-    def errors(self) -> int:
-        """How often changed files could not be used; what was read before stayed."""
-        return self._files.errors
-
-    def get(self) -> CertifiedIdentity:
-        """Return the identity that is in force."""
-        return self._files.get()
+        super().__init__(credentials.files, lambda: read_identity(credentials))
+        self._served = self.get()
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return the credentials of a server that demands a certificate of the same CA from everybody.
@@ -56,7 +47,7 @@ class Certificates:
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return what to serve from now on; None: the same as before. gRPC asks at every handshake."""
-        identity = self._files.get()
+        identity = self.get()
         if identity is self._served:
             return None
         self._served = identity

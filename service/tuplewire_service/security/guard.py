@@ -5,17 +5,23 @@ Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the ot
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import allowed
 from tuplewire.identity.files import Token, find_token
 from tuplewire_service.messaging.access import IAccess
-from tuplewire_service.security.denials import Denials
 from tuplewire_service.security.permissions import Permissions, Rules
 
+logger = logging.getLogger(__name__)
+
+REASONS = ("no_token", "wrong_token", "name", "worker", "session", "topology", "task", "control")
+"""Why somebody is denied; see service/SECURITY.md."""
 CONTROL = {"GetStatus": "", "GetLoad": "", "GetAssignment": "", "Publish": "", "Drain": "drain"}
 """What a rule must allow for a method of Control; empty: nothing (with Publish, the tasks count)."""
 OTHER_CONTROL = "assign"
@@ -58,11 +64,12 @@ class Policy:
 
 
 class Guard:
-    """Admits callers. For use on one thread."""
+    """Admits callers. For use on one thread. denials: counts who was turned away, by reason."""
 
-    def __init__(self, policy: Policy, denials: Denials) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.denials = denials
+        self.denials: Counter[str] = Counter()
+        self._log_rate = LogRate()
         self.rules = policy.rules() if policy.rules else None
         """Those in force."""
 
@@ -103,22 +110,24 @@ class Guard:
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
         if caller.shown is None:
-            self.denials.note(caller.who, "no_token", "no token was shown")
+            self.denied(caller.who, "no_token", "no token was shown")
             raise UnauthenticatedError(
                 "this worker asks for a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
                 "as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.shown, tokens)
         if token is None:
-            self.denials.note(caller.who, "wrong_token", "the token is none of this worker's")
+            self.denied(caller.who, "wrong_token", "the token is none of this worker's")
             raise UnauthenticatedError(
                 "the token that was shown is none of this worker's: compare the token files of both sides"
             )
         return token
 
     def denied(self, who: str, reason: str, detail: str) -> PermissionDeniedError:
-        """Count and log somebody who is denied, and return the error that says so."""
-        self.denials.note(who, reason, detail)
+        """Count somebody who is denied, log it once a minute for each reason, and return the error."""
+        self.denials[reason] += 1
+        if self._log_rate.due((who, reason)):
+            logger.warning("access.denied", extra={"client": who, "reason": reason, "detail": detail})
         return PermissionDeniedError(detail)
 
 

@@ -13,11 +13,10 @@ from typing import Any
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
-from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.status import PeerSnapshot
+from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -33,23 +32,17 @@ class Connections:
         self,
         context: IContext,
         topology: str,
-        on_settled: Callable[[Sequence[Settled]], None],
-        on_released: Callable[[Sequence[Settled]], None],
-        assignment_version: Callable[[], int],
-        draining: Callable[[], bool],
+        attach: Callable[[IRelayConnection], None],
         on_returned: Callable[[IRelayConnection, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
         """Start without any.
 
-        on_returned: called with the messages that a closed connection's peer had not acknowledged. The other
-        callables are those of IRelayConnection.attach.
+        attach: says to a new connection whom to tell. on_returned: called with the messages that a closed
+        connection's peer had not acknowledged.
         """
         self._context = context
         self._topology = topology
-        self._on_settled = on_settled
-        self._on_released = on_released
-        self._version = assignment_version
-        self._draining = draining
+        self._attach = attach
         self.pressure = OutboundPressure()
         """What holds messages up in any connection."""
         self._on_returned = on_returned
@@ -98,7 +91,7 @@ class Connections:
                 f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
                 "it is not an IRelayConnection"
             )
-        connection.attach(self._on_settled, self._on_released, self._version, self._draining)
+        self._attach(connection)
         connection.expect(worker.worker_id)
         connection.watch(self.pressure)
         self._opened += 1

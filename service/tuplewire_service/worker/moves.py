@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuplewire.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession, IRelayConnection
@@ -30,16 +30,14 @@ class _Route:
     lost: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Move:
-    __slots__ = ("left", "own", "routes", "since", "task", "waiting")
-
-    def __init__(self, task: int, own: int, now: float) -> None:
-        self.task = task
-        self.own = own
-        self.since = now
-        self.left: Callable[[], bool] | None = None
-        self.routes: list[_Route] = []
-        self.waiting: dict[int, list[HeldGroup]] = {}
+    task: int
+    own: int
+    since: float
+    left: Callable[[], bool] | None = None
+    routes: list[_Route] = field(default_factory=list)
+    waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
 
     def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
         """Return the number of the worker that accepted messages from a program."""
@@ -60,7 +58,8 @@ class _Move:
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
-        insort(waiting, (group, inbound), key=_entry_sequence)  # returning messages may come before held ones
+        # Returning messages may come before held ones.
+        insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
     def let_go(self) -> Iterator[HeldGroup]:
         """Take out messages that need not wait any more, in order for each entry worker."""
@@ -82,10 +81,6 @@ class _Move:
     def has_left(self) -> bool:
         """Whether our queue of the task is empty, so that new messages go straight to the owner."""
         return self.left is None or self.left()
-
-
-def _entry_sequence(held_group: HeldGroup) -> int:
-    return held_group[0].entry_sequence
 
 
 class Moves:

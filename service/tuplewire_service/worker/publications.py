@@ -7,6 +7,7 @@ twice. Pure state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from tuplewire.errors import ResourceLimitError, SequenceGapError
 from tuplewire.group import TaskGroup
@@ -19,13 +20,11 @@ IDLE_SECONDS = 60.0
 """An epoch without a new piece for so long is forgotten if others need the room."""
 
 
+@dataclass(slots=True, eq=False)
 class _Epoch:
-    __slots__ = ("number", "pieces", "touched")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pieces: list[Sequence[TaskGroup]] = []
-        self.touched = 0.0
+    number: int
+    pieces: list[Sequence[TaskGroup]] = field(default_factory=list)
+    touched: float = 0.0
 
 
 class Publications:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
@@ -17,36 +18,24 @@ from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
-from tuplewire_service.worker.status import TaskSnapshot
 from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_service.worker.worker_snapshot import TaskSnapshot
 
 _MOST_TAILS = 10_000
 """Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
 
 
+@dataclass(slots=True, eq=False)
 class _Queue:
-    __slots__ = (
-        "consumer",
-        "consumer_id",
-        "credit",
-        "credit_bytes",
-        "incarnation",
-        "leaving",
-        "log",
-        "task",
-        "times",
-    )
-
-    def __init__(self, task: int, start: int) -> None:
-        self.task = task
-        self.log = DeliveryLog(start)
-        self.times = QueueTimes(start)
-        self.leaving = False
-        self.consumer: QueueSubscription | None = None
-        self.consumer_id = ""
-        self.incarnation = 0
-        self.credit = 0
-        self.credit_bytes = 0
+    task: int
+    log: DeliveryLog
+    times: QueueTimes
+    leaving: bool = False
+    consumer: QueueSubscription | None = None
+    consumer_id: str = ""
+    incarnation: int = 0
+    credit: int = 0
+    credit_bytes: int = 0
 
 
 class ReceiveQueues:
@@ -108,7 +97,10 @@ class ReceiveQueues:
         return gone
 
     def _hold(self, task: int) -> None:
-        queue = self._leaving.pop(task, None) or _Queue(task, self._tails.pop(task, self._start))
+        queue = self._leaving.pop(task, None)
+        if queue is None:
+            start = self._tails.pop(task, self._start)
+            queue = _Queue(task, DeliveryLog(start), QueueTimes(start))
         self._queues[task] = queue
         self._touched.add(task)
         queue.leaving = False

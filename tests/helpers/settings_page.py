@@ -1,4 +1,4 @@
-"""Every setting as a page in Markdown, made of the declarations in the code: `make settings`."""
+"""Every setting as a page in Markdown, made of the declarations in the code: `make settings` writes it."""
 
 from __future__ import annotations
 

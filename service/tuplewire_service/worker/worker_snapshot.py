@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount
+from tuplewire_service.messaging.base import ClientStatistics, ServerStatistics
 
 
 class WorkerState(enum.StrEnum):
@@ -81,18 +81,11 @@ class WorkerSnapshot:
     """The whole worker's: messages from programs and peers, and what became of them."""
     peers: Sequence[PeerSnapshot]
     tasks: Sequence[TaskSnapshot]
-    received: Sequence[ReceiveCount]
+    servers: ServerStatistics
+    """What programs and peers have sent, and what was refused to them, over all servers."""
     timings: Timings
     redelivered_messages: int
     """Messages handed to a consumer, and perhaps to another one before."""
-    sessions: int
-    """Senders that are connected, or were a moment ago."""
-    resumable_sessions: int
-    """Senders that are gone and may resume; they take nothing from the others."""
-    refused_streams: Mapping[str, int]
-    """Streams that were refused, or ended with an error, by the error's code."""
-    refused_messages: Mapping[str, int]
-    """Messages that were refused one by one, by the error's code."""
     addresses: Sequence[str]
     peer_addresses: Sequence[str]
     """Where other workers reach it, if not at its addresses."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.worker.assignment import AssignedWorker
+from tuplewire_service.worker.routing_table import RoutingTable
 
 Send = Callable[[AssignedWorker, InboundSession, list[TaskGroup]], None]
 Unroutable = Callable[[TaskGroup, InboundSession], None]
@@ -23,7 +24,7 @@ class TransferQueue:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        table: RoutingTable,
         send: Send,
         unroutable: Unroutable,
         lost: Callable[[Iterable[TaskGroup]], None],
@@ -34,9 +35,8 @@ class TransferQueue:
         unroutable: called with each group whose task nobody holds.
         lost: called with groups that a defect has kept from being sent.
         """
-        self.owner_of: Mapping[int, AssignedWorker] = {}
-        """Which worker holds each task; replaced when the assignment changes."""
-        self._loop = loop
+        self._table = table
+        self._loop = asyncio.get_running_loop()
         self._send = send
         self._unroutable = unroutable
         self._lost = lost
@@ -64,7 +64,7 @@ class TransferQueue:
         queue, self._queue = self._queue, []
         bundles: dict[tuple[str, int], tuple[AssignedWorker, InboundSession, list[TaskGroup]]] = {}
         for group, inbound in queue:
-            owner = self.owner_of.get(group.task)
+            owner = self._table.owner_of.get(group.task)
             if owner is None:
                 self._unroutable(group, inbound)
                 continue
