@@ -114,7 +114,7 @@ class Client:
         sender = Sender(self.address, identity, self._settings, thread.loop, dial)
         thread.call(sender.start)
         if self._sender is not None:  # a signal handler has connected meanwhile
-            thread.run(sender.abort())
+            thread.run(sender.abort_async())
             return self._sender
         thread.suspendables.add(sender)
         self._sender = sender
@@ -146,7 +146,7 @@ class Client:
         """
         sender = self._connected()
         if not self._sent_one(sender, messages, payload):
-            sender.send(as_groups(messages, payload, self.source), timeout)
+            sender.send(as_groups(messages, payload, self.source), timeout=timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
@@ -155,7 +155,7 @@ class Client:
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Hand over as `send` does, but never wait; return False if `send` would wait."""
         sender = self._connected()
-        return self._sent_one(sender, messages, payload) or sender.try_send(
+        return self._sent_one(sender, messages, payload) or sender.offer(
             as_groups(messages, payload, self.source)
         )
 
@@ -224,7 +224,7 @@ class Client:
         for subscription in list(self._subscriptions):
             subscription.close()
         if sender is not None:
-            messaging_loop().run(sender.close(timeout))
+            messaging_loop().run(sender.close_async(timeout))
 
     def __enter__(self) -> Self:
         return self

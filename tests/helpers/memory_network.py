@@ -280,8 +280,8 @@ class NetworkContext(IContext):
         identity = Identity(
             topology_id, f"{settings.worker_id}/{self._connections}", settings.incarnation, worker=True
         )
-        made = sender(self._network, f"{host}:{port}", identity, settings.session)
-        return StreamedClient(self._network.thread, made)
+        address, network = f"{host}:{port}", self._network
+        return StreamedClient(network.thread, address, identity, settings.session, network.dial(address))
 
     def term(self) -> None:
         """See IContext. A drain or a kill has closed everything."""

@@ -73,7 +73,7 @@ class Sender(SendingEnd, Resumable):
     ) -> None:
         """Describe a session. dial: opens streams to the address."""
         Resumable.__init__(self, address, settings, loop, dial)
-        SendingEnd.__init__(self, address, settings, self._wake_writer)
+        SendingEnd.__init__(self, address, settings)
         self.identity = identity
         self._admitted = identity.worker  # a worker never gives another one up for its certificate
         self.receiver_id = ""
@@ -108,7 +108,7 @@ class Sender(SendingEnd, Resumable):
             ):
                 return False
             handed.add((task, source, payload), 1, size)
-        self._wake_writer()
+        self._wake()
         return True
 
     def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
@@ -175,7 +175,7 @@ class Sender(SendingEnd, Resumable):
         patience = self._settings.patience(timeout)
         try:
             async with asyncio.timeout(patience):
-                while not self.try_send(groups):
+                while not self.offer(groups):
                     await self.changed()
         except TimeoutError:
             with self._lock:
@@ -190,7 +190,7 @@ class Sender(SendingEnd, Resumable):
         super()._notify()
         self._changed.set()
 
-    def _wake_writer(self) -> None:
+    def _wake(self) -> None:
         """Let the writer look; from any thread, once there is what it is to see."""
         if not self._waking:
             self._waking = True
@@ -217,21 +217,21 @@ class Sender(SendingEnd, Resumable):
 
     # --- life, on the loop -----------------------------------------------------------------------
 
-    # Whichever of close, hand_back and abort first stops waiting says what becomes of the rest. A cancelled
+    # Whichever of close, take_back and abort first stops waiting says what becomes of the rest. A cancelled
     # call leaves a session that accepts nothing more, and that is still to be ended by another call.
 
-    async def close(self, timeout: float) -> None:
+    async def close_async(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements as long as the timeout, say goodbye, and drop the rest."""
         await self._finish(timeout)
         await self._end()
 
-    async def hand_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+    async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """Close, and return what is not acknowledged by then, with its tokens, as if never accepted."""
         await self._finish(timeout)
         if self.ended:
             return []
         await self._stop()
-        left = self.take_back()
+        left = self._take_back()
         self._tell()
         return left or []
 
@@ -243,7 +243,7 @@ class Sender(SendingEnd, Resumable):
             self._due.set()
             await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
 
-    async def abort(self) -> None:
+    async def abort_async(self) -> None:
         """Drop everything that is pending, now."""
         self.stop_accepting()
         await self._end()
@@ -319,9 +319,8 @@ class Sender(SendingEnd, Resumable):
             raise WrongWorkerError(
                 f"{self.address} is worker {welcome.receiver_id!r}, not {self.receiver_id!r}"
             )
-        self.opened(opened_from_wire(welcome))
+        self.opened(opened_from_wire(welcome), _loads_of(welcome.load))
         self._silence.heard(self._loop.time())
-        self._take_load(welcome.load)
         self.pressure.opened()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
         self._tell()
@@ -352,7 +351,7 @@ class Sender(SendingEnd, Resumable):
                 probe = pb.Probe(acknowledged=self._window.acknowledged)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
             self._waking = False
-            if watched := self.take_watched():
+            if watched := self.next_watched():
                 request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
                 await stream.write(request.SerializeToString())
             frame = self.next_frame()
@@ -398,7 +397,7 @@ class Sender(SendingEnd, Resumable):
                 self._tell()
                 self._due.set()
             elif kind == "load":
-                self._take_load(response.load)
+                self.take_load(_loads_of(response.load))
             elif kind == "backpressure":
                 self.take_status(response.backpressure.congested, response.backpressure.relieved)
             elif kind == "drain":
@@ -408,5 +407,6 @@ class Sender(SendingEnd, Resumable):
             elif kind == "ended":
                 raise refused(code_name(response.ended.code), response.ended.detail)
 
-    def _take_load(self, report: pb.LoadReport) -> None:
-        self.take_load({entry.task: entry.load for entry in report.tasks})
+
+def _loads_of(report: pb.LoadReport) -> dict[int, float]:
+    return {entry.task: entry.load for entry in report.tasks}

@@ -86,7 +86,7 @@ class LocalClient(ThreadedClient):
     def _hand_over(self, frame: OutFrame, server: ThreadedServer, session: ReceivingSession) -> bool:
         groups = frame.runs[0] if len(frame.runs) == 1 else [group for run in frame.runs for group in run]
         try:
-            return server.take(session, frame.sequence, groups, self._version(), frame.closed)
+            return server.take(session, frame.sequence, groups, self.assignment_version(), frame.closed)
         except RefusedError as error:
             logger.warning("connection.refused", extra={"peer": f"local:{self.port}", "reason": str(error)})
             return False

@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
+from tuplewire.config import SessionSettings
 from tuplewire.connection.loop import EventLoopThread
-from tuplewire.connection.sender import Sender
+from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.stream import Dial
 from tuplewire.group import TaskGroup
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.relay_client import RelayClient
 
 
-class StreamedClient(RelayClient):
+class StreamedClient(RelayClient, Sender):
     """A Sender in the form of the plug-in contract."""
 
-    def __init__(self, thread: EventLoopThread, sender: Sender) -> None:
-        super().__init__(sender, int(sender.address.rpartition(":")[2]))
+    def __init__(
+        self, thread: EventLoopThread, address: str, identity: Identity, settings: SessionSettings, dial: Dial
+    ) -> None:
+        """Begin to connect; see Sender."""
+        Sender.__init__(self, address, identity, settings, thread.loop, dial)
+        self._port = int(address.rpartition(":")[2])
         self._thread = thread
-        self._sender = sender
-        thread.suspendables.add(sender)
-        thread.call(sender.start)
+        thread.suspendables.add(self)
+        thread.call(self.start)
 
     def expect(self, worker_id: str) -> None:
         """See IRelayConnection."""
-        self._sender.receiver_id = worker_id
+        self.receiver_id = worker_id
 
     def watch(self, pressure: OutboundPressure) -> None:
         """See IRelayConnection."""
-        self._sender.pressure.outbound = pressure
-
-    def blocked_tasks(self) -> Collection[int]:
-        """See IRelayConnection."""
-        return self._sender.blocked_tasks()
+        self.pressure.outbound = pressure
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """See IRelayConnection."""
-        return [] if self._sender.ended else self._thread.run(self._sender.hand_back(timeout))
-
-    async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """See IRelayConnection."""
-        return await self._sender.hand_back(timeout)
+        return [] if self.ended else self._thread.run(self.take_back_async(timeout))
 
     def close(self, timeout: float = 10.0) -> None:
         """See IConnection."""
-        if not self._sender.ended:
-            self._thread.run(self._sender.close(timeout))
-
-    async def close_async(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
-        await self._sender.close(timeout)
+        if not self.ended:
+            self._thread.run(self.close_async(timeout))
 
     def abort(self) -> None:
         """See IConnection."""
-        if not self._sender.ended:
-            self._thread.run(self._sender.abort())
+        if not self.ended:
+            self._thread.run(self.abort_async())

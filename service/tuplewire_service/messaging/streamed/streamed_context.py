@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 from tuplewire.addresses import bracketed
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
-from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import Dial
 from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
 from tuplewire_service.messaging.streamed.streamed_client import StreamedClient
@@ -62,14 +62,8 @@ class StreamedContext(IContext):
             settings.incarnation,
             worker=bool(settings.worker_id),
         )
-        sender = Sender(
-            f"{host}:{port}",
-            identity,
-            settings.session,
-            thread.loop,
-            self._dial(thread, host, port),
-        )
-        connection = StreamedClient(thread, sender)
+        dial = self._dial(thread, host, port)
+        connection = StreamedClient(thread, f"{host}:{port}", identity, settings.session, dial)
         self._made.append(connection)
         return connection
 
