@@ -15,7 +15,7 @@ from typing import Any, Protocol, overload
 
 from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
-from tuplewire.group import TaskGroup, route_of
+from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire.session.pressure import OutboundPressure
@@ -110,14 +110,6 @@ class InboundSession(Protocol):
 def worker_number(worker_id: str, incarnation: int) -> int:
     """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
     return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
-
-
-def by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
-    """Return the groups apart by the worker that they came by; all have one, nearly always."""
-    routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
-    if len(routes) == 1:
-        return dict.fromkeys(routes, groups)
-    return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}
 
 
 class ReceivedBatch(TaskMessageBatch):

@@ -28,12 +28,7 @@ from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.access import IAccess
-from tuplewire_service.messaging.base import (
-    IConnectionCallback,
-    Intake,
-    ReceiveCount,
-    by_forwarded,
-)
+from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.streamed.leases import Leases
 from tuplewire_service.messaging.streamed.send_session import SendStream, Session
@@ -55,26 +50,20 @@ _FAREWELL_SECONDS = 1.0
 class SendService:
     """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
 
-    def __init__(self, topology: str, settings: TransportSettings, callback: IConnectionCallback) -> None:
+    def __init__(self, topology: str, settings: TransportSettings, reception: Reception) -> None:
         self.topology = topology
         self.settings = settings
-        self.callback = callback
         self.opened = asyncio.Event()
         """Set once the callback takes messages: until then none is read, and its sender keeps it."""
         self.intake = Intake.ALL
         self.exhausted = Exhausted()
         self._ending = False
-        self._reception = Reception(callback)
+        self._reception = reception
         self.refused_streams: Counter[str] = Counter()
-        self.refused_messages = self._reception.refused_messages
         self.leases = Leases(settings)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
-
-    def received(self) -> list[ReceiveCount]:
-        """Return what has arrived, by source."""
-        return self._reception.counts()
 
     def send_load(self, loads: Mapping[int, float]) -> None:
         """Tell every sender, now and when it connects."""
@@ -193,7 +182,7 @@ class SendService:
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        if hello.kind != pb.PEER_KIND_WORKER and (error := self.callback.not_ready) is not None:
+        if hello.kind != pb.PEER_KIND_WORKER and (error := self._reception.not_ready) is not None:
             raise error
         if _intake_of(hello) > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
@@ -251,7 +240,7 @@ class SendService:
                 max_message_bytes=settings.session.max_message_bytes,
                 max_frame_bytes=settings.session.max_request_bytes,
                 refusals=ack.refusals,
-                assignment_version=self.callback.assignment_version,
+                assignment_version=self._reception.assignment_version,
                 load=self._loads,
             )
         )
@@ -318,12 +307,8 @@ class SendService:
             return
         self._reception.count(session.source, groups)
         for group, error in denied:
-            self.refused_messages[error.code] += len(group)
-        for forwarded, some in by_forwarded(accepted).items():
-            session.state.delivered(
-                frame.sequence,
-                *self._reception.deliver(some, session.inbound(forwarded), frame.assignment_version),
-            )
+            self._reception.refused_messages[error.code] += len(group)
+        self._reception.deliver(session, frame.sequence, accepted, frame.assignment_version)
 
     async def _write(self, session: Session, stream: SendStream) -> None:
         finished = False

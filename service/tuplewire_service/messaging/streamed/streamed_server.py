@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from tuplewire.connection.loop import EventLoopThread
-from tuplewire.errors import ClosedError
-from tuplewire.message import TaskMessage
 from tuplewire_service.messaging.base import (
-    BLOCK,
     ConnectionStatus,
     IConnectionCallback,
     Intake,
-    IServerConnection,
     ServerStatistics,
 )
-from tuplewire_service.messaging.inbox import Inbox
+from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
@@ -29,7 +25,7 @@ _LAST_CALLS_SECONDS = 0.5
 """What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
 
 
-class StreamedServer(IServerConnection):
+class StreamedServer(ReceptionServer):
     """Serves senders (Send) and consumers (Recv) of one topology over the streams of a transport.
 
     A transport says how it listens (_bind, _unbind) and hands every stream to the handler of its method.
@@ -43,14 +39,13 @@ class StreamedServer(IServerConnection):
         settings: TransportSettings,
         callback: IConnectionCallback | None,
     ) -> None:
+        super().__init__()
         self._thread = thread
-        self._status = ConnectionStatus.CONNECTING
-        self._inbox = Inbox(lambda: thread.call(self._send.opened.set))
         self._port = port
         self._addresses: list[str] = []
-        self._send = SendService(topology, settings, self._inbox)
+        self._send = SendService(topology, settings, self._reception)
         if callback is not None:
-            self._inbox.register(callback)
+            self.register_recv(callback)
         self._handlers: dict[str, Callable[[ServerStream], Awaitable[None]]] = {"Send": self._send.serve}
         self._recv: RecvService | None = None
         source: object = callback
@@ -77,22 +72,10 @@ class StreamedServer(IServerConnection):
         """See IConnection."""
         return self._port
 
-    @property
-    def status(self) -> ConnectionStatus:
-        """See IConnection."""
-        return self._status
+    def _opened(self) -> None:
+        self._thread.call(self._send.opened.set)
 
-    def register_recv(self, callback: IConnectionCallback) -> None:
-        """See IServerConnection. Recv is served only for a callback that was given to bind."""
-        self._inbox.register(callback)
-
-    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
-        """See IServerConnection."""
-        return self._inbox.pull(flags)
-
-    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        """See IServerConnection."""
-        self._check_open()
+    def _tell_load(self, loads: dict[int, float]) -> None:
         self._thread.call(lambda: self._send.send_load(loads))
 
     def send_backpressure_status(
@@ -102,10 +85,6 @@ class StreamedServer(IServerConnection):
         self._check_open()
         self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
 
-    def _check_open(self) -> None:
-        if self._status is ConnectionStatus.CLOSED:
-            raise ClosedError(f"the server on port {self._port} is closed")
-
     def statistics(self) -> ServerStatistics:
         """See IServerConnection."""
         streams = Counter(self._send.refused_streams)
@@ -113,11 +92,11 @@ class StreamedServer(IServerConnection):
             streams.update(self._recv.refused_streams)
         leases = self._send.leases
         return ServerStatistics(
-            self._send.received(),
+            self._reception.counts(),
             leases.sharing,
             len(leases) - leases.sharing,
             dict(streams),
-            dict(self._send.refused_messages),
+            dict(self._reception.refused_messages),
         )
 
     @property
@@ -162,6 +141,6 @@ class StreamedServer(IServerConnection):
             self._thread.run(self._stop(None))
 
     async def _stop(self, grace: float | None) -> None:
-        self._inbox.close()
+        self._reception.close()
         await self._unbind(grace)
         self._thread.pinned -= 1

@@ -5,31 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tuplewire.errors import ClosedError, DrainingError, RefusedError
+from tuplewire.errors import DrainingError, RefusedError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
 from tuplewire.session.send import Opened
 from tuplewire_service.messaging.base import (
-    BLOCK,
     ConnectionStatus,
-    IConnectionCallback,
     Intake,
-    IServerConnection,
     ServerStatistics,
-    by_forwarded,
 )
-from tuplewire_service.messaging.inbox import Inbox
-from tuplewire_service.messaging.reception import Reception
+from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.threaded.receiving import ReceivingSession, Sending
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = logging.getLogger(__name__)
 
 
-class ThreadedServer(IServerConnection):
+class ThreadedServer(ReceptionServer):
     """Keeps a session for each sender, and gives what they send to whoever takes it.
 
     A transport calls welcome() for each sender that connects, take() for each frame, and goodbye() for one
@@ -38,31 +32,24 @@ class ThreadedServer(IServerConnection):
 
     def __init__(self, settings: TransportSettings) -> None:
         """Begin without a callback."""
+        super().__init__()
+        self._status = ConnectionStatus.READY
         self._settings = settings.session
         self._shares = settings.shares()
         self._sharing = threading.Lock()
-        self._status = ConnectionStatus.READY
         self._intake = Intake.ALL
         self._taking = threading.RLock()
         self._sessions: dict[str, ReceivingSession] = {}
-        self._inbox = Inbox(self._opened)
-        self._reception = Reception(self._inbox)
-        self.loads: dict[int, float] = {}
-        """What was last said of the load, for a sender that connects."""
-
-    @abstractmethod
-    def _opened(self) -> None:
-        """Let come what waits: somebody takes messages now."""
 
     def takes(self, session: ReceivingSession) -> bool:
         """Whether frames of this sender are taken now; until then they wait with it."""
-        return self._inbox.open and session.intake <= self._intake
+        return self._reception.open and session.intake <= self._intake
 
     def refusal(self, sending: Sending) -> RefusedError | None:
         """Return why a sender is not let in now, and must try again; None when it is."""
         if sending.intake > self._intake:
             return DrainingError("the server is draining; connect again later, or to another one")
-        return None if sending.worker_id else self._inbox.not_ready
+        return None if sending.worker_id else self._reception.not_ready
 
     def welcome(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
         """Return the session of a sender that connects, as it was left or a new one, and what to tell it.
@@ -81,7 +68,7 @@ class ThreadedServer(IServerConnection):
                 self._shares.shared_by(len(self._sessions))
             session.intake = sending.intake
             opened = session.opened(sending.acknowledged, wake)
-            return session, replace(opened, assignment_version=self._inbox.assignment_version)
+            return session, replace(opened, assignment_version=self._reception.assignment_version)
 
     def goodbye(self, session: ReceivingSession) -> None:
         """Forget a sender that will not come again."""
@@ -123,41 +110,15 @@ class ThreadedServer(IServerConnection):
                     return True
                 session.delivering = True
             self._reception.count(session.source, groups)
-            for forwarded, some in by_forwarded(accepted).items():
-                delivered = self._reception.deliver(some, session.inbound(forwarded), version)
-                with session.lock:
-                    session.state.delivered(sequence, *delivered)
+            self._reception.deliver(session, sequence, accepted, version)
             session.delivering = False
         session.wake()
         return True
-
-    @property
-    def status(self) -> ConnectionStatus:
-        """See IConnection."""
-        return self._status
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
         """See IServerConnection."""
         with self._taking:
             self._intake = intake
-
-    def register_recv(self, callback: IConnectionCallback) -> None:
-        """See IServerConnection."""
-        self._inbox.register(callback)
-
-    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
-        """See IServerConnection."""
-        return self._inbox.pull(flags)
-
-    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        """See IServerConnection."""
-        self._check_open()
-        self.loads = dict(loads)
-        self._tell_load(self.loads)
-
-    @abstractmethod
-    def _tell_load(self, loads: dict[int, float]) -> None:
-        """Tell every sender that is connected."""
 
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
@@ -170,10 +131,6 @@ class ThreadedServer(IServerConnection):
     @abstractmethod
     def _tell_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Tell every sender that is connected."""
-
-    def _check_open(self) -> None:
-        if self._status is ConnectionStatus.CLOSED:
-            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
 
     def statistics(self) -> ServerStatistics:
         """See IServerConnection."""
@@ -195,7 +152,7 @@ class ThreadedServer(IServerConnection):
             self._status = ConnectionStatus.CLOSED
             self.stop_intake()
             self._end(timeout)
-            self._inbox.close()
+            self._reception.close()
 
     @abstractmethod
     def _end(self, timeout: float) -> None:
