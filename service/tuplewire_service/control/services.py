@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tuplewire.errors import MalformedError, RefusedError
-from tuplewire_service.messaging.grpc.refuse import refuse
+from tuplewire_service.messaging.grpc.grpc_stream import refuse
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]

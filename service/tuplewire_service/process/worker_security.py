@@ -19,7 +19,7 @@ from tuplewire.connection.dialling import Dialler
 from tuplewire.identity.tokens import AUTHORIZATION, read_tokens
 from tuplewire.identity.watched import WatchedFiles
 from tuplewire_service.admin.families import counter, counters, gauge
-from tuplewire_service.messaging.grpc.grpc_settings import GrpcWiring
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcWiring
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.security.certificates import Certificates
 from tuplewire_service.security.denials import REASONS, Denials

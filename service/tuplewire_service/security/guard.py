@@ -12,7 +12,7 @@ from tuplewire.errors import PermissionDeniedError, RefusedError, Unauthenticate
 from tuplewire.group import TaskGroup
 from tuplewire.identity.names import allowed
 from tuplewire.identity.tokens import Token, find_token
-from tuplewire_service.messaging.access import IAccess
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess
 from tuplewire_service.security.denials import Denials
 from tuplewire_service.security.permissions import Permissions, Rules
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode
-from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import (
     DrainingError,
     MalformedError,
     PayloadRefusedError,
-    ProtocolVersionError,
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
-    WrongTopologyError,
     WrongWorkerError,
 )
 from tuplewire.session.credit import Grant
@@ -27,39 +23,34 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
-from tuplewire_service.messaging.access import IAccess
 from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.streamed.leases import Leases
 from tuplewire_service.messaging.streamed.send_session import SendStream, Session
 from tuplewire_service.messaging.streamed.streamed_stream import (
+    IAccess,
     ServerStream,
+    StreamService,
     check_id,
-    code_of,
-    ended_to_wire,
     finish_writing,
-    log_refusal,
 )
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
-_HELLO_SECONDS = 10.0
 _FAREWELL_SECONDS = 1.0
 """A sender that hears of a drain ends its stream; one that does not in this time is cut off."""
 
 
-class SendService:
+class SendService(StreamService):
     """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
 
     def __init__(self, topology: str, settings: TransportSettings, reception: Reception) -> None:
-        self.topology = topology
-        self.settings = settings
+        super().__init__(topology, settings)
         self.opened = asyncio.Event()
         """Set once the callback takes messages: until then none is read, and its sender keeps it."""
         self.intake = Intake.ALL
         self.exhausted = Exhausted()
         self._ending = False
         self._reception = reception
-        self.refused_streams: Counter[str] = Counter()
         self.leases = Leases(settings)
         self._epoch = 0
         self._streams: set[SendStream] = set()
@@ -131,11 +122,7 @@ class SendService:
             await wire.write(self._welcome(session, hello).SerializeToString())
             await self._carry(session, stream)
         except TuplewireError as error:
-            self.refused_streams[code_of(error)] += 1
-            log_refusal(wire.peer, error)
-            if session is not None:
-                await self._farewell(wire, error)
-            await wire.refuse(error)
+            await self._refuse(wire, error, farewell=session is not None)
         finally:
             stream.finished.set()
             self._streams.discard(stream)
@@ -143,20 +130,8 @@ class SendService:
                 session.stream = None
                 self.leases.disconnected(session)
 
-    @staticmethod
-    async def _farewell(wire: ServerStream, error: TuplewireError) -> None:
-        """Say why the stream ends: the status alone is lost on some senders that are writing."""
-        with contextlib.suppress(TimeoutError, StreamBroken):
-            async with asyncio.timeout(_FAREWELL_SECONDS):
-                await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
-
-    @staticmethod
-    async def _hello(wire: ServerStream) -> pb.Hello | None:
-        try:
-            async with asyncio.timeout(_HELLO_SECONDS):
-                data = await wire.read()
-        except TimeoutError:
-            raise MalformedError(f"no hello within {_HELLO_SECONDS:.0f} s") from None
+    async def _hello(self, wire: ServerStream) -> pb.Hello | None:
+        data = await self._first_request(wire, "hello")
         if data is None:
             return None
         request = decode_send_request(data)
@@ -165,14 +140,7 @@ class SendService:
         return request.hello
 
     def _open(self, hello: pb.Hello, access: IAccess) -> Session:
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolVersionError(
-                f"this worker speaks protocol {PROTOCOL_VERSION}, the sender {hello.protocol_version}"
-            )
-        if hello.topology != self.topology:
-            raise WrongTopologyError(
-                f"this worker serves topology {self.topology!r}, the sender belongs to {hello.topology!r}"
-            )
+        self._check_peer("sender", hello)
         if hello.receiver_id not in {"", self.settings.worker_id}:
             raise WrongWorkerError(
                 f"this is worker {self.settings.worker_id!r}, the sender means {hello.receiver_id!r}: one of "

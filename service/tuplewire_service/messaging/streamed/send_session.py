@@ -15,10 +15,9 @@ from tuplewire.session.pressure import Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.access import EVERYTHING, IAccess
 from tuplewire_service.messaging.base import Intake, worker_number
 from tuplewire_service.messaging.receiving_end import ReceivingEnd
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
+from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING, IAccess, ServerStream
 
 
 class Session(ReceivingEnd):

@@ -10,10 +10,9 @@ from tuplewire.connection.stream import Dial
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
 from tuplewire_service.messaging.zmq.dial import dial_zmq
-from tuplewire_service.messaging.zmq.endpoints import ipc_endpoint, tcp_endpoint
 from tuplewire_service.messaging.zmq.sockets import Sockets
 from tuplewire_service.messaging.zmq.zmq_server import ZmqServerConnection
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings, ipc_endpoint, tcp_endpoint
 
 
 class ZmqContext(StreamedContext):
@@ -22,21 +21,17 @@ class ZmqContext(StreamedContext):
     In local mode (`storm.cluster.mode`) a port is a Unix socket of this machine, whatever the host.
     """
 
+    kind = ZmqSettings
+    _settings: ZmqSettings
+
     def __init__(self) -> None:
         super().__init__()
-        self._take(ZmqSettings.from_conf({}))
+        self._sockets = Sockets(self._settings)
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
-        """See IContext; ZmqSettings has the keys."""
-        self._take(ZmqSettings.from_conf(conf))
-
-    def _take(self, settings: ZmqSettings) -> None:
-        self._settings = settings
-        self._sockets = Sockets(settings)
-
-    @property
-    def _common(self) -> ZmqSettings:
-        return self._settings
+        """See IContext."""
+        super().prepare(conf)
+        self._sockets = Sockets(self._settings)
 
     def _serve(
         self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None

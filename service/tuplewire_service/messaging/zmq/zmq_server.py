@@ -24,11 +24,10 @@ from tuplewire.errors import (
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
-from tuplewire_service.messaging.zmq.endpoints import IpcPort, tcp_endpoint
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.pump import Pump
 from tuplewire_service.messaging.zmq.sockets import Sockets
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, tcp_endpoint
 from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream
 
 logger = logging.getLogger(__name__)

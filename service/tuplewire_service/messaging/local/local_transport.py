@@ -1,18 +1,23 @@
-"""The connecting side of the local transport."""
+"""Both sides of the local transport, and its context."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from tuplewire.errors import RefusedError
 from tuplewire.session.frame import OutFrame
-from tuplewire_service.messaging.base import ConnectionStatus
-from tuplewire_service.messaging.local.local_endpoint import LocalEndpoint, on_loop
+from tuplewire_service.messaging.base import (
+    ConnectionStatus,
+    IConnectionCallback,
+    Intake,
+)
+from tuplewire_service.messaging.local.local_endpoint import LocalEndpoint, on_loop, registry
 from tuplewire_service.messaging.threaded import ReceivingSession, ThreadedClient, ThreadedServer
-from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
 
 logger = logging.getLogger(__name__)
 
@@ -115,3 +120,67 @@ class LocalClient(ThreadedClient):
 
     async def _stop_async(self) -> None:
         self._stop()  # there is no I/O to wait for
+
+
+class LocalServer(ThreadedServer):
+    """Gets what clients of the same process send to its port. Source: Storm's `LocalServer`."""
+
+    def __init__(
+        self, topology: str, port: int, settings: TransportSettings, callback: IConnectionCallback | None
+    ) -> None:
+        super().__init__(settings)
+        self._port, self._endpoint = registry.bind(topology, port, self)
+        if callback is not None:
+            self.register_recv(callback)
+        self._opened()
+
+    def _opened(self) -> None:
+        self._endpoint.serve(*self._endpoint.clients)
+
+    @property
+    def port(self) -> int:
+        """See IConnection."""
+        return self._port
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """See IServerConnection: `local:` and the port."""
+        return [f"local:{self._port}"]
+
+    def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
+        """See IServerConnection."""
+        super().stop_intake(intake)
+        self._endpoint.serve(*self._endpoint.clients)
+
+    def _clients(self) -> list[LocalClient]:
+        return [client for client in self._endpoint.clients if isinstance(client, LocalClient)]
+
+    def _tell_load(self, loads: dict[int, float]) -> None:
+        for client in self._clients():
+            client.take_load(loads)
+
+    def _tell_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
+        for client in self._clients():
+            client.take_status(congested, relieved)
+
+    def _end(self, timeout: float) -> None:
+        del timeout  # everything was told as it was taken
+        registry.unbind(self._endpoint)
+        self._endpoint.serve(*self._endpoint.clients)
+
+
+class LocalContext(TransportContext):
+    """Binds and connects within the process; all its instances share one registry."""
+
+    def bind(self, topology_id: str, port: int, callback: IConnectionCallback | None = None) -> LocalServer:
+        """See IContext. Raises BindError when the port of this topology is bound."""
+        server = LocalServer(topology_id, port, self._settings, callback)
+        self._made.append(server)
+        return server
+
+    def connect(self, topology_id: str, host: str, port: int) -> LocalClient:
+        """See IContext. The host does not matter: everything is here."""
+        del host
+        client = LocalClient(registry.endpoint(topology_id, port), port, self._settings)
+        self._made.append(client)
+        return client
