@@ -22,11 +22,11 @@ from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
-from tuplewire.session.probe import ProbeTimer
+from tuplewire.session.retry import ProbeTimer
 from tuplewire.session.sending_pressure import SendingPressure
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import code_name, hello_to_wire, opened_from_wire, update_from_wire
+from tuplewire.wire.translate import code_name, opened_from_wire, update_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -294,12 +294,14 @@ class Sender(SendingEnd, Resumable):
 
     async def _open(self, stream: ClientStream) -> None:
         self._dismissed = False
-        hello = hello_to_wire(
-            topology=self.identity.topology,
-            sender_id=self.identity.sender_id,
-            incarnation=self.identity.incarnation,
-            worker=self.identity.worker,
-            processed=self._settings.ack_mode is AckMode.PROCESSED,
+        identity, processed = self.identity, self._settings.ack_mode is AckMode.PROCESSED
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            topology=identity.topology,
+            sender_id=identity.sender_id,
+            incarnation=identity.incarnation,
+            kind=pb.PEER_KIND_WORKER if identity.worker else pb.PEER_KIND_CLIENT,
+            ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
             acknowledged=self.acknowledged,
             receiver_incarnation=self.receiver_incarnation,
             draining=self.draining(),

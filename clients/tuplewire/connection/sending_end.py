@@ -28,7 +28,7 @@ from tuplewire.errors import (
 from tuplewire.group import TaskGroup
 from tuplewire.session.frame import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
-from tuplewire.session.loads import ReportedCongestion, ReportedLoads
+from tuplewire.session.loads import ReportedLoads
 from tuplewire.session.receive import AckUpdate
 from tuplewire.session.send import Opened, SendWindow
 
@@ -78,7 +78,7 @@ class SendingEnd(ABC):
         self._attached: tuple[Told, Told] | None = None
         self._when_settled: set[Callable[[], object]] = set()
         self._loads = ReportedLoads(settings.load_expires_seconds)
-        self._congestion = ReportedCongestion(settings.load_expires_seconds)
+        self._congestion = ReportedLoads(settings.load_expires_seconds)
         self._refused = RefusedMessages(address)
 
     def __repr__(self) -> str:
@@ -360,7 +360,8 @@ class SendingEnd(ABC):
 
     def take_status(self, congested: Iterable[int], relieved: Iterable[int]) -> None:
         """Take account of the receiver's backpressure status."""
-        self._congestion.take(congested, relieved, time.monotonic())
+        self._congestion.take(dict.fromkeys(congested, 1.0), time.monotonic())
+        self._congestion.forget(relieved)
 
     def tell(self) -> None:
         """Tell whoever has attached what has settled, and what is released; from one thread at a time."""

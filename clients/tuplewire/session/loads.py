@@ -6,47 +6,33 @@ from collections.abc import Iterable, Mapping
 
 
 class ReportedLoads:
-    """The last report of each task; one that is not repeated expires. Source: Storm's `LoadMapping`."""
+    """The last report of each task, its load or (1.0) that it is congested; one that is not repeated expires.
 
-    __slots__ = ("_expires_seconds", "_loads")
-
-    def __init__(self, expires_seconds: float) -> None:
-        self._expires_seconds = expires_seconds
-        self._loads: dict[int, tuple[float, float]] = {}
-
-    def take(self, loads: Mapping[int, float], now: float) -> None:
-        """Take in a report. loads: 0 (idle) to 1 (full), by task. now: seconds, of any clock."""
-        self._loads.update((task, (load, now)) for task, load in loads.items())
-
-    def of(self, tasks: Iterable[int], now: float) -> dict[int, float]:
-        """Return the loads of these tasks, without those whose report has expired."""
-        since = now - self._expires_seconds
-        return {
-            task: self._loads[task][0]
-            for task in tasks
-            if task in self._loads and self._loads[task][1] > since
-        }
-
-
-class ReportedCongestion:
-    """The tasks that a receiver calls congested; one that it does not call so again expires.
-
-    Source: Storm's `BackPressureStatus`.
+    Source: Storm's `LoadMapping` and `BackPressureStatus`.
     """
 
-    __slots__ = ("_expires_seconds", "_told")
+    __slots__ = ("_expires_seconds", "_reports")
 
     def __init__(self, expires_seconds: float) -> None:
         self._expires_seconds = expires_seconds
-        self._told: dict[int, float] = {}
+        self._reports: dict[int, tuple[float, float]] = {}
 
-    def take(self, congested: Iterable[int], relieved: Iterable[int], now: float) -> None:
-        """Take a report in. now: seconds, of any clock."""
-        self._told.update(dict.fromkeys(congested, now))
-        for task in relieved:
-            self._told.pop(task, None)
+    def take(self, reports: Mapping[int, float], now: float) -> None:
+        """Take in a report. reports: 0 (idle) to 1 (full), by task. now: seconds, of any clock."""
+        self._reports.update((task, (value, now)) for task, value in reports.items())
+
+    def forget(self, tasks: Iterable[int]) -> None:
+        """Take back what was reported of these tasks."""
+        for task in tasks:
+            self._reports.pop(task, None)
 
     def tasks(self, now: float) -> frozenset[int]:
         """Return the tasks of which a report still holds."""
         since = now - self._expires_seconds
-        return frozenset(task for task, told in list(self._told.items()) if told > since)
+        return frozenset(task for task, (_, told) in list(self._reports.items()) if told > since)
+
+    def of(self, tasks: Iterable[int], now: float) -> dict[int, float]:
+        """Return the last reports of these tasks, without those that have expired."""
+        since = now - self._expires_seconds
+        reports = self._reports
+        return {task: reports[task][0] for task in tasks if task in reports and reports[task][1] > since}

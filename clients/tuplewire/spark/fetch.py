@@ -20,7 +20,7 @@ from tuplewire.errors import (
     UnknownTaskError,
     UnreachableError,
 )
-from tuplewire.session.backoff import Backoff
+from tuplewire.session.retry import Backoff
 from tuplewire.spark.offsets import DataLossError, Held, Range, TaskOffset
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.recv_stream import RecvStream, Stretch, within

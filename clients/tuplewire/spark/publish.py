@@ -19,8 +19,8 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.backoff import Backoff
 from tuplewire.session.pieces import frame_pieces, wire_bytes
+from tuplewire.session.retry import Backoff
 
 _PIECE_BYTES = 512 * KIB
 _MAX_CALL_SECONDS = 10.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.group import flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Refusal
@@ -13,33 +12,6 @@ from tuplewire.wire import messaging_pb2 as pb
 
 _MOST_WORDS = 1 << 18
 """The characters of all refusals in one message."""
-
-
-def hello_to_wire(
-    *,
-    topology: str,
-    sender_id: str,
-    incarnation: int,
-    worker: bool,
-    processed: bool,
-    acknowledged: int,
-    receiver_incarnation: int,
-    draining: bool,
-    receiver_id: str = "",
-) -> pb.Hello:
-    """Return the hello of a sender."""
-    return pb.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        topology=topology,
-        sender_id=sender_id,
-        incarnation=incarnation,
-        ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
-        kind=pb.PEER_KIND_WORKER if worker else pb.PEER_KIND_CLIENT,
-        acknowledged=acknowledged,
-        receiver_incarnation=receiver_incarnation,
-        draining=draining,
-        receiver_id=receiver_id,
-    )
 
 
 def grant_to_wire(grant: Grant) -> pb.TaskCredit:

@@ -15,7 +15,7 @@ from tuplewire.errors import (
 from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
-from tuplewire.session.probe import ProbeTimer
+from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire_service.messaging.streamed.streamed_stream import (

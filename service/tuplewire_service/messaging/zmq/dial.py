@@ -16,8 +16,7 @@ from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
 from tuplewire_service.messaging.zmq.frames import FrameKind, decode, decode_refusal
 from tuplewire_service.messaging.zmq.in_flight import ZmqWindow
-from tuplewire_service.messaging.zmq.pump import Pump
-from tuplewire_service.messaging.zmq.sockets import Sockets
+from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import ZmqStream
 
 _CONNECT_SECONDS = 5.0

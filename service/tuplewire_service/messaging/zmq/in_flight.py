@@ -42,26 +42,26 @@ class ZmqInFlight:
         allowed = self._allowed
         return self._sent_messages < allowed.messages and self._sent_bytes < allowed.size_bytes
 
-    def allowed(self, allowance: Allowance) -> None:
+    def on_allowance(self, allowance: Allowance) -> None:
         """Take in what the other side allows."""
         self._allowed = Allowance(
             max(self._allowed.messages, allowance.messages),
             max(self._allowed.size_bytes, allowance.size_bytes),
         )
 
-    def sent(self, size_bytes: int) -> None:
+    def on_sent(self, size_bytes: int) -> None:
         """Count a message that was written."""
         self._sent_messages += 1
         self._sent_bytes += size_bytes
 
-    def arrived(self, size_bytes: int) -> None:
+    def on_arrival(self, size_bytes: int) -> None:
         """Count a message of the other side; MalformedError when it was not allowed."""
         if self._arrived_messages >= self._told.messages or self._arrived_bytes >= self._told.size_bytes:
             raise MalformedError(f"more was sent than the {self._told.messages} messages that were allowed")
         self._arrived_messages += 1
         self._arrived_bytes += size_bytes
 
-    def read(self, size_bytes: int) -> None:
+    def on_read(self, size_bytes: int) -> None:
         """Count a message that was handed on."""
         self._read_messages += 1
         self._read_bytes += size_bytes

@@ -35,7 +35,7 @@ class ZmqStream(MessageStream):
             self._room.clear()
             await self._room.wait()
         self._put(FrameKind.DATA, data)
-        self._flow.sent(len(data))
+        self._flow.on_sent(len(data))
 
     async def read(self) -> bytes | None:
         """See MessageStream."""
@@ -47,7 +47,7 @@ class ZmqStream(MessageStream):
             self._news.clear()
             await self._news.wait()
         data = self._arrived.popleft()
-        self._flow.read(len(data))
+        self._flow.on_read(len(data))
         if self._flow.due and self._why is None:
             with contextlib.suppress(StreamBroken):  # what has arrived is read to its end
                 self._put(FrameKind.GRANT)
@@ -55,12 +55,12 @@ class ZmqStream(MessageStream):
 
     def take(self, frame: Frame) -> None:
         """Take in a frame of the other side; MalformedError when it does not fit."""
-        self._flow.allowed(frame.allowance)
+        self._flow.on_allowance(frame.allowance)
         self._room.set()
         if frame.kind is FrameKind.DATA:
             if self._done:
                 raise MalformedError("a message came after the end of its stream")
-            self._flow.arrived(len(frame.body))
+            self._flow.on_arrival(len(frame.body))
             self._arrived.append(frame.body)
             self._news.set()
         elif frame.kind is FrameKind.DONE:
@@ -104,7 +104,7 @@ class ZmqServerStream(ZmqStream, ServerStream):
 
     def opened(self, allowance: Allowance) -> None:
         """Take in what the other side allows, and answer."""
-        self._flow.allowed(allowance)
+        self._flow.on_allowance(allowance)
         with contextlib.suppress(StreamBroken):  # whoever reads will see
             self.greet()
 
