@@ -29,8 +29,8 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.frame import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
 from tuplewire.session.loads import ReportedLoads
-from tuplewire.session.receive import AckUpdate
-from tuplewire.session.send import Opened, SendWindow
+from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.send import SendWindow
 
 CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""

@@ -42,6 +42,22 @@ class AckUpdate:
     """The refusals are those of all frames after this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The receiver's welcome, as far as the window needs it."""
+
+    receiver_incarnation: int
+    initial: Grant
+    """Holds for every task without a grant of its own."""
+    update: AckUpdate
+    max_message_bytes: int
+    """The largest payload that the receiver takes."""
+    max_request_bytes: int
+    """The largest request that the receiver takes."""
+    assignment_version: int = 0
+    """That of its assignment; 0: it has none."""
+
+
 class ReceiveSession:
     """State of one sender's session at its receiver; outlives the streams that carry it."""
 

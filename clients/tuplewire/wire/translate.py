@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from tuplewire.group import flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
-from tuplewire.session.receive import AckUpdate, Refusal
-from tuplewire.session.send import Opened
+from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.wire import messaging_pb2 as pb
 
 _MOST_WORDS = 1 << 18

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from tuplewire.config import AckMode, SessionSettings
 from tuplewire.session.credit import CreditBook, Grant
-from tuplewire.session.receive import AckUpdate, ReceiveSession
-from tuplewire.session.send import Opened
+from tuplewire.session.receive import AckUpdate, Opened, ReceiveSession
 from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import Intake, worker_number
 from tuplewire_service.messaging.receiving_end import ReceivingEnd

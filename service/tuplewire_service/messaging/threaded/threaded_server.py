@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tuplewire.errors import DrainingError, RefusedError
 from tuplewire.group import TaskGroup
-from tuplewire.session.send import Opened
+from tuplewire.session.receive import Opened
 from tuplewire_service.messaging.base import (
     ConnectionStatus,
     Intake,
