@@ -22,8 +22,8 @@ from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.session.pressure import SendingPressure
 from tuplewire.session.retry import ProbeTimer
-from tuplewire.session.sending_pressure import SendingPressure
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire.wire.translate import code_name, opened_from_wire, update_from_wire

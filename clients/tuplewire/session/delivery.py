@@ -9,7 +9,7 @@ Source: Storm's receive queue (there a Disruptor ring without acknowledgement); 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuplewire.group import TaskGroup
@@ -37,49 +37,35 @@ class Done:
     accepted_micros: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
-    __slots__ = ("first", "group", "token")
-
-    def __init__(self, first: int, group: TaskGroup, token: Any) -> None:
-        self.first = first
-        self.group = group
-        self.token = token
+    first: int
+    group: TaskGroup
+    token: Any
 
     @property
     def last(self) -> int:
         return self.first + len(self.group) - 1
 
 
+@dataclass(slots=True, eq=False)
 class DeliveryLog:
     """The queue of one task. Sequences count messages, from 1; 0 stands for "none"."""
 
-    __slots__ = (
-        "_delivered",
-        "_marks",
-        "_taken_bytes",
-        "_waiting",
-        "acknowledged",
-        "queued_bytes",
-        "received",
-        "tail",
-        "taken",
-    )
-
-    def __init__(self) -> None:
-        self.tail = 0
-        """The sequence of the last message that was appended."""
-        self.taken = 0
-        """The sequence of the last message that was handed out."""
-        self.received = 0
-        """The sequence of the last message that is known to have arrived at the consumer."""
-        self.acknowledged = 0
-        """The sequence of the last message that the consumer has acknowledged."""
-        self.queued_bytes = 0
-        """Held payload bytes: waiting, or not acknowledged."""
-        self._waiting: deque[_Entry] = deque()
-        self._delivered: deque[_Entry] = deque()
-        self._marks: deque[tuple[int, int]] = deque()
-        self._taken_bytes = 0
+    tail: int = 0
+    """The sequence of the last message that was appended."""
+    taken: int = 0
+    """The sequence of the last message that was handed out."""
+    received: int = 0
+    """The sequence of the last message that is known to have arrived at the consumer."""
+    acknowledged: int = 0
+    """The sequence of the last message that the consumer has acknowledged."""
+    queued_bytes: int = 0
+    """Held payload bytes: waiting, or not acknowledged."""
+    _waiting: deque[_Entry] = field(default_factory=deque)
+    _delivered: deque[_Entry] = field(default_factory=deque)
+    _marks: deque[tuple[int, int]] = field(default_factory=deque)
+    _taken_bytes: int = 0
 
     @property
     def queued_messages(self) -> int:

@@ -26,15 +26,13 @@ class OutFrame:
     """The flows that the receiver may forget before it takes the messages in."""
 
 
+@dataclass(slots=True, eq=False)
 class InFlight:
     """A frame that is not acknowledged."""
 
-    __slots__ = ("closed", "entries", "sequence")
-
-    def __init__(self, sequence: int, entries: list[Entry], closed: Sequence[int] = ()) -> None:
-        self.sequence = sequence
-        self.entries = entries
-        self.closed = closed
+    sequence: int
+    entries: list[Entry]
+    closed: Sequence[int] = ()
 
     def out(self) -> OutFrame:
         """Return the frame to write; groups that follow each other within (task, source) are one run."""

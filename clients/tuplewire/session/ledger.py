@@ -71,15 +71,13 @@ class LedgerSnapshot:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Ledger:
     """Counts accepted messages and what became of them."""
 
-    __slots__ = ("accepted", "acknowledged", "dropped")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.acknowledged = 0
-        self.dropped: dict[DropReason, int] = dict.fromkeys(DropReason, 0)
+    accepted: int = 0
+    acknowledged: int = 0
+    dropped: dict[DropReason, int] = field(default_factory=lambda: dict.fromkeys(DropReason, 0))
 
     def snapshot(self, pending: int) -> LedgerSnapshot:
         """Return the balance. pending: how many messages are held now."""

@@ -17,8 +17,7 @@ from tuplewire.errors import (
     TuplewireError,
     WrongWorkerError,
 )
-from tuplewire.session.credit import Grant
-from tuplewire.session.pressure import Exhausted
+from tuplewire.session.credit import Exhausted, Grant
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame

@@ -10,8 +10,7 @@ from typing import Any
 from tuplewire.config import AckMode
 from tuplewire.connection.gathering import Gathering
 from tuplewire.errors import TuplewireError
-from tuplewire.session.credit import CreditBook
-from tuplewire.session.pressure import Exhausted
+from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
