@@ -142,10 +142,7 @@ class _Refused(Exception):  # noqa: N818 - ends a handler, as gRPC's abort does
 class _Server(ServerStream):
     def __init__(self, link: Link) -> None:
         self._link = link
-
-    @property
-    def peer(self) -> str:
-        return self._link.client
+        self.peer = link.client
 
     async def write(self, data: bytes) -> None:
         if self._link.up.end is not None and self._link.up.end.broken:

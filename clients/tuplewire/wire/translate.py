@@ -57,19 +57,6 @@ def code_name(code: pb.ErrorCode) -> str:
     return pb.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
 
 
-def refusal_from_wire(refusal: pb.Refusal) -> Refusal:
-    """Return a refusal."""
-    return Refusal(
-        refusal.sequence,
-        refusal.task,
-        refusal.messages,
-        code_name(refusal.code),
-        refusal.detail,
-        refusal.owner,
-        refusal.forwarded,
-    )
-
-
 def update_to_wire(update: AckUpdate) -> pb.Ack:
     """Return an acknowledgement with its grants and refusals."""
     return pb.Ack(
@@ -87,7 +74,10 @@ def update_from_wire(
     return AckUpdate(
         sequence,
         [grant_from_wire(entry) for entry in credit],
-        [refusal_from_wire(refusal) for refusal in refusals],
+        [
+            Refusal(r.sequence, r.task, r.messages, code_name(r.code), r.detail, r.owner, r.forwarded)
+            for r in refusals
+        ],
         after,
     )
 

@@ -59,12 +59,8 @@ class GrpcServerStream(GrpcStream, ServerStream):
     def __init__(self, context: _Context, admit: Admit | None) -> None:
         super().__init__(context)
         self._context = context
+        self.peer = context.peer()
         self._admit = admit
-
-    @property
-    def peer(self) -> str:
-        """See ServerStream."""
-        return self._context.peer()
 
     def admit(self) -> IAccess:
         """See ServerStream."""

@@ -179,7 +179,7 @@ class SendService(StreamService):
                 hello,
                 self._epoch,
                 self.leases.shares,
-                self.settings.session.max_message_bytes,
+                self.settings.session,
                 self.leases.left_released,
                 self.exhausted,
             )

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tuplewire.config import AckMode
-from tuplewire.connection.gathering import Gathering
+from tuplewire.config import AckMode, SessionSettings
+from tuplewire.connection.stream import Gathering
 from tuplewire.errors import TuplewireError
-from tuplewire.session.credit import CreditBook, Exhausted
-from tuplewire.session.receive import ReceiveSession
+from tuplewire.session.credit import Exhausted
 from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.base import Intake, worker_number
+from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.receiving_end import ReceivingEnd
 from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING, IAccess, ServerStream
 
@@ -27,27 +26,25 @@ class Session(ReceivingEnd):
         hello: pb.Hello,
         epoch: int,
         shares: QueueShares,
-        max_message_bytes: int,
+        settings: SessionSettings,
         on_left: Callable[[int, int, int], None],
         exhausted: Exhausted,
     ) -> None:
-        """Begin one; see ReceivingEnd. exhausted: see CreditBook."""
+        """Begin one; see ReceivingEnd."""
         self.epoch = epoch
         """Tells this session's memory from any other of the same sender, here or elsewhere."""
         # A worker's id, then its start and the number of the connection among its own.
         worker_id = hello.sender_id.rpartition("/")[0] or hello.sender_id
         self.worker = hello.kind == pb.PEER_KIND_WORKER
-        self.ack_mode = AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED
-        processed = self.ack_mode is AckMode.PROCESSED
-        credit = CreditBook(
-            shares, max_message_bytes=max_message_bytes, wants_releases=processed, exhausted=exhausted
-        )
         super().__init__(
-            worker_id if self.worker else "",
-            worker_number(worker_id, hello.incarnation) if self.worker else 0,
-            ReceiveSession(hello.sender_id, hello.incarnation, credit),
-            processed=processed,
-            on_left=on_left,
+            hello.sender_id,
+            hello.incarnation,
+            (worker_id, hello.incarnation) if self.worker else None,
+            AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED,
+            shares,
+            settings,
+            on_left,
+            exhausted,
         )
         self.wake = self._wake_stream
         self.stream: SendStream | None = None

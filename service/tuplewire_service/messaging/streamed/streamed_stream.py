@@ -65,10 +65,8 @@ EVERYTHING = IAccess()
 class ServerStream(MessageStream):
     """The serving side of a stream; it ends in good order when its handler returns."""
 
-    @property
-    @abstractmethod
-    def peer(self) -> str:
-        """Who is on the other side, for the log."""
+    peer: str
+    """Who is on the other side, for the log."""
 
     def admit(self) -> IAccess:
         """Return what the other side may do; RefusedError when it may not come in."""

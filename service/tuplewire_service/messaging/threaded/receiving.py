@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuplewire.config import AckMode, SessionSettings
-from tuplewire.session.credit import CreditBook, Grant
-from tuplewire.session.receive import AckUpdate, Opened, ReceiveSession
+from tuplewire.session.credit import Grant
+from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.shares import QueueShares
-from tuplewire_service.messaging.base import Intake, worker_number
+from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.receiving_end import ReceivingEnd
 
 
@@ -49,7 +49,6 @@ class ReceivingSession(ReceivingEnd):
         on_left: Callable[[int, int, int], None],
     ) -> None:
         """Begin one; see ReceivingEnd."""
-        processed = sending.ack_mode is AckMode.PROCESSED
         self.sender_id = sending.sender_id
         self.incarnation = time.time_ns()
         """Tells this memory of the sender from any other."""
@@ -57,13 +56,9 @@ class ReceivingSession(ReceivingEnd):
         self.delivering = False
         """Whether a frame is with the callback: until what it refuses is known, nothing may be told."""
         self._settings = settings
-        credit = CreditBook(shares, max_message_bytes=settings.max_message_bytes, wants_releases=processed)
+        worker = (sending.worker_id, 0) if sending.worker_id else None
         super().__init__(
-            sending.worker_id,
-            worker_number(sending.worker_id, 0) if sending.worker_id else 0,
-            ReceiveSession(sending.sender_id, self.incarnation, credit),
-            processed=processed,
-            on_left=on_left,
+            sending.sender_id, self.incarnation, worker, sending.ack_mode, shares, settings, on_left
         )
 
     def opened(self, acknowledged: int, wake: Callable[[], None]) -> Opened:

@@ -95,12 +95,7 @@ class ZmqServerStream(ZmqStream, ServerStream):
 
     def __init__(self, send: Callable[[Sequence[bytes]], None], window: ZmqWindow, peer: str) -> None:
         super().__init__(send, window)
-        self._peer = peer
-
-    @property
-    def peer(self) -> str:
-        """See ServerStream."""
-        return self._peer
+        self.peer = peer
 
     def opened(self, allowance: Allowance) -> None:
         """Take in what the other side allows, and answer."""
