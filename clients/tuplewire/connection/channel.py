@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import grpc
@@ -115,26 +114,24 @@ def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
 
 def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial:
     """Return what opens streams to the worker at an address, each on a connection of its own."""
-    return partial(_open_stream, address, settings, dialler)
+
+    @asynccontextmanager
+    async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+        metadata = dialler.metadata(address)
+        async with await dialler.channel(address, channel_options(settings)) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
+            stream = _GrpcClientStream(call, address, dialler.hint(address))
+            try:
+                yield stream
+            finally:
+                stream.cancel()
+
+    return open_stream
 
 
 def dialler_for(credentials: Credentials | None) -> Dialler:
     """Return what makes channels for credentials; None: those of the environment, as it is now."""
     return Dialler(Credentials.from_environment() if credentials is None else credentials)
-
-
-@asynccontextmanager
-async def _open_stream(
-    address: str, settings: SessionSettings, dialler: Dialler, method: str
-) -> AsyncIterator[ClientStream]:
-    metadata = dialler.metadata(address)
-    async with await dialler.channel(address, channel_options(settings)) as channel:
-        call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
-        stream = _GrpcClientStream(call, address, dialler.hint(address))
-        try:
-            yield stream
-        finally:
-            stream.cancel()
 
 
 class GrpcStream(MessageStream):

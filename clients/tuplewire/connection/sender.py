@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode, Overflow, SessionSettings
-from tuplewire.connection.handover import HandOver
+from tuplewire.connection.handover import HandOver, Offer
 from tuplewire.connection.resumable import Resumable
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
@@ -26,7 +26,7 @@ from tuplewire.session.pressure import SendingPressure
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import code_name, opened_from_wire, update_from_wire
+from tuplewire.wire.translate import code_name, loads_from_wire, opened_from_wire, update_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -46,16 +46,6 @@ class Identity:
     sender_id: str
     incarnation: int
     worker: bool = False
-
-
-@dataclass(slots=True)
-class _Offer:
-    """Messages of which the loop is to say whether there is room for them."""
-
-    groups: Sequence[TaskGroup]
-    token: Any
-    retain: bool
-    accepted: bool | None = None
 
 
 class Sender(SendingEnd, Resumable):
@@ -83,7 +73,7 @@ class Sender(SendingEnd, Resumable):
         """Set when the writer should look."""
         self._waking = False
         self._handed = HandOver()
-        self._offers: list[_Offer] = []
+        self._offers: list[Offer] = []
         self._loop_thread = 0
         self._probing = False
         self._silence = ProbeTimer(0.0)
@@ -126,9 +116,9 @@ class Sender(SendingEnd, Resumable):
             return True
         if not handed and self._settings.overflow is not Overflow.DROP_OLDEST:
             return False
-        return self._offer_on_loop(_Offer(groups, token, retain))
+        return self._offer_on_loop(Offer(groups, token, retain))
 
-    def _offer_on_loop(self, offer: _Offer) -> bool:
+    def _offer_on_loop(self, offer: Offer) -> bool:
         """Let the loop decide, which knows what may be given up, and to which tasks messages wait."""
         try:
             self._offers.append(offer)
@@ -302,8 +292,8 @@ class Sender(SendingEnd, Resumable):
             incarnation=identity.incarnation,
             kind=pb.PEER_KIND_WORKER if identity.worker else pb.PEER_KIND_CLIENT,
             ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
-            acknowledged=self.acknowledged,
-            receiver_incarnation=self.receiver_incarnation,
+            acknowledged=self._window.acknowledged,
+            receiver_incarnation=self._window.receiver_incarnation,
             draining=self.draining(),
             receiver_id=self.receiver_id,
         )
@@ -321,7 +311,7 @@ class Sender(SendingEnd, Resumable):
             raise WrongWorkerError(
                 f"{self.address} is worker {welcome.receiver_id!r}, not {self.receiver_id!r}"
             )
-        self.opened(opened_from_wire(welcome), _loads_of(welcome.load))
+        self.opened(opened_from_wire(welcome), loads_from_wire(welcome.load))
         self._silence.heard(self._loop.time())
         self.pressure.opened()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
@@ -399,7 +389,7 @@ class Sender(SendingEnd, Resumable):
                 self._tell()
                 self._due.set()
             elif kind == "load":
-                self.take_load(_loads_of(response.load))
+                self.take_load(loads_from_wire(response.load))
             elif kind == "backpressure":
                 self.take_status(response.backpressure.congested, response.backpressure.relieved)
             elif kind == "drain":
@@ -408,7 +398,3 @@ class Sender(SendingEnd, Resumable):
                 self._due.set()
             elif kind == "ended":
                 raise refused(code_name(response.ended.code), response.ended.detail)
-
-
-def _loads_of(report: pb.LoadReport) -> dict[int, float]:
-    return {entry.task: entry.load for entry in report.tasks}

@@ -12,7 +12,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from tuplewire.errors import (
 )
 from tuplewire.group import TaskGroup
 from tuplewire.session.frame import OutFrame
-from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
+from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled
 from tuplewire.session.loads import ReportedLoads
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
@@ -36,16 +35,6 @@ CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""
 
 Told = Callable[[Sequence[Settled]], None]
-
-
-@dataclass(slots=True)
-class SendCounts:
-    """What was given out to be written, including what was written again."""
-
-    messages: int = 0
-    frames: int = 0
-    bytes: int = 0
-    connections: int = 0
 
 
 class SendingEnd(ABC):
@@ -284,16 +273,6 @@ class SendingEnd(ABC):
             return self._window.has_unreleased_before(task, workers, entry_sequence)
 
     # --- for whatever carries it -------------------------------------------------------------------
-
-    @property
-    def acknowledged(self) -> int:
-        """The last frame that is known to be accepted."""
-        return self._window.acknowledged
-
-    @property
-    def receiver_incarnation(self) -> int:
-        """The incarnation of the receiver that is known; 0: none."""
-        return self._window.receiver_incarnation
 
     def opened(self, opened: Opened, loads: Mapping[int, float]) -> None:
         """Go on over a new connection, as the receiver's welcome says."""

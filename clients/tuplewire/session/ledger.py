@@ -87,3 +87,13 @@ class Ledger:
             {reason.value: count for reason, count in self.dropped.items()},
             pending,
         )
+
+
+@dataclass(slots=True)
+class SendCounts:
+    """What was given out to be written, including what was written again."""
+
+    messages: int = 0
+    frames: int = 0
+    bytes: int = 0
+    connections: int = 0

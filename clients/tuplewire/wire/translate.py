@@ -92,3 +92,8 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
         welcome.max_frame_bytes,
         welcome.assignment_version,
     )
+
+
+def loads_from_wire(report: pb.LoadReport) -> dict[int, float]:
+    """Return the load of each task."""
+    return {entry.task: entry.load for entry in report.tasks}

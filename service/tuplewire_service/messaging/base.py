@@ -7,7 +7,6 @@ IConnection whose methods throw on the wrong side; here the two sides are two ty
 from __future__ import annotations
 
 import enum
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,11 @@ class Intake(enum.IntEnum):
     """Workers that are about to go: what they hold would be lost with them."""
     WORKERS = 2
     ALL = 3
+
+    @classmethod
+    def of(cls, *, worker: bool, draining: bool) -> Intake:
+        """Return the least intake that lets a sender in. draining: it is a worker that is about to go."""
+        return cls.ALL if not worker else cls.LEAVING_WORKERS if draining else cls.WORKERS
 
 
 class ConnectionStatus(enum.Enum):
@@ -105,11 +109,6 @@ class InboundSession(Protocol):
 
         It gives the sender room, and acknowledges the messages in the mode `processed`.
         """
-
-
-def worker_number(worker_id: str, incarnation: int) -> int:
-    """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
-    return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
 class ReceivedBatch(TaskMessageBatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Collection
 
 from tuplewire.config import AckMode, SessionSettings
@@ -10,11 +11,16 @@ from tuplewire.group import flow_of
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares
-from tuplewire_service.messaging.base import InboundSession, worker_number
+from tuplewire_service.messaging.base import InboundSession
 
 CLIENT_SOURCE = "client"
 _MOST_INBOUNDS = 256
 """So many are kept to be used again; entry workers come and go."""
+
+
+def worker_number(worker_id: str, incarnation: int) -> int:
+    """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
+    return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
 class ReceivingEnd:

@@ -35,8 +35,8 @@ from tuplewire_service.messaging.base import (
     InboundSession,
     IRelayConnection,
     ReceivedBatch,
-    worker_number,
 )
+from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker import refusals
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

@@ -111,8 +111,9 @@ class SendService(StreamService):
             hello = await self._hello(wire)
             if hello is None:
                 return
-            session = self._open(hello, wire.admit())
-            stream.intake = _intake_of(hello)
+            intake = Intake.of(worker=hello.kind == pb.PEER_KIND_WORKER, draining=hello.draining)
+            session = self._open(hello, intake, wire.admit())
+            stream.intake = intake
             if session.stream is not None:
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))
             session.stream = stream
@@ -138,20 +139,20 @@ class SendService(StreamService):
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
-    def _open(self, hello: pb.Hello, access: IAccess) -> Session:
+    def _open(self, hello: pb.Hello, intake: Intake, access: IAccess) -> Session:
         self._check_peer("sender", hello)
         if hello.receiver_id not in {"", self.settings.worker_id}:
             raise WrongWorkerError(
                 f"this is worker {self.settings.worker_id!r}, the sender means {hello.receiver_id!r}: one of "
                 "the two has a wrong id, or the assignment a wrong address"
             )
-        access.open_session(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
+        access.open_session(hello.topology, worker=intake is not Intake.ALL)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        if hello.kind != pb.PEER_KIND_WORKER and (error := self._reception.not_ready) is not None:
+        if intake is Intake.ALL and (error := self._reception.not_ready) is not None:
             raise error
-        if _intake_of(hello) > self.intake:
+        if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         session = self.leases.get(hello.sender_id)
         if session is not None:
@@ -300,9 +301,3 @@ class SendService(StreamService):
         if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False
         return session.wants_releases and not session.state.credit.idle
-
-
-def _intake_of(hello: pb.Hello) -> Intake:
-    if hello.kind != pb.PEER_KIND_WORKER:
-        return Intake.ALL
-    return Intake.LEAVING_WORKERS if hello.draining else Intake.WORKERS

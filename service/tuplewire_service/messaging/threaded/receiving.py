@@ -33,9 +33,7 @@ class Sending:
     @property
     def intake(self) -> Intake:
         """The least intake that lets this sender in."""
-        if not self.worker_id:
-            return Intake.ALL
-        return Intake.LEAVING_WORKERS if self.draining else Intake.WORKERS
+        return Intake.of(worker=bool(self.worker_id), draining=self.draining)
 
 
 class ReceivingSession(ReceivingEnd):

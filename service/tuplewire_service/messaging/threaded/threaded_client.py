@@ -47,8 +47,8 @@ class ThreadedClient(RelayClient):
             self._worker_id,
             self._settings.ack_mode,
             self.draining(),
-            self.receiver_incarnation,
-            self.acknowledged,
+            self._window.receiver_incarnation,
+            self._window.acknowledged,
         )
 
     @property

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -34,19 +33,17 @@ def dial_zmq(
     sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: ZmqWindow
 ) -> Dial:
     """Return what opens streams to an endpoint; the address is how errors name it."""
-    return partial(_open_stream, sockets, thread, endpoint, address, window)
 
+    @asynccontextmanager
+    async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+        stream = _ZmqClientStream(sockets, thread, address, window)
+        try:
+            await stream.open(endpoint, method)
+            yield stream
+        finally:
+            stream.close()
 
-@asynccontextmanager
-async def _open_stream(
-    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: ZmqWindow, method: str
-) -> AsyncIterator[ClientStream]:
-    stream = _ZmqClientStream(sockets, thread, address, window)
-    try:
-        await stream.open(endpoint, method)
-        yield stream
-    finally:
-        stream.close()
+    return open_stream
 
 
 class _ZmqClientStream(ZmqStream, ClientStream):
