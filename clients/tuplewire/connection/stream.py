@@ -55,8 +55,6 @@ GATHER_SECONDS = 0.005
 class Gathering:
     """Sets an event when there is enough to tell, or when the first of it has waited. Belongs to the loop."""
 
-    __slots__ = ("_event", "_loop", "_timer", "_untold")
-
     def __init__(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         self._event = event
         self._loop = loop

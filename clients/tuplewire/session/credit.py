@@ -77,18 +77,6 @@ class Exhausted:
 class CreditBook:
     """One session's credit at the receiver."""
 
-    __slots__ = (
-        "_accounts",
-        "_changed",
-        "_exhausted",
-        "_max_message_bytes",
-        "_shares",
-        "_used_up",
-        "_wants_releases",
-        "_watched",
-        "initial",
-    )
-
     def __init__(
         self,
         shares: QueueShares,

@@ -11,8 +11,6 @@ class ReportedLoads:
     Source: Storm's `LoadMapping` and `BackPressureStatus`.
     """
 
-    __slots__ = ("_expires_seconds", "_reports")
-
     def __init__(self, expires_seconds: float) -> None:
         self._expires_seconds = expires_seconds
         self._reports: dict[int, tuple[float, float]] = {}

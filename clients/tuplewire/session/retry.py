@@ -13,8 +13,6 @@ class Backoff:
     Success starts it anew. Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
-    __slots__ = ("_attempts", "_initial", "_maximum", "_random")
-
     def __init__(self, initial: float, maximum: float, random: Callable[[], float]) -> None:
         self._initial = initial
         self._maximum = maximum
@@ -43,8 +41,6 @@ class ProbeTimer:
     Acknowledgements and credit are absolute, so the next one makes up for a lost one. A probe makes sure that
     there is a next one. Source: TCP's window probe.
     """
-
-    __slots__ = ("_due",)
 
     def __init__(self, now: float) -> None:
         self._due = now + PROBE_SECONDS

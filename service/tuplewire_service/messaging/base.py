@@ -19,10 +19,8 @@ from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire.session.pressure import OutboundPressure
 
-BLOCK = 0
-"""The flag of `recv` that waits for a message."""
-NO_BLOCK = 1
-"""The flag of `recv` that returns None when there is none."""
+BLOCK, NO_BLOCK = 0, 1
+"""The flags of IServerConnection.recv."""
 
 
 class Intake(enum.IntEnum):
@@ -191,10 +189,7 @@ class IConnection(ABC):
         """End it now; does nothing the second time."""
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """Do as close, for a worker, which ends many at once; called where the transport's I/O runs.
-
-        A transport that can only block need not say how: close() then gets a thread of its own.
-        """
+        """Do as close, where the transport's I/O runs. By default close() gets a thread of its own."""
         await in_own_thread(lambda: self.close(timeout))
 
 
@@ -266,10 +261,7 @@ class IClientConnection(IConnection):
     @property
     @abstractmethod
     def congested(self) -> frozenset[int]:
-        """The tasks whose queues the peer says are nearly full; for display only, credits decide.
-
-        What it says holds for `load_expires_seconds`; a worker repeats it each second.
-        """
+        """The tasks whose queues the peer says are nearly full, as get_load; for display, credits decide."""
 
     @overload
     def send(
@@ -350,10 +342,7 @@ class IRelayConnection(IClientConnection):
         """
 
     def blocked_tasks(self) -> Collection[int]:
-        """Return the tasks that have something which the receiver, or the connection, does not take now.
-
-        For metrics; where the transport's I/O runs. Return () if the transport cannot tell.
-        """
+        """Return the tasks with something that is not taken now; see IServerConnection.exhausted."""
         return ()
 
     @abstractmethod

@@ -24,8 +24,7 @@ from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.streamed.leases import Leases
-from tuplewire_service.messaging.streamed.send_session import SendStream, Session
+from tuplewire_service.messaging.streamed.sender_sessions import Leases, SendStream, Session
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
