@@ -141,14 +141,12 @@ class GrpcStream(MessageStream):
         self._call = call
 
     async def write(self, data: bytes) -> None:
-        """See MessageStream."""
         try:
             await self._call.write(data)
         except BROKEN as error:
             raise StreamBroken from error
 
     async def read(self) -> bytes | None:
-        """See MessageStream."""
         try:
             data = await self._call.read()
         except BROKEN as error:

@@ -146,17 +146,14 @@ class Sender(SendingEnd, Resumable):
 
     @property
     def pending_messages(self) -> int:
-        """See SendingEnd."""
         return self._window.messages + self._handed.messages
 
     def ledger(self) -> LedgerSnapshot:
-        """See SendingEnd."""
         with self._lock:
             ledger, handed = self._window.ledger(), self._handed.count()
             return replace(ledger, accepted=ledger.accepted + handed, pending=ledger.pending + handed)
 
     def start(self) -> None:
-        """See Resumable."""
         self._loop_thread = threading.get_ident()
         super().start()
 

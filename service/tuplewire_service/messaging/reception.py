@@ -175,19 +175,15 @@ class ReceptionServer(IServerConnection):
 
     @property
     def status(self) -> ConnectionStatus:
-        """See IConnection."""
         return self._status
 
     def register_recv(self, callback: IConnectionCallback) -> None:
-        """See IServerConnection."""
         self._reception.register(callback)
 
     def recv(self, flags: int = BLOCK) -> TaskMessage | None:
-        """See IServerConnection."""
         return self._reception.pull(flags)
 
     def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        """See IServerConnection."""
         self._check_open()
         self.loads = dict(loads)
         self._tell_load(self.loads)

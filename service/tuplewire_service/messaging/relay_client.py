@@ -18,30 +18,24 @@ class RelayClient(SendingEnd, IRelayConnection):
 
     @property
     def port(self) -> int:
-        """See IConnection."""
         return self._port
 
     @property
     def status(self) -> ConnectionStatus:
-        """See IConnection."""
         if self.ended or self.failed is not None:
             return ConnectionStatus.CLOSED
         return ConnectionStatus.READY if self.connected else ConnectionStatus.CONNECTING
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
-        """See IClientConnection."""
         super().send(as_groups(messages, payload), timeout=timeout)
 
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        """See IClientConnection."""
         return self.offer(as_groups(messages, payload))
 
     def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
-        """See IRelayConnection."""
         return self.offer(groups, token, retain=retain)
 
     def statistics(self) -> ClientStatistics:
-        """See IClientConnection."""
         counts = self.counts
         return ClientStatistics(
             self.ledger(),

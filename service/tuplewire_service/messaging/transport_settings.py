@@ -57,11 +57,9 @@ class TransportContext(IContext):
         self._made: list[IConnection] = []
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
-        """See IContext."""
         self._settings = self.kind.from_conf(conf)
 
     def term(self) -> None:
-        """See IContext."""
         made, self._made = self._made, []
         for connection in reversed(made):
             connection.close()

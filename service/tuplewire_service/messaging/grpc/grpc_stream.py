@@ -63,7 +63,6 @@ class GrpcServerStream(GrpcStream, ServerStream):
         self._admit = admit
 
     def admit(self) -> IAccess:
-        """See ServerStream."""
         return EVERYTHING if self._admit is None else self._admit(self._context)
 
     async def refuse(self, error: TuplewireError) -> NoReturn:

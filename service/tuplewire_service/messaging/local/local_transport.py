@@ -40,7 +40,6 @@ class LocalClient(ThreadedClient):
         endpoint.join(self)
 
     def attach(self, *arguments: Any) -> None:
-        """See IRelayConnection."""
         super().attach(*arguments)
         with contextlib.suppress(RuntimeError):  # who has no event loop is carried in any thread
             self._loop = asyncio.get_running_loop()
@@ -139,7 +138,6 @@ class LocalServer(ThreadedServer):
 
     @property
     def port(self) -> int:
-        """See IConnection."""
         return self._port
 
     @property
@@ -148,7 +146,6 @@ class LocalServer(ThreadedServer):
         return [f"local:{self._port}"]
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
-        """See IServerConnection."""
         super().stop_intake(intake)
         self._endpoint.serve(*self._endpoint.clients)
 

@@ -33,24 +33,19 @@ class StreamedClient(RelayClient, Sender):
         thread.call(self.start)
 
     def expect(self, worker_id: str) -> None:
-        """See IRelayConnection."""
         self.receiver_id = worker_id
 
     def watch(self, pressure: OutboundPressure) -> None:
-        """See IRelayConnection."""
         self.pressure.outbound = pressure
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """See IRelayConnection."""
         return [] if self.ended else self._thread.run(self.take_back_async(timeout))
 
     def close(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         if not self.ended:
             self._thread.run(self.close_async(timeout))
 
     def abort(self) -> None:
-        """See IConnection."""
         if not self.ended:
             self._thread.run(self.abort_async())
 

@@ -69,7 +69,6 @@ class StreamedServer(ReceptionServer):
 
     @property
     def port(self) -> int:
-        """See IConnection."""
         return self._port
 
     def _opened(self) -> None:
@@ -81,12 +80,10 @@ class StreamedServer(ReceptionServer):
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
-        """See IServerConnection."""
         self._check_open()
         self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
 
     def statistics(self) -> ServerStatistics:
-        """See IServerConnection."""
         streams = Counter(self._send.refused_streams)
         if self._recv is not None:
             streams.update(self._recv.refused_streams)
@@ -101,7 +98,6 @@ class StreamedServer(ReceptionServer):
 
     @property
     def exhausted(self) -> Collection[int]:
-        """See IServerConnection."""
         return self._send.exhausted.tasks.keys()
 
     @property
@@ -114,16 +110,13 @@ class StreamedServer(ReceptionServer):
         self._thread.run(self.stop_intake_async(intake))
 
     async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
-        """See IServerConnection."""
         await self._send.drain(intake)
 
     def close(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         if self._status is not ConnectionStatus.CLOSED:
             self._thread.run(self.close_async(timeout))
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         if self._status is ConnectionStatus.CLOSED:
             return
         self._status = ConnectionStatus.CLOSED
@@ -135,7 +128,6 @@ class StreamedServer(ReceptionServer):
         await self._stop(_LAST_CALLS_SECONDS)
 
     def abort(self) -> None:
-        """See IConnection."""
         if self._status is not ConnectionStatus.CLOSED:
             self._status = ConnectionStatus.CLOSED
             self._thread.run(self._stop(None))

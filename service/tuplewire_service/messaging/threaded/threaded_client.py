@@ -59,7 +59,6 @@ class ThreadedClient(RelayClient):
     # --- the end -------------------------------------------------------------------------------------
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """See IRelayConnection."""
         self.stop_accepting()
         self.wait_settled(timeout)
         if (left := self._take_back()) is None:
@@ -68,7 +67,6 @@ class ThreadedClient(RelayClient):
         return left
 
     async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """See IRelayConnection."""
         self.stop_accepting()
         await self.wait_settled_async(timeout)
         if (left := self._take_back()) is None:
@@ -77,19 +75,16 @@ class ThreadedClient(RelayClient):
         return left
 
     def close(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         self.stop_accepting()
         self.wait_settled(timeout)
         if self.give_up(DropReason.CLOSED):
             self._stop()
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         self.stop_accepting()
         await self.wait_settled_async(timeout)
         if self.give_up(DropReason.CLOSED):
             await self._stop_async()
 
     def abort(self) -> None:
-        """See IConnection."""
         self.close(0.0)

@@ -116,14 +116,12 @@ class ThreadedServer(ReceptionServer):
         return True
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
-        """See IServerConnection."""
         with self._taking:
             self._intake = intake
 
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
-        """See IServerConnection."""
         del worker_id
         self._check_open()
         self._tell_status(congested, relieved)
@@ -133,18 +131,15 @@ class ThreadedServer(ReceptionServer):
         """Tell every sender that is connected."""
 
     def statistics(self) -> ServerStatistics:
-        """See IServerConnection."""
         reception = self._reception
         return ServerStatistics(
             reception.counts(), len(self._sessions), refused_messages=dict(reception.refused_messages)
         )
 
     def close(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         self._finish(timeout)
 
     def abort(self) -> None:
-        """See IConnection."""
         self._finish(0.0)
 
     def _finish(self, timeout: float) -> None:

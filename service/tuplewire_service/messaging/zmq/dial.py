@@ -99,17 +99,14 @@ class _ZmqClientStream(ZmqStream, ClientStream):
             self.break_off(UnreachableError(f"{self._address}: {_LOST[event]}"))
 
     def break_off(self, why: TuplewireError) -> None:
-        """See ZmqStream."""
         super().break_off(why)
         self._connected.set()
         self._answered.set()
 
     async def done_writing(self) -> None:
-        """See ClientStream."""
         self._put(FrameKind.DONE)
 
     async def end(self) -> TuplewireError:
-        """See ClientStream."""
         ended = UnreachableError(f"{self._address}: the stream ended")
         self.break_off(ended)
         return self._why or ended

@@ -38,7 +38,6 @@ class ZmqStream(MessageStream):
         self._flow.on_sent(len(data))
 
     async def read(self) -> bytes | None:
-        """See MessageStream."""
         while not self._arrived:
             if self._done:
                 return None
@@ -104,7 +103,6 @@ class ZmqServerStream(ZmqStream, ServerStream):
             self.greet()
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
-        """See ServerStream."""
         self.reject(error)
         raise StreamBroken from error
 

@@ -263,7 +263,6 @@ class ZmqContext(StreamedContext):
         self._sockets = Sockets(self._settings)
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
-        """See IContext."""
         super().prepare(conf)
         self._sockets = Sockets(self._settings)
 
@@ -279,6 +278,5 @@ class ZmqContext(StreamedContext):
         return dial_zmq(self._sockets, thread, endpoint, f"{host}:{port}", settings.stream_window)
 
     def term(self) -> None:
-        """See IContext."""
         super().term()
         self._sockets.term()
