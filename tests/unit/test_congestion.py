@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire.session.loads import ReportedLoads
+from tuplewire.session.pressure import ReportedLoads
 from tuplewire_service.worker.congestion import HIGH_LOAD, LOW_LOAD, Congestion
 
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2

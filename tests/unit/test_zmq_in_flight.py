@@ -10,12 +10,13 @@ from tuplewire_service.messaging.zmq.frames import (
     Allowance,
     Frame,
     FrameKind,
+    ZmqInFlight,
+    ZmqWindow,
     decode,
     decode_refusal,
     encode,
     encode_refusal,
 )
-from tuplewire_service.messaging.zmq.in_flight import ZmqInFlight, ZmqWindow
 
 
 def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:

@@ -25,9 +25,9 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.frame import OutFrame
+from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled
-from tuplewire.session.loads import ReportedLoads
+from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from tuplewire.config import AckMode, SessionSettings
 from tuplewire.group import TaskGroup
-from tuplewire.session.flow import Entry, Flow
-from tuplewire.session.frame import InFlight
+from tuplewire.session.flow import Entry, Flow, InFlight
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 
 

@@ -16,8 +16,7 @@ from tuplewire.config import SessionSettings
 from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes, entry_worker, flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
-from tuplewire.session.flow import Entry, Flow
-from tuplewire.session.frame import InFlight, OutFrame
+from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.overflow import BoundedMessages
 from tuplewire.session.pieces import by_size, frame_pieces

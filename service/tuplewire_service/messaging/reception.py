@@ -165,6 +165,8 @@ class ReceptionServer(IServerConnection):
 
     def __init__(self) -> None:
         self._status = ConnectionStatus.CONNECTING
+        self._port = 0
+        self._addresses: list[str] = []
         self._reception = Reception(self._opened)
         self.loads: dict[int, float] = {}
         """What was last said of the load, for a sender that connects."""
@@ -172,6 +174,14 @@ class ReceptionServer(IServerConnection):
     @abstractmethod
     def _opened(self) -> None:
         """Let come what waits: somebody takes messages now."""
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return self._addresses
 
     @property
     def status(self) -> ConnectionStatus:

@@ -189,10 +189,8 @@ class SendService(StreamService):
 
     def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
-        state = session.state
-        update = state.resume(hello.acknowledged)
-        ack = update_to_wire(update)
-        initial = state.credit.initial
+        ack = update_to_wire(session.state.resume(hello.acknowledged))
+        initial = session.state.credit.initial
         return pb.SendResponse(
             welcome=pb.Welcome(
                 protocol_version=PROTOCOL_VERSION,

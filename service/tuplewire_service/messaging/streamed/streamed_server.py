@@ -42,7 +42,6 @@ class StreamedServer(ReceptionServer):
         super().__init__()
         self._thread = thread
         self._port = port
-        self._addresses: list[str] = []
         self._send = SendService(topology, settings, self._reception)
         if callback is not None:
             self.register_recv(callback)
@@ -66,10 +65,6 @@ class StreamedServer(ReceptionServer):
     @abstractmethod
     async def _unbind(self, grace: float | None) -> None:
         """Stop listening and end what is open; calls in progress get so many seconds."""
-
-    @property
-    def port(self) -> int:
-        return self._port
 
     def _opened(self) -> None:
         self._thread.call(self._send.opened.set)
@@ -99,11 +94,6 @@ class StreamedServer(ReceptionServer):
     @property
     def exhausted(self) -> Collection[int]:
         return self._send.exhausted.tasks.keys()
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        """See IServerConnection: host:port, or unix:///path."""
-        return self._addresses
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
         """See IServerConnection. Ends Send streams; consumers go on."""

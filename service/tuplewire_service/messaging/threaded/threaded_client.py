@@ -11,7 +11,7 @@ from tuplewire.connection.loop import in_own_thread
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.messaging.relay_client import RelayClient
-from tuplewire_service.messaging.threaded.receiving import Sending
+from tuplewire_service.messaging.threaded.threaded_server import Sending
 
 
 class ThreadedClient(RelayClient):

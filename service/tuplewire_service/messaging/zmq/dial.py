@@ -13,8 +13,7 @@ from zmq.utils.monitor import parse_monitor_message
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
-from tuplewire_service.messaging.zmq.frames import FrameKind, decode, decode_refusal
-from tuplewire_service.messaging.zmq.in_flight import ZmqWindow
+from tuplewire_service.messaging.zmq.frames import FrameKind, ZmqWindow, decode, decode_refusal
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import ZmqStream
 

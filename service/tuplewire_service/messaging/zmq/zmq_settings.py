@@ -13,7 +13,7 @@ from pathlib import Path
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings import ANY_TEXT, choice, count, setting, storms
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.messaging.zmq.in_flight import ZmqWindow
+from tuplewire_service.messaging.zmq.frames import ZmqWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

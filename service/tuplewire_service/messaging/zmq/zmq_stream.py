@@ -13,8 +13,15 @@ import zmq
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
 from tuplewire_service.messaging.streamed.streamed_stream import MAX_DETAIL_LENGTH, ServerStream, code_of
-from tuplewire_service.messaging.zmq.frames import Allowance, Frame, FrameKind, encode, encode_refusal
-from tuplewire_service.messaging.zmq.in_flight import ZmqInFlight, ZmqWindow
+from tuplewire_service.messaging.zmq.frames import (
+    Allowance,
+    Frame,
+    FrameKind,
+    ZmqInFlight,
+    ZmqWindow,
+    encode,
+    encode_refusal,
+)
 
 
 class ZmqStream(MessageStream):
