@@ -16,13 +16,7 @@ from tuplewire.addresses import check_reachable
 from tuplewire.config import SessionSettings
 from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
-from tuplewire.errors import (
-    ConfigError,
-    ProtocolError,
-    TuplewireError,
-    UnreachableError,
-    refused,
-)
+from tuplewire.errors import ConfigError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
 
 ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"

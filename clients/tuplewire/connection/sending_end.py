@@ -26,15 +26,13 @@ from tuplewire.errors import (
 )
 from tuplewire.group import TaskGroup
 from tuplewire.session.flow import OutFrame
-from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled
+from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
 from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 
 CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""
-
-Told = Callable[[Sequence[Settled]], None]
 
 
 class SendingEnd(ABC):

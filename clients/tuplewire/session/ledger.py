@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,10 @@ class Settled:
     messages: int
     size_bytes: int
     dropped: DropReason | None
+
+
+Told = Callable[[Sequence[Settled]], None]
+"""Hears what became of messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,7 @@ from typing import Any
 
 from tuplewire.errors import BindError, RefusedError
 from tuplewire.session.flow import OutFrame
-from tuplewire_service.messaging.base import (
-    ConnectionStatus,
-    IConnectionCallback,
-    Intake,
-)
+from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallback, Intake
 from tuplewire_service.messaging.threaded import ReceivingSession, ThreadedClient, ThreadedServer
 from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
 

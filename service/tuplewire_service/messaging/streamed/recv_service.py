@@ -7,11 +7,7 @@ import contextlib
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import (
-    DrainingError,
-    MalformedError,
-    TuplewireError,
-)
+from tuplewire.errors import DrainingError, MalformedError, TuplewireError
 from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery

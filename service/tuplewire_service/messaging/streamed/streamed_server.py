@@ -8,12 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from tuplewire.connection.loop import EventLoopThread
-from tuplewire_service.messaging.base import (
-    ConnectionStatus,
-    IConnectionCallback,
-    Intake,
-    ServerStatistics,
-)
+from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallback, Intake, ServerStatistics
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService

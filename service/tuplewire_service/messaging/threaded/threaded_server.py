@@ -15,11 +15,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.shares import QueueShares
-from tuplewire_service.messaging.base import (
-    ConnectionStatus,
-    Intake,
-    ServerStatistics,
-)
+from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics
 from tuplewire_service.messaging.receiving_end import ReceivingEnd
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
