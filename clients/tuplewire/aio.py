@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.connection.grpc_channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.errors import ClosedError

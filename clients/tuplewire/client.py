@@ -13,7 +13,7 @@ from typing import Any, Self, overload
 from weakref import WeakSet
 
 from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.connection.grpc_channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.connection.channel import DIRECT, dialler_for, error_of, resolve_address
+from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of, resolve_address
 from tuplewire.errors import ClosedError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials

@@ -13,6 +13,11 @@ from contextlib import AbstractAsyncContextManager
 
 from tuplewire.errors import TuplewireError
 
+GATHERED = 4
+"""So many are told together: half of the frames that a sender may have on the way."""
+GATHER_SECONDS = 0.005
+"""Fewer are after so long."""
+
 
 class StreamBroken(Exception):  # noqa: N818  it is an event, of which the stream then says the reason
     """A stream has ended, and takes or gives nothing more."""
@@ -44,12 +49,6 @@ class ClientStream(MessageStream):
 
 Dial = Callable[[str], AbstractAsyncContextManager[ClientStream]]
 """Opens a stream to a fixed worker; the argument is the method, "Send" or "Recv"."""
-
-
-GATHERED = 4
-"""So many are told together: half of the frames that a sender may have on the way."""
-GATHER_SECONDS = 0.005
-"""Fewer are after so long."""
 
 
 class Gathering:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from tuplewire.addresses import check_reachable
-from tuplewire.connection.channel import resolve_topology
+from tuplewire.connection.grpc_channel import resolve_topology
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials

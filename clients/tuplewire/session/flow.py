@@ -13,6 +13,9 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pieces import cut, starting_within, wire_bytes
 
+_ONE_TIME_MICROS = 2_000
+"""Groups accepted within so much time after a frame's first share that one's time."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -127,10 +130,6 @@ class Flow:
             [each for each in unprocessed if isinstance(each, Entry)],
             [each for each in unprocessed if isinstance(each, Settled)],
         )
-
-
-_ONE_TIME_MICROS = 2_000
-"""Groups accepted within so much time after a frame's first share that one's time."""
 
 
 @dataclass(frozen=True, slots=True)

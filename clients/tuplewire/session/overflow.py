@@ -7,7 +7,7 @@ from heapq import heappop, heappush, heapreplace
 
 from tuplewire.config import Overflow, SessionSettings
 from tuplewire.group import TaskGroup
-from tuplewire.session.held import HeldMessages
+from tuplewire.session.held_messages import HeldMessages
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.pieces import cut_off
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _MAX_DOUBLINGS = 32
+PROBE_SECONDS = 1.0
+"""A side that waits for news sends a probe after so long without any."""
 
 
 class Backoff:
@@ -29,10 +31,6 @@ class Backoff:
     def succeeded(self) -> None:
         """Start anew: the connection was established."""
         self._attempts = 0
-
-
-PROBE_SECONDS = 1.0
-"""A side that waits for news sends a probe after so long without any."""
 
 
 class ProbeTimer:

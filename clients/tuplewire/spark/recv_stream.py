@@ -15,7 +15,7 @@ from typing import Any, Self
 import grpc
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
-from tuplewire.connection.channel import SERVICE, channel_options, dialler_for, error_of
+from tuplewire.connection.grpc_channel import SERVICE, channel_options, dialler_for, error_of
 from tuplewire.errors import ProtocolError, refused
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb

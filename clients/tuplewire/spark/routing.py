@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from tuplewire.connection.channel import resolve_address
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import resolve_address
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from tuplewire.connection.channel import ERROR_KEY, GrpcStream
+from tuplewire.connection.grpc_channel import ERROR_KEY, GrpcStream
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import (
     DrainingError,

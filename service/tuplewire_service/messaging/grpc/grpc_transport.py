@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 
 from tuplewire.addresses import join_host_port, split_host_port
-from tuplewire.connection.channel import SERVICE, dial_grpc, server_options
 from tuplewire.connection.dialling import Dialler
+from tuplewire.connection.grpc_channel import SERVICE, dial_grpc, server_options
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.stream import Dial
 from tuplewire.errors import BindError, ConfigError

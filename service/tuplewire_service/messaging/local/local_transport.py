@@ -16,6 +16,9 @@ from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallba
 from tuplewire_service.messaging.threaded import ReceivingSession, ThreadedClient, ThreadedServer
 from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
 
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.05
 _FIRST_EPHEMERAL_PORT = 49152
 
 
@@ -144,11 +147,6 @@ def bind_endpoint(topology: str, port: int, server: ThreadedServer) -> tuple[int
         endpoint = _endpoints.setdefault((topology, port), LocalEndpoint())
         endpoint.server = server
         return port, endpoint
-
-
-logger = logging.getLogger(__name__)
-
-_RETRY_SECONDS = 0.05
 
 
 class LocalClient(ThreadedClient):

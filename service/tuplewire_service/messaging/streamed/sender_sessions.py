@@ -24,6 +24,9 @@ from tuplewire_service.messaging.receiving_end import ReceivingEnd
 from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING, IAccess, ServerStream
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
+SHARE_SECONDS = 3.0
+"""How long a sender without a stream keeps its share. A reconnect takes two seconds at most."""
+
 
 class Session(ReceivingEnd):
     """A sender's session and the stream that carries it now. Belongs to the loop, but for release()."""
@@ -118,10 +121,6 @@ def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
     relieved = set(status.relieved).union(later.relieved).difference(later.congested)
     status.congested[:] = sorted(congested)
     status.relieved[:] = sorted(relieved)
-
-
-SHARE_SECONDS = 3.0
-"""How long a sender without a stream keeps its share. A reconnect takes two seconds at most."""
 
 
 class Leases:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from abc import abstractmethod
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tuplewire.config import AckMode, SessionSettings
-from tuplewire.errors import DrainingError, RefusedError
+from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Opened
@@ -85,9 +84,6 @@ class ReceivingSession(ReceivingEnd):
             return None if self.delivering else self.state.update()
 
 
-logger = logging.getLogger(__name__)
-
-
 class ThreadedServer(ReceptionServer):
     """Keeps a session for each sender, and gives what they send to whoever takes it.
 
@@ -110,19 +106,15 @@ class ThreadedServer(ReceptionServer):
         """Whether frames of this sender are taken now; until then they wait with it."""
         return self._reception.open and session.intake <= self._intake
 
-    def refusal(self, sending: Sending) -> RefusedError | None:
-        """Return why a sender is not let in now, and must try again; None when it is."""
-        if sending.intake > self._intake:
-            return DrainingError("the server is draining; connect again later, or to another one")
-        return None if sending.worker_id else self._reception.not_ready
-
     def welcome(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
         """Return the session of a sender that connects, as it was left or a new one, and what to tell it.
 
         wake: called from now on, from any thread, when there may be an update to tell. Raises RefusedError.
         """
         with self._taking:  # what is with the callback now may be this sender's
-            if (error := self.refusal(sending)) is not None:
+            if sending.intake > self._intake:
+                raise DrainingError("the server is draining; connect again later, or to another one")
+            if not sending.worker_id and (error := self._reception.not_ready) is not None:
                 raise error
             session = self._sessions.get(sending.sender_id)
             if session is None or session.incarnation != sending.known:

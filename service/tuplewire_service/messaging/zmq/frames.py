@@ -29,6 +29,8 @@ from tuplewire.config import MIB
 from tuplewire.errors import MalformedError, RefusedError, refused
 
 _HEADER = struct.Struct("!BQQ")
+_TOLD_PARTS = 4
+"""News of room is worth a frame once it is this part of the window."""
 
 
 class FrameKind(enum.IntEnum):
@@ -85,10 +87,6 @@ def decode_refusal(body: bytes) -> RefusedError:
     """Return the error that a REFUSED frame stands for."""
     code, _, detail = body.decode(errors="replace").partition("\0")
     return refused(code, detail)
-
-
-_TOLD_PARTS = 4
-"""News of room is worth a frame once it is this part of the window."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ from tuplewire.settings import ANY_TEXT, choice, count, setting, storms
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.frames import ZmqWindow
 
+_MAX_PATH = 107
+"""Bytes of a Unix socket's path."""
+_FREE_PORTS = range(49152, 65536)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqSettings(TransportSettings):
@@ -53,11 +57,6 @@ class ZmqSettings(TransportSettings):
     def stream_window(self) -> ZmqWindow:
         """What one side of a stream may have sent that the other has not read."""
         return ZmqWindow(self.hwm or 2**32)
-
-
-_MAX_PATH = 107
-"""Bytes of a Unix socket's path."""
-_FREE_PORTS = range(49152, 65536)
 
 
 def tcp_endpoint(host: str, port: int) -> str:
