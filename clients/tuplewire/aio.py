@@ -61,7 +61,7 @@ class Client(BaseClient):
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Hand over messages, but never wait; return False if `send` would. Needs a running loop."""
-        return self._connected().try_send(as_groups(messages, payload, self.source))
+        return self._connected().offer(as_groups(messages, payload, self.source))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged; see tuplewire.Client.flush.
@@ -87,7 +87,7 @@ class Client(BaseClient):
         for receiver in list(self._receivers):
             await receiver.close()
         if self._sender is not None:
-            await self._sender.close(timeout)
+            await self._sender.close_async(timeout)
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,8 +14,8 @@ from typing import Any, Self, overload
 from weakref import WeakSet
 
 from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.connection.goodbye import owe_goodbye
+from tuplewire.connection.grpc_channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
@@ -144,7 +144,7 @@ class Client(BaseClient):
         sender = self._new_sender(thread.loop)
         thread.call(sender.start)
         if self._sender is not None:  # a signal handler has connected meanwhile
-            thread.run(sender.abort())
+            thread.run(sender.abort_async())
             return self._sender
         thread.suspendables.add(sender)
         self._sender = sender
@@ -177,7 +177,7 @@ class Client(BaseClient):
         """
         sender = self._connected()
         if not self._sent_one(sender, messages, payload):
-            sender.send(as_groups(messages, payload, self.source), timeout)
+            sender.send(as_groups(messages, payload, self.source), timeout=timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
@@ -186,7 +186,7 @@ class Client(BaseClient):
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Hand over as `send` does, but never wait; return False if `send` would wait."""
         sender = self._connected()
-        return self._sent_one(sender, messages, payload) or sender.try_send(
+        return self._sent_one(sender, messages, payload) or sender.offer(
             as_groups(messages, payload, self.source)
         )
 
@@ -242,7 +242,7 @@ class Client(BaseClient):
         for subscription in list(self._subscriptions):
             subscription.close()
         if sender is not None:
-            messaging_loop().run(sender.close(timeout))
+            messaging_loop().run(sender.close_async(timeout))
 
     def __enter__(self) -> Self:
         return self

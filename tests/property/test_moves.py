@@ -215,7 +215,7 @@ class Cluster(RuleBasedStateMachine):
         groups = [
             numbered(task, program.source, program.offered[task], 3 * much, padding=which) for task in tasks
         ]
-        if self.loop.inside(lambda: program.sender.try_send(groups), f"p{program.worker}"):
+        if self.loop.inside(lambda: program.sender.offer(groups), f"p{program.worker}"):
             for task in tasks:
                 program.offered[task] += 3 * much
 

@@ -11,7 +11,7 @@ from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local.local_context import LocalContext
+from tuplewire_service.messaging.local.local_transport import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import receive_queues
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

@@ -9,7 +9,7 @@ import pytest
 from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.files import Token
-from tuplewire_service.messaging.access import EVERYTHING
+from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING
 from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import PermissionRule, Rules, TaskRanges
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuplewire.session.credit import Exhausted
 from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
-from tuplewire.session.pressure import HELD_SECONDS, Exhausted, OutboundPressure
+from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure
 from tuplewire_service.worker.times import INTERVAL_SECONDS, Blocking, LoopLag, TimeShares, TimeState
 
 WAITS = st.lists(

@@ -9,8 +9,8 @@ Source: Storm's receive queue (there a Disruptor ring without acknowledgement); 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import LENGTH_BYTES, cut, starting_within, wire_bytes
@@ -37,50 +37,40 @@ class Done:
     accepted_micros: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
-    __slots__ = ("first", "group", "token")
-
-    def __init__(self, first: int, group: TaskGroup, token: Any) -> None:
-        self.first = first
-        self.group = group
-        self.token = token
+    first: int
+    group: TaskGroup
+    token: Any
 
     @property
     def last(self) -> int:
         return self.first + len(self.group) - 1
 
 
+@dataclass(slots=True, eq=False)
 class DeliveryLog:
     """The queue of one task. Sequences count messages, from 1; 0 stands for "none"."""
 
-    __slots__ = (
-        "_delivered",
-        "_marks",
-        "_taken_bytes",
-        "_waiting",
-        "acknowledged",
-        "queued_bytes",
-        "received",
-        "tail",
-        "taken",
-    )
+    tail: int = 0
+    """The sequence of the last message that was appended."""
+    taken: int = 0
+    """The sequence of the last message that was handed out."""
+    received: int = 0
+    """The sequence of the last message that is known to have arrived at the consumer."""
+    acknowledged: int = 0
+    """The sequence of the last message that the consumer has acknowledged."""
+    queued_bytes: int = 0
+    """Held payload bytes: waiting, or not acknowledged."""
+    _waiting: deque[_Entry] = field(default_factory=deque)
+    _delivered: deque[_Entry] = field(default_factory=deque)
+    _marks: deque[tuple[int, int]] = field(default_factory=deque)
+    _taken_bytes: int = 0
 
-    def __init__(self, start: int = 0) -> None:
-        """Begin empty, after sequence `start`."""
-        self.tail = start
-        """The sequence of the last message that was appended."""
-        self.taken = start
-        """The sequence of the last message that was handed out."""
-        self.received = start
-        """The sequence of the last message that is known to have arrived at the consumer."""
-        self.acknowledged = start
-        """The sequence of the last message that the consumer has acknowledged."""
-        self.queued_bytes = 0
-        """Held payload bytes: waiting, or not acknowledged."""
-        self._waiting: deque[_Entry] = deque()
-        self._delivered: deque[_Entry] = deque()
-        self._marks: deque[tuple[int, int]] = deque()
-        self._taken_bytes = 0
+    @classmethod
+    def after(cls, sequence: int) -> Self:
+        """Return an empty queue whose first message gets the sequence after this one."""
+        return cls(sequence, sequence, sequence, sequence)
 
     @property
     def queued_messages(self) -> int:

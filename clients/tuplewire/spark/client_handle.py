@@ -13,7 +13,7 @@ from weakref import ref
 
 from tuplewire.client import Client, Subscription
 from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import ADDRESS_VARIABLE, resolve_address
+from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch

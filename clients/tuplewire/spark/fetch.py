@@ -14,8 +14,8 @@ import grpc
 import pyarrow as pa
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
-from tuplewire.connection.channel import SERVICE, channel_options, dialler_for, error_of
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import SERVICE, channel_options, dialler_for, error_of
 from tuplewire.errors import (
     DrainingError,
     NotLocalError,
@@ -27,8 +27,8 @@ from tuplewire.errors import (
     UnreachableError,
     refused,
 )
-from tuplewire.session.backoff import Backoff
 from tuplewire.session.delivery import Delivery
+from tuplewire.session.retry import Backoff
 from tuplewire.spark.data_source import read_batch
 from tuplewire.spark.offsets import DataLossError, Held, Range, TaskOffset
 from tuplewire.spark.options import SourceOptions

@@ -21,8 +21,8 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.backoff import Backoff
 from tuplewire.session.pieces import frame_pieces, wire_bytes
+from tuplewire.session.retry import Backoff
 from tuplewire.spark.offsets import Held
 
 _POLL_SECONDS = 0.05

@@ -21,8 +21,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from tuplewire.client import Client
 from tuplewire.config import MIB
-from tuplewire.connection.channel import resolve_address
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import resolve_address
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch

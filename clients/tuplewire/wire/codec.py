@@ -8,6 +8,7 @@ hold it against the generated code. Decoding is the protobuf library's, through 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -15,6 +16,8 @@ from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
+
+_Message = TypeVar("_Message", SendRequest, RecvResponse)
 
 # Protobuf tags: field number << 3 | wire type.
 _FRAME = b"\x12"
@@ -98,28 +101,24 @@ def encode_frame(
 
 def decode_send_request(data: bytes) -> SendRequest | OpaqueFrame:
     """Read a SendRequest; one that holds a frame comes back as the opaque frame. Raises MalformedError."""
-    try:
-        if (body := _frame_body(data)) is not None:
-            return OpaqueFrame.FromString(body)
-        request = SendRequest.FromString(data)
-        if request.HasField("frame"):
-            return OpaqueFrame.FromString(request.frame.SerializeToString())
-    except DecodeError as error:
-        raise MalformedError(f"{len(data)} bytes are not a SendRequest: {error}") from error
-    return request
+    return _decode(SendRequest, data)
 
 
 def decode_recv_response(data: bytes) -> RecvResponse | OpaqueFrame:
-    """Read a RecvResponse; one that holds a frame comes back as the opaque frame. Raises MalformedError."""
+    """Read a RecvResponse; see decode_send_request."""
+    return _decode(RecvResponse, data)
+
+
+def _decode(kind: type[_Message], data: bytes) -> _Message | OpaqueFrame:
     try:
         if (body := _frame_body(data)) is not None:
             return OpaqueFrame.FromString(body)
-        response = RecvResponse.FromString(data)
-        if response.HasField("frame"):
-            return OpaqueFrame.FromString(response.frame.SerializeToString())
+        message = kind.FromString(data)
+        if message.HasField("frame"):
+            return OpaqueFrame.FromString(message.frame.SerializeToString())
     except DecodeError as error:
-        raise MalformedError(f"{len(data)} bytes are not a RecvResponse: {error}") from error
-    return response
+        raise MalformedError(f"{len(data)} bytes are not a {kind.__name__}: {error}") from error
+    return message
 
 
 def _frame_body(data: bytes) -> bytes | None:

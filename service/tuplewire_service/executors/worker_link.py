@@ -82,7 +82,6 @@ class WorkerLink(Link, IProgram):
         self._loop.call(subscribe)
 
     def leave(self, tasks: range) -> None:
-        """See Link."""
 
         def unsubscribe() -> None:
             consumer = self._consumers.pop(tasks, None)
@@ -102,7 +101,6 @@ class WorkerLink(Link, IProgram):
 
     @property
     def not_ready(self) -> str:
-        """See Link."""
         return self._loop.call(self._not_connected)
 
     def _not_connected(self) -> str:
@@ -112,7 +110,6 @@ class WorkerLink(Link, IProgram):
         return f"no connection to {', '.join(missing)}" if missing else ""
 
     def loads(self) -> Mapping[int, float]:
-        """See Link."""
         return self._loads
 
     def report(self, loads: Mapping[int, float]) -> None:
@@ -143,12 +140,10 @@ class WorkerLink(Link, IProgram):
 
     @property
     def not_ready_because(self) -> str:
-        """See IProgram."""
         return "the executors are starting" if self.executors is None else self.executors.not_ready
 
     @property
     def busy(self) -> bool:
-        """See IProgram."""
         executors = self.executors
         if executors is None or executors.failure is not None:
             return False
@@ -164,17 +159,14 @@ class WorkerLink(Link, IProgram):
         self.missing = missing
 
     def exchange_loads(self, known: Mapping[int, float]) -> Mapping[int, float]:
-        """See IProgram."""
         self._loads = known
         return self._own_loads
 
     @property
     def exhausted(self) -> Collection[int]:
-        """See IProgram."""
         return self._entrance.blocked
 
     def statistics(self) -> ServerStatistics:
-        """See IProgram."""
         entrance = self._entrance
         received = ReceiveCount(entrance.source, entrance.messages, entrance.batches, entrance.size_bytes)
         return ServerStatistics([received], 1, refused_messages=dict(entrance.refused))

@@ -1,14 +1,16 @@
-"""The settings that all transports have."""
+"""The settings that all transports have, and what the contexts of ours have in common."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tuplewire.config import MIB, SessionSettings
 from tuplewire.session.shares import QueueShares, Window
 from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
+from tuplewire_service.messaging.base import IConnection, IContext
 
 MIN_WINDOW_MESSAGES = 64
 
@@ -42,3 +44,22 @@ class TransportSettings(Settings):
             Window(self.receive_messages, self.receive_bytes),
             Window(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
         )
+
+
+class TransportContext(IContext):
+    """A context that has settings, and ends what it has made."""
+
+    kind: ClassVar[type[TransportSettings]] = TransportSettings
+    """Has the keys of prepare()."""
+
+    def __init__(self) -> None:
+        self._settings = self.kind.from_conf({})
+        self._made: list[IConnection] = []
+
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        self._settings = self.kind.from_conf(conf)
+
+    def term(self) -> None:
+        made, self._made = self._made, []
+        for connection in reversed(made):
+            connection.close()

@@ -18,8 +18,7 @@ from tuplewire_service.control.control_servicer import ControlServicer, Services
 from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
-from tuplewire_service.messaging.grpc.grpc_context import GrpcContext
-from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest

@@ -15,7 +15,7 @@ from tuplewire.errors import PermissionDeniedError, RefusedError, Unauthenticate
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import allowed
 from tuplewire.identity.files import Token, find_token
-from tuplewire_service.messaging.access import IAccess
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess
 from tuplewire_service.security.permissions import Permissions, Rules
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,6 @@ class Access(IAccess):
         self._granted: Permissions | None = None
 
     def open_session(self, topology: str, *, worker: bool) -> None:
-        """See IAccess."""
         if worker and not self._may_be_worker:
             raise self._guard.denied(
                 self._who,
@@ -160,14 +159,12 @@ class Access(IAccess):
             self._check_topology(topology)
 
     def receive(self, topology: str, tasks: Iterable[int]) -> None:
-        """See IAccess."""
         self._check_topology(topology)
         granted = self._permissions()
         if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):
             raise self._task(f"receive from task {foreign[0]}", "receive")
 
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
-        """See IAccess."""
         if self._guard.rules is None or self._is_worker:
             return ()
         granted = self._permissions()

@@ -100,7 +100,7 @@ class ReceiveQueues:
         queue = self._leaving.pop(task, None)
         if queue is None:
             start = self._tails.pop(task, self._start)
-            queue = _Queue(task, DeliveryLog(start), QueueTimes(start))
+            queue = _Queue(task, DeliveryLog.after(start), QueueTimes(start))
         self._queues[task] = queue
         self._touched.add(task)
         queue.leaving = False
@@ -306,17 +306,14 @@ class QueueSubscription(ISubscription):
 
     @property
     def starts(self) -> Sequence[tuple[int, int]]:
-        """See ISubscription."""
         return [(task, queue.log.taken) for task, queue in self._held.items()]
 
     @property
     def ended(self) -> RefusedError | None:
-        """See ISubscription."""
         return self._ended
 
     @property
     def waiting(self) -> bool:
-        """See ISubscription."""
         return any(queue.log.queued_messages for queue in self._held.values())
 
     def take(self, max_bytes: int) -> list[Delivery]:
@@ -339,7 +336,6 @@ class QueueSubscription(ISubscription):
         return deliveries
 
     def progress(self, cursors: Sequence[Cursor]) -> None:
-        """See ISubscription."""
         for cursor in cursors:
             queue = self._held.get(cursor.task)
             if queue is not None:
@@ -358,7 +354,6 @@ class QueueSubscription(ISubscription):
             self.end(self._queues.not_here(queue.task))
 
     def close(self) -> None:
-        """See ISubscription."""
         held, self._held = self._held, {}
         self._ready.clear()
         for queue in held.values():

@@ -34,8 +34,8 @@ from tuplewire_service.messaging.base import (
     InboundSession,
     IRelayConnection,
     ReceivedBatch,
-    worker_number,
 )
+from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
@@ -103,7 +103,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def assignment_version(self) -> int:
-        """See IConnectionCallback."""
         return self.table.version
 
     def update(self, assignment: Assignment, *, force: bool = False) -> bool:
@@ -354,11 +353,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def not_ready(self) -> RefusedError | None:
-        """See IConnectionCallback."""
         return self.table.not_ready
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
-        """See ISubscriptionSource."""
         for cursor in request.cursors:
             if cursor.task in self.taken_here:
                 raise PermissionDeniedError(

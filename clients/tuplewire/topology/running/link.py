@@ -83,7 +83,6 @@ class ClientLink(Link):
         self._threads: list[threading.Thread] = []
 
     def open(self, tasks: Sequence[range], receive: Receive, failed: Failed) -> None:
-        """See Link."""
         for each in tasks:
             subscription = self._client.recv([task + self._first_task for task in each])
             self._subscriptions.append(subscription)
@@ -122,7 +121,6 @@ class ClientLink(Link):
             return not left
 
     def send(self, groups: Sequence[TaskGroup]) -> None:
-        """See Link."""
         self._client.send(TaskMessageBatch.from_groups(self._shifted(groups, self._first_task)))
 
     @staticmethod
@@ -141,7 +139,6 @@ class ClientLink(Link):
         ]
 
     def lost(self) -> int:
-        """See Link."""
         return sum(self._client.ledger().dropped.values())
 
     def close(self, timeout: float) -> None:

@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import (
-    DrainingError,
-    MalformedError,
-    ProtocolVersionError,
-    TuplewireError,
-    WrongTopologyError,
-)
+from tuplewire.errors import DrainingError, MalformedError, TuplewireError
 from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
-from tuplewire.session.probe import ProbeTimer
+from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.access import IAccess
 from tuplewire_service.messaging.streamed.streamed_stream import (
+    IAccess,
     ServerStream,
+    StreamService,
     check_id,
-    code_of,
     ended_to_wire,
     finish_writing,
-    log_refusal,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
-_SUBSCRIBE_SECONDS = 10.0
 
-
-class RecvService:
+class RecvService(StreamService):
     """Everything behind Messaging.Recv of one bound server. Belongs to the event loop."""
 
     def __init__(self, topology: str, settings: TransportSettings, source: ISubscriptionSource) -> None:
-        self.topology = topology
-        self.settings = settings
+        super().__init__(topology, settings)
         self.source = source
         self.draining = False
-        self.refused_streams: Counter[str] = Counter()
 
     async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from subscribe to end."""
@@ -58,20 +46,13 @@ class RecvService:
             await wire.write(_subscribed(subscription).SerializeToString())
             await self._carry(subscription, wake, wire)
         except TuplewireError as error:
-            self.refused_streams[code_of(error)] += 1
-            log_refusal(wire.peer, error)
-            await wire.refuse(error)
+            await self._refuse(wire, error)
         finally:
             if subscription is not None:
                 subscription.close()
 
-    @staticmethod
-    async def _subscribe(wire: ServerStream) -> pb.Subscribe | None:
-        try:
-            async with asyncio.timeout(_SUBSCRIBE_SECONDS):
-                data = await wire.read()
-        except TimeoutError:
-            raise MalformedError(f"no subscribe within {_SUBSCRIBE_SECONDS:.0f} s") from None
+    async def _subscribe(self, wire: ServerStream) -> pb.Subscribe | None:
+        data = await self._first_request(wire, "subscribe")
         if data is None:
             return None
         request = _request(data)
@@ -80,15 +61,7 @@ class RecvService:
         return request.subscribe
 
     def _open(self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event) -> ISubscription:
-        if subscribe.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolVersionError(
-                f"this worker speaks protocol {PROTOCOL_VERSION}, the consumer {subscribe.protocol_version}"
-            )
-        if subscribe.topology != self.topology:
-            raise WrongTopologyError(
-                f"this worker serves topology {self.topology!r}, "
-                f"the consumer belongs to {subscribe.topology!r}"
-            )
+        self._check_peer("consumer", subscribe)
         check_id("consumer_id", subscribe.consumer_id)
         cursors = {each.task: _cursor(each) for each in subscribe.tasks}
         if not cursors or len(cursors) < len(subscribe.tasks):

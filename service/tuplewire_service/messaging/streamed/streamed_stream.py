@@ -1,4 +1,4 @@
-"""The serving side of a stream, as a transport hands it to the services."""
+"""The serving side of a stream, what its other side may do, and what the services of streams share."""
 
 from __future__ import annotations
 
@@ -6,37 +6,67 @@ import asyncio
 import contextlib
 import logging
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
     MalformedError,
     PermissionDeniedError,
+    ProtocolVersionError,
     RefusedError,
     TuplewireError,
     UnauthenticatedError,
+    WrongTopologyError,
 )
+from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.access import EVERYTHING, IAccess
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = logging.getLogger(__name__)
 
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
 """Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
+_HELLO_SECONDS = 10.0
 _LAST_WRITE_SECONDS = 1.0
 _log_rate = LogRate()
 """Of the whole process: what peers cause is not to fill its log."""
 
 
+class IAccess:
+    """What one caller may do: everything, unless a subclass says otherwise.
+
+    Asked once for each stream, and of messages once for each frame; `refused` must cost next to nothing.
+    """
+
+    def open_session(self, topology: str, *, worker: bool) -> None:
+        """Take note that it sends for a topology, maybe as another worker; raises RefusedError."""
+
+    def receive(self, topology: str, tasks: Iterable[int]) -> None:
+        """Take note that it wants the messages of these tasks; raises RefusedError."""
+
+    def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
+        """Return those groups that it may not send, and why."""
+        del groups
+        return ()
+
+    def take_over(self, sender_id: str, earlier: IAccess) -> None:
+        """Take note that it goes on with, or ends, what another stream has begun; raises RefusedError."""
+
+
+EVERYTHING = IAccess()
+"""Of a caller about whom nobody asks."""
+
+
 class ServerStream(MessageStream):
     """The serving side of a stream; it ends in good order when its handler returns."""
 
-    @property
-    @abstractmethod
-    def peer(self) -> str:
-        """Who is on the other side, for the log."""
+    peer: str
+    """Who is on the other side, for the log."""
 
     def admit(self) -> IAccess:
         """Return what the other side may do; RefusedError when it may not come in."""
@@ -47,13 +77,50 @@ class ServerStream(MessageStream):
         """End the stream with an error, of which the other side gets the code and the text."""
 
 
-def log_refusal(peer: str, error: TuplewireError) -> None:
-    """Log a refused stream, one line a minute for each reason; what a worker's guard refuses, that logs."""
-    if isinstance(error, UnauthenticatedError | PermissionDeniedError):
-        return
-    if streams := _log_rate.due(code_of(error)):
-        extra = {"peer": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
-        logger.warning("stream.refused", extra=extra)
+class StreamService:
+    """What the services of a bound server have in common. Belongs to the event loop."""
+
+    def __init__(self, topology: str, settings: TransportSettings) -> None:
+        self.topology = topology
+        self.settings = settings
+        self.refused_streams: Counter[str] = Counter()
+
+    @staticmethod
+    async def _first_request(wire: ServerStream, what: str) -> bytes | None:
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                return await wire.read()
+        except TimeoutError:
+            raise MalformedError(f"no {what} within {_HELLO_SECONDS:.0f} s") from None
+
+    def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
+        """Raise RefusedError for a peer that speaks another protocol, or belongs to another topology."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"this worker speaks protocol {PROTOCOL_VERSION}, the {peer} {hello.protocol_version}"
+            )
+        if hello.topology != self.topology:
+            raise WrongTopologyError(
+                f"this worker serves topology {self.topology!r}, the {peer} belongs to {hello.topology!r}"
+            )
+
+    async def _refuse(self, wire: ServerStream, error: TuplewireError, *, farewell: bool = False) -> None:
+        """End a stream; the log has a line a minute for each reason, but for those that a guard logs.
+
+        farewell: say why before: the status alone is lost on some senders that are writing.
+        """
+        code = code_of(error)
+        self.refused_streams[code] += 1
+        if not isinstance(error, UnauthenticatedError | PermissionDeniedError) and (
+            streams := _log_rate.due(code)
+        ):
+            extra = {"peer": wire.peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
+            logger.warning("stream.refused", extra=extra)
+        if farewell:
+            with contextlib.suppress(TimeoutError, StreamBroken):
+                async with asyncio.timeout(_LAST_WRITE_SECONDS):
+                    await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
+        await wire.refuse(error)
 
 
 def code_of(error: TuplewireError) -> str:

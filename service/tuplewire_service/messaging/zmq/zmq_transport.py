@@ -1,17 +1,18 @@
-"""The bound side of the ZeroMQ transport: one ROUTER, and a stream for each connection that opens one."""
+"""The bound side of the ZeroMQ transport, one ROUTER with a stream for each connection, and its context."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tuplewire.connection.loop import EventLoopThread, watched
-from tuplewire.connection.stream import StreamBroken
+from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import (
     BindError,
     DrainingError,
@@ -22,13 +23,13 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
 from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
-from tuplewire_service.messaging.zmq.endpoints import IpcPort, tcp_endpoint
+from tuplewire_service.messaging.zmq.dial import dial_zmq
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
-from tuplewire_service.messaging.zmq.pump import Pump
-from tuplewire_service.messaging.zmq.sockets import Sockets
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
+from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream
 
 logger = logging.getLogger(__name__)
@@ -246,3 +247,36 @@ def _address_of(part: zmq.Frame) -> str:
         return str(part.get("Peer-Address"))
     except zmq.ZMQError:
         raise MalformedError("the peer's ZeroMQ is too old: use libzmq 4.2 or newer") from None
+
+
+class ZmqContext(StreamedContext):
+    """Binds a ROUTER and connects DEALERs to it. Source: Storm's `ZMQContext`.
+
+    In local mode (`storm.cluster.mode`) a port is a Unix socket of this machine, whatever the host.
+    """
+
+    kind = ZmqSettings
+    _settings: ZmqSettings
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sockets = Sockets(self._settings)
+
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        super().prepare(conf)
+        self._sockets = Sockets(self._settings)
+
+    def _serve(
+        self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
+    ) -> ZmqServerConnection:
+        return ZmqServerConnection(thread, topology_id, port, self._settings, callback, self._sockets)
+
+    def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:
+        settings = self._settings
+        local = settings.cluster_mode == "local"
+        endpoint = ipc_endpoint(settings, port) if local else tcp_endpoint(host, port)
+        return dial_zmq(self._sockets, thread, endpoint, f"{host}:{port}", settings.stream_window)
+
+    def term(self) -> None:
+        super().term()
+        self._sockets.term()

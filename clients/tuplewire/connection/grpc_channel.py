@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import grpc
@@ -16,22 +15,22 @@ import grpc.aio
 from tuplewire.addresses import check_reachable
 from tuplewire.config import SessionSettings
 from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
-from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
-from tuplewire.errors import (
-    ConfigError,
-    ProtocolError,
-    TuplewireError,
-    UnreachableError,
-    refused,
-)
+from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
+from tuplewire.errors import ConfigError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
 
 ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
 TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
 DEFAULT_TOPOLOGY = "default"
 
-_CONNECT_MILLIS = 5000
-
+DIRECT = (
+    ("grpc.enable_retries", 0),
+    # Workers are reached directly; a proxy of the environment would only stand in between.
+    ("grpc.enable_http_proxy", 0),
+    # How long it may take to connect: each of our attempts makes a channel of its own.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+)
+"""The options of every channel."""
 SERVICE = "tuplewire.v1.Messaging"
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
@@ -76,38 +75,32 @@ def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     Three settings together find a hung peer: without the ping timeout gRPC waits a minute for it. gRPC's own
     retries would send a stream's frames again, behind the session's back.
     """
-    keepalive = int(settings.keepalive_seconds * 1000)
-    timeout = int(settings.keepalive_timeout_seconds * 1000)
     return [
-        ("grpc.keepalive_time_ms", keepalive),
-        ("grpc.keepalive_timeout_ms", timeout),
-        ("grpc.http2.ping_timeout_ms", timeout),
-        ("grpc.keepalive_permit_without_calls", 1),
+        *_common_options(settings),
+        *DIRECT,
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_retries", 0),
-        # Workers are reached directly; a proxy of the environment would only stand in between.
-        ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_send_message_length", settings.max_request_bytes),
-        ("grpc.max_receive_message_length", settings.max_request_bytes),
-        # Each of our attempts makes a channel of its own; this bounds how long it may take to connect.
-        ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLIS),
     ]
 
 
 def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     """Return the options of a server to which sessions come: it finds a hung client as the client does it."""
-    keepalive = int(settings.keepalive_seconds * 1000)
-    timeout = int(settings.keepalive_timeout_seconds * 1000)
     return [
+        *_common_options(settings),
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", keepalive),
-        ("grpc.keepalive_timeout_ms", timeout),
-        ("grpc.http2.ping_timeout_ms", timeout),
-        ("grpc.keepalive_permit_without_calls", 1),
         # The clients ping to find a hung server; this is what lets them.
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
         ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
+    timeout = int(settings.keepalive_timeout_seconds * 1000)
+    return [
+        ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_send_message_length", settings.max_request_bytes),
         ("grpc.max_receive_message_length", settings.max_request_bytes),
     ]
@@ -115,7 +108,19 @@ def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
 
 def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial:
     """Return what opens streams to the worker at an address, each on a connection of its own."""
-    return partial(_open_stream, address, settings, dialler)
+
+    @asynccontextmanager
+    async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+        metadata = dialler.metadata(address)
+        async with await dialler.channel(address, channel_options(settings)) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
+            stream = _GrpcClientStream(call, address, dialler.hint(address))
+            try:
+                yield stream
+            finally:
+                stream.cancel()
+
+    return open_stream
 
 
 def dialler_for(credentials: Credentials | None) -> Dialler:
@@ -123,28 +128,11 @@ def dialler_for(credentials: Credentials | None) -> Dialler:
     return Dialler(Credentials.from_environment() if credentials is None else credentials)
 
 
-@asynccontextmanager
-async def _open_stream(
-    address: str, settings: SessionSettings, dialler: Dialler, method: str
-) -> AsyncIterator[ClientStream]:
-    metadata = dialler.metadata(address)
-    async with await dialler.channel(address, channel_options(settings)) as channel:
-        call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
-        stream = _GrpcStream(call, address, dialler.hint(address))
-        try:
-            yield stream
-        finally:
-            stream.cancel()
+class GrpcStream(MessageStream):
+    """One call of a streaming method, on either side."""
 
-
-class _GrpcStream(ClientStream):
-    """One call of a streaming method."""
-
-    def __init__(self, call: Any, address: str, hint: str) -> None:
+    def __init__(self, call: Any) -> None:
         self._call = call
-        self._address = address
-        self._hint = hint
-        self._cancelled = False
 
     async def write(self, data: bytes) -> None:
         try:
@@ -158,6 +146,14 @@ class _GrpcStream(ClientStream):
         except BROKEN as error:
             raise StreamBroken from error
         return None if data is grpc.aio.EOF else data
+
+
+class _GrpcClientStream(GrpcStream, ClientStream):
+    def __init__(self, call: Any, address: str, hint: str) -> None:
+        super().__init__(call)
+        self._address = address
+        self._hint = hint
+        self._cancelled = False
 
     async def done_writing(self) -> None:
         try:
