@@ -187,6 +187,10 @@ class TooManyHopsError(RefusedError, code="TOO_MANY_HOPS"):
     """Workers have passed messages on to each other too often: their assignments contradict each other."""
 
 
+class StaleEpochError(RefusedError, code="STALE_EPOCH"):
+    """A sink's epoch is older than one that it has published, or too far ahead of it."""
+
+
 class ResourceLimitError(RefusedError, code="RESOURCE_LIMIT"):
     """A bound of the receiver's configuration is reached."""
 

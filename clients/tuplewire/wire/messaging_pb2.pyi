@@ -28,6 +28,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
     ERROR_CODE_WRONG_WORKER: _ClassVar[ErrorCode]
     ERROR_CODE_TOO_MANY_HOPS: _ClassVar[ErrorCode]
+    ERROR_CODE_STALE_EPOCH: _ClassVar[ErrorCode]
 
 class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -59,6 +60,7 @@ ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_PERMISSION_DENIED: ErrorCode
 ERROR_CODE_WRONG_WORKER: ErrorCode
 ERROR_CODE_TOO_MANY_HOPS: ErrorCode
+ERROR_CODE_STALE_EPOCH: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
 ACK_MODE_QUEUED: AckMode
 ACK_MODE_PROCESSED: AckMode

@@ -96,7 +96,9 @@ class ControlServicer(Servicer):
         for _, denied in access.refused(groups):
             raise denied
         check_sizes(groups, settings.session.max_message_bytes)
-        return self._worker.publish(request.sink, request.epoch, request.piece, groups, last=request.last)
+        return self._worker.publish(
+            (access.owner, request.sink), request.epoch, request.piece, groups, last=request.last
+        )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""

@@ -190,6 +190,7 @@ class _Consumer:
         self._finished: deque[TaskGroup] = deque()
         request = SubscribeRequest(
             worker.settings.topology,
+            "",
             f"{worker.settings.worker_id} {tasks[0]}",
             worker.incarnation,
             0,

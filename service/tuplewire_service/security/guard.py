@@ -20,7 +20,7 @@ from tuplewire_service.security.permissions import Permissions, Rules
 
 logger = logging.getLogger(__name__)
 
-REASONS = ("no_token", "wrong_token", "name", "worker", "session", "topology", "task", "control")
+REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
 """Why somebody is denied; see service/SECURITY.md."""
 CONTROL = {"GetStatus": "", "GetLoad": "", "GetAssignment": "", "Publish": "", "Drain": "drain"}
 """What a rule must allow for a method of Control; empty: nothing (with Publish, the tasks count)."""
@@ -176,16 +176,14 @@ class Access(IAccess):
             if group.task not in granted.send
         ]
 
-    def take_over(self, sender_id: str, earlier: IAccess) -> None:
-        """See IAccess. A session is the workers', or of those who share a name or token with its stream."""
-        if not isinstance(earlier, Access):
-            return
-        if self._is_worker != earlier._is_worker or not (
-            self._is_worker or self._known_as & earlier._known_as or self._known_as == earlier._known_as
-        ):
-            raise self._guard.denied(
-                self._who, "session", f"the sender {sender_id!r} is not {self._who}: take another client_id"
-            )
+    @property
+    def owner(self) -> str:
+        """The workers together, a token's name, or the first name of a certificate; see IAccess."""
+        if self._is_worker and self._may_be_worker:
+            return "workers"
+        if self._token is not None:
+            return f"token {self._token}"
+        return self._names[0] if self._names else ""
 
     def control(self, method: str) -> None:
         """Take note that it calls a method of Control; PermissionDeniedError."""
@@ -198,10 +196,6 @@ class Access(IAccess):
                 f"{self._who} may not call {method}: that takes {action!r} in `control` of a rule for it in "
                 "the worker's permissions file",
             )
-
-    @property
-    def _known_as(self) -> set[str]:
-        return {*self._names, *(() if self._token is None else (f"token {self._token}",))}
 
     def _permissions(self) -> Permissions | None:
         """Return what the rules of the moment grant; None where there are none."""

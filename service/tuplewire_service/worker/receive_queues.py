@@ -32,7 +32,7 @@ class _Queue:
     times: QueueTimes
     leaving: bool = False
     consumer: QueueSubscription | None = None
-    consumer_id: str = ""
+    consumer_key: tuple[str, str] = ("", "")
     incarnation: int = 0
     credit: int = 0
     credit_bytes: int = 0
@@ -225,14 +225,14 @@ class ReceiveQueues:
             queue = self._queues.get(cursor.task)
             if queue is None:
                 raise self.not_here(cursor.task)
-            if queue.consumer_id == request.consumer_id and queue.incarnation > request.incarnation:
+            if queue.consumer_key == request.consumer_key and queue.incarnation > request.incarnation:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
             # It comes back, and may have been cut off before it heard that it was superseded.
             returns = request.worker_incarnation == self.incarnation
-            if returns and queue.consumer is not None and queue.consumer_id != request.consumer_id:
-                raise _superseded(queue.consumer_id, queue.task)
+            if returns and queue.consumer is not None and queue.consumer_key != request.consumer_key:
+                raise _superseded(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake)
         for cursor in request.cursors:
             self._hand_over(self._queues[cursor.task], subscription, cursor, request)
@@ -241,7 +241,7 @@ class ReceiveQueues:
     def _hand_over(
         self, queue: _Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
     ) -> None:
-        same = queue.consumer_id == request.consumer_id and queue.incarnation == request.incarnation
+        same = queue.consumer_key == request.consumer_key and queue.incarnation == request.incarnation
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
             # Two streams of one consumer may arrive in either order; the refused one comes again.
@@ -251,7 +251,7 @@ class ReceiveQueues:
                 else _superseded(request.consumer_id, queue.task)
             )
         queue.consumer = subscription
-        queue.consumer_id, queue.incarnation = request.consumer_id, request.incarnation
+        queue.consumer_key, queue.incarnation = request.consumer_key, request.incarnation
         if resumes:
             self.on_done(queue.task, queue.log.progress(cursor.acknowledged, cursor.received))
             queue.log.rewind(cursor.received)

@@ -18,7 +18,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import IContext, Intake, ReceivedBatch
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Peer
-from tuplewire_service.worker.publications import Publications
+from tuplewire_service.worker.publications import Publications, Sink
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
@@ -240,7 +240,7 @@ class Worker:
             self._check_ready()
         return changed
 
-    def publish(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
+    def publish(self, sink: Sink, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
         """Take a piece of a sink's epoch; the last piece puts the whole epoch in the queues.
 
         Returns how many messages that were. After an error nothing of the epoch is in a queue.
@@ -248,7 +248,7 @@ class Worker:
         Raises:
             DrainingError, NotReadyError: The worker drains, or has no assignment yet.
             NotLocalError, UnknownTaskError: A task is not held here.
-            SequenceGapError, ResourceLimitError: See Publications.
+            SequenceGapError, ResourceLimitError, StaleEpochError: See Publications.
         """
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             raise DrainingError("the worker is draining; publish again later, or at another one")

@@ -71,6 +71,7 @@ class RecvService(StreamService):
             raise DrainingError("the worker is draining; connect again later, or to another one")
         request = SubscribeRequest(
             subscribe.topology,
+            access.owner,
             subscribe.consumer_id,
             subscribe.incarnation,
             subscribe.worker_incarnation,

@@ -62,7 +62,7 @@ class SendService(StreamService):
         for start in range(0, len(told), _MOST_LOADS):
             notice = pb.SendResponse(load=_load_report(told[start : start + _MOST_LOADS]))
             for stream in self._streams:
-                stream.notify(notice)
+                stream.notify(notice, start)
         self._loads = _load_report([each for each in told if each[1]][:_MOST_LOADS])
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
@@ -157,9 +157,7 @@ class SendService(StreamService):
             raise error
         if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
-        session = self.leases.get(hello.sender_id)
-        if session is not None:
-            access.take_over(hello.sender_id, session.access)
+        session = self.leases.get((access.owner, hello.sender_id))
         if session is not None and session.state.incarnation > hello.incarnation:
             raise StaleIncarnationError(
                 f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
@@ -177,10 +175,11 @@ class SendService(StreamService):
             # New, or what the sender remembers is not what we do: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
-            self.leases.forget(hello.sender_id)
+            self.leases.forget((access.owner, hello.sender_id))
             self._epoch = max(self._epoch + 1, time.time_ns())
             session = Session(
                 hello,
+                access.owner,
                 self._epoch,
                 self.leases.shares,
                 self.settings.session,
@@ -248,8 +247,8 @@ class SendService(StreamService):
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
-                if self.leases.get(session.state.sender_id) is session:
-                    self.leases.forget(session.state.sender_id)
+                if self.leases.get(session.key) is session:
+                    self.leases.forget(session.key)
                 return
             if kind == "watch_releases":
                 session.watch_releases(request.watch_releases.tasks)

@@ -27,6 +27,9 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 SHARE_SECONDS = 3.0
 """How long a sender without a stream keeps its share. A reconnect takes two seconds at most."""
 
+SessionKey = tuple[str, str]
+"""The owner, and the sender's id; see IAccess."""
+
 
 class Session(ReceivingEnd):
     """A sender's session and the stream that carries it now. Belongs to the loop, but for release()."""
@@ -34,13 +37,15 @@ class Session(ReceivingEnd):
     def __init__(
         self,
         hello: pb.Hello,
+        owner: str,
         epoch: int,
         shares: QueueShares,
         settings: SessionSettings,
         on_left: Callable[[int, int, int], None],
         exhausted: Exhausted,
     ) -> None:
-        """Begin one; see ReceivingEnd."""
+        """Begin one; see ReceivingEnd. owner: see IAccess."""
+        self.key = owner, hello.sender_id
         self.epoch = epoch
         """Tells this session's memory from any other of the same sender, here or elsewhere."""
         # A worker's id, then its start and the number of the connection among its own.
@@ -83,8 +88,8 @@ class SendStream:
     def __init__(self, wire: ServerStream) -> None:
         self.wire = wire
         self.wake = asyncio.Event()
-        self.notices: dict[str, pb.SendResponse] = {}
-        """What to write besides acknowledgements, the latest of each kind: a peer may never read."""
+        self.notices: dict[tuple[str, int], pb.SendResponse] = {}
+        """What to write besides acknowledgements, the latest of each kind and part: a peer may never read."""
         self.frames = Gathering(self.wake, asyncio.get_running_loop())
         """Those that were taken and are not acknowledged, unless the sender asks before."""
         self.task = asyncio.current_task()
@@ -98,13 +103,13 @@ class SendStream:
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
 
-    def notify(self, notice: pb.SendResponse) -> None:
-        """Write this soon, in place of an earlier one of its kind."""
-        kind = notice.WhichOneof("kind") or ""
-        if kind == "backpressure" and kind in self.notices:
-            _merge(self.notices[kind].backpressure, notice.backpressure)
+    def notify(self, notice: pb.SendResponse, part: int = 0) -> None:
+        """Write this soon, in place of an earlier one of its kind, or part."""
+        key = notice.WhichOneof("kind") or "", part
+        if key[0] == "backpressure" and key in self.notices:
+            _merge(self.notices[key].backpressure, notice.backpressure)
         else:
-            self.notices[kind] = notice
+            self.notices[key] = notice
         self.wake.set()
 
     def end(self, error: TuplewireError) -> None:
@@ -129,8 +134,8 @@ class Leases:
     def __init__(self, settings: TransportSettings) -> None:
         self.shares = settings.shares()
         self._settings = settings
-        self._sessions: dict[str, Session] = {}
-        self._sharing: dict[str, Session] = {}
+        self._sessions: dict[SessionKey, Session] = {}
+        self._sharing: dict[SessionKey, Session] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -140,9 +145,9 @@ class Leases:
         """How many sessions have a share of the queues."""
         return len(self._sharing)
 
-    def get(self, sender_id: str) -> Session | None:
+    def get(self, key: SessionKey) -> Session | None:
         """Return a sender's session, if it is remembered."""
-        return self._sessions.get(sender_id)
+        return self._sessions.get(key)
 
     def add(self, session: Session) -> None:
         """Remember a new session; ResourceLimitError when as many are connected as may be remembered."""
@@ -154,7 +159,7 @@ class Leases:
                     f"{self._settings.max_sessions} senders are connected already; raise max_sessions"
                 )
             self.forget(idle)
-        self._sessions[session.state.sender_id] = session
+        self._sessions[session.key] = session
         self._share(session)
 
     def connected(self, session: Session) -> None:
@@ -169,20 +174,19 @@ class Leases:
 
     def disconnected(self, session: Session) -> None:
         """Let the lease of a sender begin to run out: its stream has ended."""
-        sender_id = session.state.sender_id
-        if self._sessions.get(sender_id) is session:
-            self._sessions[sender_id] = self._sessions.pop(sender_id)
+        if self._sessions.get(session.key) is session:
+            self._sessions[session.key] = self._sessions.pop(session.key)
             lapse = partial(self._lapse, session)
             session.lapse = asyncio.get_running_loop().call_later(SHARE_SECONDS, lapse)
 
     def _lapse(self, session: Session) -> None:
         self._take_share(session, session.leave())
-        forget = partial(self.forget, session.state.sender_id)
+        forget = partial(self.forget, session.key)
         session.lapse = asyncio.get_running_loop().call_later(self._settings.resume_seconds, forget)
 
-    def forget(self, sender_id: str) -> None:
+    def forget(self, key: SessionKey) -> None:
         """End a sender's session, if there is one: it has said goodbye, starts over, or was gone too long."""
-        session = self._sessions.pop(sender_id, None)
+        session = self._sessions.pop(key, None)
         if session is None:
             return
         if session.lapse is not None:
@@ -193,11 +197,11 @@ class Leases:
             self._take_share(session, left)
 
     def _share(self, session: Session) -> None:
-        self._sharing[session.state.sender_id] = session
+        self._sharing[session.key] = session
         self.shares.shared_by(len(self._sharing))
 
     def _take_share(self, session: Session, left: list[tuple[int, int, int]]) -> None:
-        del self._sharing[session.state.sender_id]
+        del self._sharing[session.key]
         for task, messages, size_bytes in left:
             self.shares.leave(task, messages, size_bytes)
         self.shares.shared_by(len(self._sharing))

@@ -54,8 +54,10 @@ class IAccess:
         del groups
         return ()
 
-    def take_over(self, sender_id: str, earlier: IAccess) -> None:
-        """Take note that it goes on with, or ends, what another stream has begun; raises RefusedError."""
+    @property
+    def owner(self) -> str:
+        """Whose its sessions, consumers and sinks are: another owner's of the same name are others."""
+        return ""
 
 
 EVERYTHING = IAccess()
