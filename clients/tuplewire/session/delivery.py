@@ -9,6 +9,7 @@ Source: Storm's receive queue (there a Disruptor ring without acknowledgement); 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -88,13 +89,20 @@ class DeliveryLog:
         self.tail += len(group)
         self.queued_bytes += len(group.data)
 
-    def take(self, credit: int, credit_bytes: int, max_bytes: int) -> list[Delivery]:
+    def take(
+        self,
+        credit: int,
+        credit_bytes: int,
+        max_bytes: int,
+        doubtful: Callable[[TaskGroup, Any], bool] | None = None,
+    ) -> list[Delivery]:
         """Hand out messages from the cursor on.
 
         credit: the last sequence that may be handed out.
         credit_bytes: a message may start while fewer bytes than this are on the way (after `received`).
         max_bytes: the same for this call, where lengths count too. The resulting frame holds less than twice
         that, and one message.
+        doubtful: returns whether a group, with its token, may have come before by another way; it is marked.
         """
         deliveries: list[Delivery] = []
         room = credit_bytes - self._taken_bytes
@@ -109,6 +117,8 @@ class DeliveryLog:
             if count < len(group):
                 _cut_first(self._waiting, count)
             entry = self._waiting.popleft()
+            if doubtful is not None and doubtful(entry.group, entry.token):
+                entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
             self.taken = entry.last
             size = len(entry.group.data)

@@ -163,6 +163,12 @@ class IConnectionCallback(ABC):
         """The version of the assignment in force, for senders that connect; 0: there is none."""
         return 0
 
+    def worker_lost(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
+        """Take note that a worker (its number) is not connected any more, without a goodbye."""
+
+    def worker_connected(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
+        """Take note that a worker (its number) is connected."""
+
 
 class IConnection(ABC):
     """What both sides have in common."""

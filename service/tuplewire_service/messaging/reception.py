@@ -71,6 +71,11 @@ class Reception:
 
     # --- for the transport ---------------------------------------------------------------------------
 
+    def worker_is(self, number: int, *, connected: bool) -> None:
+        """Tell the callback that a worker is connected, or is lost; 0: it is a program."""
+        if number and self.callback is not None:
+            (self.callback.worker_connected if connected else self.callback.worker_lost)(number)
+
     def counts(self) -> list[ReceiveCount]:
         """Return what has arrived, by source."""
         return [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]

@@ -67,6 +67,8 @@ class ReceiveQueues:
         self._tails: dict[int, int] = {}
         self._start = 0
         self._early: set[int] = set()
+        self.doubtful: Callable[[TaskGroup, InboundSession], bool] | None = None
+        """Returns whether messages may have come before, by another way; see Router.worker_lost."""
         self.wait = Durations()
         """How long messages waited until a consumer first got them."""
         self.redelivered_messages = 0
@@ -325,7 +327,7 @@ class QueueSubscription(ISubscription):
             queue = self._held[task]
             if queue.leaving:
                 continue  # its task is gone
-            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes)
+            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             if not taken:
                 continue

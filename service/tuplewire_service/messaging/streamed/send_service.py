@@ -121,6 +121,7 @@ class SendService(StreamService):
                 session.stream.end(SequenceGapError("the sender opened another stream for this session"))
             session.stream = stream
             self.leases.connected(session)
+            self._reception.worker_is(session.worker_number, connected=True)
             self._streams.add(stream)
             await wire.write(self._welcome(session, hello).SerializeToString())
             await self._carry(session, stream)
@@ -131,7 +132,8 @@ class SendService(StreamService):
             self._streams.discard(stream)
             if session is not None and session.stream is stream:
                 session.stream = None
-                self.leases.disconnected(session)
+                if self.leases.disconnected(session):
+                    self._reception.worker_is(session.worker_number, connected=False)
 
     async def _hello(self, wire: ServerStream) -> pb.Hello | None:
         data = await self._first_request(wire, "hello")
@@ -170,6 +172,7 @@ class SendService(StreamService):
                         f"sender {hello.sender_id!r}: incarnation {hello.incarnation} has taken over"
                     )
                 )
+            self._reception.worker_is(session.worker_number, connected=False)
             session = None
         if session is None or session.epoch != hello.receiver_incarnation:
             # New, or what the sender remembers is not what we do: it starts over.

@@ -172,12 +172,14 @@ class Leases:
                 self.shares.released(task, messages, size_bytes)
             self._share(session)
 
-    def disconnected(self, session: Session) -> None:
-        """Let the lease of a sender begin to run out: its stream has ended."""
-        if self._sessions.get(session.key) is session:
-            self._sessions[session.key] = self._sessions.pop(session.key)
-            lapse = partial(self._lapse, session)
-            session.lapse = asyncio.get_running_loop().call_later(SHARE_SECONDS, lapse)
+    def disconnected(self, session: Session) -> bool:
+        """Let the lease of a sender begin to run out: its stream has ended; False when it is forgotten."""
+        if self._sessions.get(session.key) is not session:
+            return False
+        self._sessions[session.key] = self._sessions.pop(session.key)
+        lapse = partial(self._lapse, session)
+        session.lapse = asyncio.get_running_loop().call_later(SHARE_SECONDS, lapse)
+        return True
 
     def _lapse(self, session: Session) -> None:
         self._take_share(session, session.leave())
