@@ -35,7 +35,7 @@ def kill(endpoint: Endpoint) -> None:
 
 
 def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
-    """The entry worker dies, the task moves, the second copies are consumed first, and then come the first."""
+    """The entry worker dies, the task moves, the second copies are consumed, then come the first."""
     with ExitStack() as stack:
         entry = stack.enter_context(one_worker("entry", directory=tmp_path))
         port = int(entry.address.rpartition(":")[2])

@@ -109,14 +109,22 @@ class Sender(SendingEnd, Resumable):
         if threading.get_ident() == self._loop_thread:
             self._take_in()
             return self._offer_to_window(groups, token, retain=retain)
-        handed = self._handed
-        if self._window.fits(groups, handed.messages, handed.size_bytes):
-            size = sum(len(group.data) for group in groups)
-            handed.add((groups, token, retain), sum(map(len, groups)), size)
+        if self._hand_over(groups, token, retain=retain):
             return True
-        if not handed and self._settings.overflow is not Overflow.DROP_OLDEST:
+        if not self._handed and self._settings.overflow is not Overflow.DROP_OLDEST:
             return False
-        return self._offer_on_loop(Offer(groups, token, retain))
+        if self._offer_on_loop(Offer(groups, token, retain)):
+            return True
+        # Room that has come since the loop answered was told to those who waited then: this thread did not.
+        return self._hand_over(groups, token, retain=retain)
+
+    def _hand_over(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
+        handed = self._handed
+        if not self._window.fits(groups, handed.messages, handed.size_bytes):
+            return False
+        size = sum(len(group.data) for group in groups)
+        handed.add((groups, token, retain), sum(map(len, groups)), size)
+        return True
 
     def _offer_on_loop(self, offer: Offer) -> bool:
         """Let the loop decide, which knows what may be given up, and to which tasks messages wait."""
