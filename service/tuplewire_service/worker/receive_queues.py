@@ -68,7 +68,7 @@ class ReceiveQueues:
         self._start = 0
         self._early: set[int] = set()
         self.doubtful: Callable[[TaskGroup, InboundSession], bool] | None = None
-        """Returns whether messages may have come before, by another way; see Router.worker_lost."""
+        """Returns whether messages may have come before, by another way; see LostWorkers."""
         self.wait = Durations()
         """How long messages waited until a consumer first got them."""
         self.redelivered_messages = 0

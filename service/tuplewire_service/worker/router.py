@@ -23,7 +23,7 @@ from tuplewire.errors import (
     RefusedError,
     TuplewireError,
 )
-from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup, entry_worker
+from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
@@ -39,6 +39,7 @@ from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
+from tuplewire_service.worker.lost_workers import LostWorkers
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
@@ -47,8 +48,6 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-_MOST_LOST = 10_000
-"""So many numbers of lost workers are remembered; each start of a worker has its own."""
 _GIVE_UP_SECONDS = 3.0
 """How long a worker may be out of reach, once no assignment names it, before its messages go elsewhere."""
 
@@ -80,7 +79,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._log_rate = LogRate()
         self._activity = asyncio.Event()
         self._dead: set[Peer] = set()
-        self._lost: dict[int, None] = {}
+        self._lost = LostWorkers()
         self.end_to_end = Durations()
         """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
@@ -279,7 +278,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         connection = self.connections.get(owner.peer)
         if inbound.worker_number:
             if self._lost:
-                groups = [each.as_redelivered() if self._doubtful(each, inbound) else each for each in groups]
+                lost = self._lost
+                groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
             groups = [group.passed_on(inbound.worker_number) for group in groups]
         for group in self._left_by(connection, inbound, groups):
             self._unroutable(group, inbound)
@@ -369,25 +369,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 )
         return self.queues.subscribe(request, wake)
 
-    # --- workers that are lost -------------------------------------------------------------------------
-
     def worker_lost(self, number: int) -> None:
-        """Mark what this worker has accepted, and others get only now, as possibly delivered before.
-
-        Programs send again what it had, and that may have overtaken the first copies.
-        """
-        self._lost[number] = None
-        if len(self._lost) > _MOST_LOST:
-            del self._lost[next(iter(self._lost))]
-        self.queues.doubtful = self._doubtful
+        self._lost.lose(number)
+        self.queues.doubtful = self._lost.had
 
     def worker_connected(self, number: int) -> None:
-        self._lost.pop(number, None)
-        if not self._lost:
-            self.queues.doubtful = None
-
-    def _doubtful(self, group: TaskGroup, inbound: InboundSession) -> bool:
-        return (entry_worker(group.forwarded) or inbound.worker_number) in self._lost
+        self._lost.find(number)
+        self.queues.doubtful = self._lost.had if self._lost else None
 
     # --- ledger, the end -------------------------------------------------------------------------------
 
