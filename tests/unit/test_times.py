@@ -89,6 +89,16 @@ def test_frames_take_from_first_writing_to_acknowledgement() -> None:
     assert buckets(into) == {2.5: 101}
 
 
+def test_tasks_that_are_gone_make_room() -> None:
+    """What is remembered of a task goes with it, once there is no room for another."""
+    exists = {1, 2}
+    blocking = Blocking(2, exists.__contains__)
+    blocking.look([(1, "w"), (2, "w")], 1.0)
+    exists.symmetric_difference_update({1, 3})
+    blocking.look([(3, "w")], 1.0)
+    assert blocking.seconds() == {("2", "w"): 1.0, ("3", "w"): 1.0}
+
+
 @given(WAITS)
 def test_states_add_up_to_the_time_that_has_passed(
     waits: list[tuple[float, float, bool, bool, float | None]],

@@ -119,7 +119,12 @@ class ReportedLoads:
 
     def take(self, reports: Mapping[int, float], now: float) -> None:
         """Take in a report. reports: 0 (idle) to 1 (full), by task. now: seconds, of any clock."""
-        self._reports.update((task, (value, now)) for task, value in reports.items())
+        known = self._reports
+        for task, value in reports.items():
+            known.pop(task, None)  # so that the oldest come first
+            known[task] = (value, now)
+        while known and known[oldest := next(iter(known))][1] <= now - self._expires_seconds:
+            del known[oldest]
 
     def forget(self, tasks: Iterable[int]) -> None:
         """Take back what was reported of these tasks."""
@@ -134,5 +139,5 @@ class ReportedLoads:
     def of(self, tasks: Iterable[int], now: float) -> dict[int, float]:
         """Return the last reports of these tasks, without those that have expired."""
         since = now - self._expires_seconds
-        reports = self._reports
-        return {task: reports[task][0] for task in tasks if task in reports and reports[task][1] > since}
+        found = {task: self._reports.get(task, (0.0, since)) for task in tasks}
+        return {task: value for task, (value, told) in found.items() if told > since}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.pressure import HELD_SECONDS
@@ -77,12 +77,13 @@ class TimeShares:
 class Blocking:
     """How long each task has made others wait, and where: seconds by task and place, sampled by look().
 
-    At most `limit` pairs have a number of their own. The first pairs keep theirs: a pair never changes
-    between its own number and the common one.
+    At most `limit` pairs have a number of their own. The first pairs keep theirs while their tasks exist: a
+    pair never changes between its own number and the common one.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, exists: Callable[[int], bool] = lambda _: True) -> None:
         self._limit = limit
+        self._exists = exists
         self._seconds: dict[tuple[str, str], float] = {}
 
     def look(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
@@ -90,6 +91,9 @@ class Blocking:
         seconds = self._seconds
         for task, where in blocked:
             pair = (str(task), where)
+            if pair not in seconds and len(seconds) >= self._limit:
+                for gone in [each for each in seconds if each[0] != OTHER and not self._exists(int(each[0]))]:
+                    del seconds[gone]
             if pair not in seconds and len(seconds) >= self._limit:
                 pair = (OTHER, OTHER)
             seconds[pair] = seconds.get(pair, 0.0) + elapsed
@@ -132,7 +136,7 @@ class Timekeeper:
         self._clock = asyncio.get_running_loop().time
         now = self._clock()
         self._shares = TimeShares(now)
-        self._blocking = Blocking(blocking_limit)
+        self._blocking = Blocking(blocking_limit, self._router.holder_known)
         self._lag = LoopLag(now)
         self._looked = now
 
