@@ -12,6 +12,7 @@ from tuplewire.connection.dialling import TlsMaterial, load_pair, names_in, read
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.identity.files import WatchedFiles
+from tuplewire_service.security.handshakes import Handshakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
         """Read the files; ConfigError when they are of no use."""
         super().__init__(credentials.files, lambda: read_identity(credentials))
         self._served = self.get()
+        self.handshakes = Handshakes()
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return the credentials of a server that demands a certificate of the same CA from everybody.
@@ -47,6 +49,7 @@ class Certificates(WatchedFiles[CertifiedIdentity]):
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return what to serve from now on; None: the same as before. gRPC asks at every handshake."""
+        self.handshakes.begin()
         identity = self.get()
         if identity is self._served:
             return None
