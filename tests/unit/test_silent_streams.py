@@ -12,7 +12,8 @@ from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 
 
 async def _never() -> bytes:
-    return await asyncio.get_running_loop().create_future()
+    await asyncio.Event().wait()
+    return b""
 
 
 async def _at_once() -> bytes:
