@@ -35,11 +35,12 @@ from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 _SECONDS = 60.0
 _NAME = "worker.example"
 TOKEN = "right-" + "0" * 20
+NOTHING = Credentials()
 STATUS = "/tuplewire.v1.Control/GetStatus"
 
 
 @contextlib.contextmanager
-def _worker(directory: Path, *flags: str, credentials: Credentials | None = None) -> Iterator[LocalWorkers]:
+def _worker(directory: Path, *flags: str, credentials: Credentials = NOTHING) -> Iterator[LocalWorkers]:
     """Run one worker with task 1."""
     with LocalWorkers(
         1, TOPOLOGY, flags=flags, directory=directory, drain_seconds=1, credentials=credentials
@@ -55,7 +56,7 @@ def _token(directory: Path) -> tuple[Path, Credentials]:
     )
 
 
-def _serves(address: str, credentials: Credentials | None = None) -> None:
+def _serves(address: str, credentials: Credentials = NOTHING) -> None:
     """See that a program can send and receive."""
     with (
         Client(address, topology=TOPOLOGY, credentials=credentials) as client,
@@ -174,7 +175,7 @@ def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
             TOPOLOGY,
             flags=[*flags, "--hello-seconds=0.5", "--idle-connection-seconds=0.5"],
             directory=directory,
-            credentials=files_of(Authority().issue("x.example"), tmp_path / "mine") if flags else None,
+            credentials=files_of(Authority().issue("x.example"), tmp_path / "mine") if flags else NOTHING,
         ) as workers:
             endpoint = workers.endpoints[0]
             with connected(endpoint.address) as silent, connected(endpoint.unix_address) as idle:
