@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,10 @@ from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers
 from helpers.traffic import Feeder, Reader
 
 from tuplewire import Client, Credentials
+from tuplewire.connection.dialling import read_tls
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcWiring
+from tuplewire_service.security.certificates import Certificates
 
 _SECONDS = 60.0
 _NAME = "worker.example"
@@ -309,3 +314,32 @@ def test_tls_handshakes_are_counted(tmp_path: Path) -> None:
         _serves(endpoint.address, credentials)
         assert metric(endpoint, "tuplewire_tls_connections_total") == calls + 2
         assert metric(endpoint, "tuplewire_tls_handshakes_total") == begun + 9
+
+
+def test_certificate_is_looked_at_in_spite_of_tickets(tmp_path: Path) -> None:
+    """A TLS session can be resumed for a minute; then a handshake with a certificate is due again."""
+    authority = Authority()
+    worker = files_of(authority.issue(_NAME), tmp_path / "worker")
+    program = files_of(authority.issue("etl.example"), tmp_path / "program")
+    now = 1000.0
+    certificates = Certificates(worker, lambda: now)
+    context = read_tls(program).context
+    wiring = GrpcWiring(tls=certificates.server_credentials())
+    with closing(GrpcContext(wiring=wiring).bind(TOPOLOGY, 0)) as server:
+        address = server.addresses[0]
+        first, _ = _tls(address, context, None)
+        again, resumed = _tls(address, context, first)
+        assert resumed
+        now += 60.0
+        assert not _tls(address, context, first)[1]
+        assert not _tls(address, context, again)[1]
+
+
+def _tls(
+    address: str, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[ssl.SSLSession | None, bool]:
+    """Make a handshake; return its session, of which the ticket has come, and whether it resumed one."""
+    with context.wrap_socket(connected(address), session=session) as secured:
+        secured.sendall(OPENING)
+        assert secured.recv(9)
+        return secured.session, bool(secured.session_reused)
