@@ -12,6 +12,7 @@ from tuplewire.settings import REQUIRED, SIZE, Setting, Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.launching.launch_settings import LaunchSettings
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
@@ -63,6 +64,12 @@ the name of an installed transport, or the class path of an `IContext` or of a f
 its own beside those of all.
 """
 
+_LIMITS = """## What others may cost: `tuplewire.limits.*`
+
+You give these to a transport or with a topology. A worker has them as settings of its own.
+[SECURITY.md](SECURITY.md) says what they are for.
+"""
+
 _SESSION = """## A session: `tuplewire.session.*`
 
 You give these with a topology, or to a transport. `tuplewire.Client` takes them as keywords without
@@ -94,6 +101,8 @@ def page() -> str:
         _of(LaunchSettings),
         _TRANSPORT,
         _list(transport.values()),
+        _LIMITS,
+        _of(ConnectionLimits),
         _SPARK.format(purpose="For reading:"),
         _of(SourceOptions),
         "For writing:\n",

@@ -160,3 +160,88 @@ def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> No
     for access, caller in ((first, before), (second, after)):
         access.open_session("t", worker=caller.names[:1] != () and "workers" in caller.names[0])
     assert (first.owner == second.owner) is may
+
+
+class _Files:
+    """What a guard's files hold, to be changed by a test."""
+
+    def __init__(self) -> None:
+        self.tokens: Sequence[Token] = (TOKEN,)
+        self.rules = Rules(
+            (PermissionRule((), (), (), TaskRanges.parse("1"), TaskRanges.parse("1-5"), frozenset()),)
+        )
+        self.worker_names: Sequence[str] = ("*.workers.example",)
+
+    def guard(self, *, tls: bool = False) -> Guard:
+        """Return one that goes by them."""
+        policy = Policy(
+            topology="t",
+            tls=tls,
+            worker_names=lambda: self.worker_names,
+            tokens=lambda: self.tokens,
+            rules=lambda: self.rules,
+        )
+        return Guard(policy)
+
+
+def test_stream_ends_once_its_token_is_gone() -> None:
+    """Streams that stand are looked at when the file changes; those whose token is still there go on."""
+    files = _Files()
+    other = Token("other", "abcdefghij" * 2)
+    files.tokens = (TOKEN, other)
+    guarded = files.guard()
+    ended: list[RefusedError] = []
+    with (
+        guarded.admit(SHOWN).standing(ended.append),
+        guarded.admit(Caller("unix:", shown=other.shown)).standing(
+            lambda _: pytest.fail("its token is there")
+        ),
+    ):
+        guarded.refresh()
+        assert not ended
+        files.tokens = (other,)
+        guarded.refresh()
+        guarded.refresh()
+        assert [type(each) for each in ended] == [UnauthenticatedError]
+        assert reason(guarded) == "wrong_token"
+    assert not guarded.standing
+
+
+def test_stream_that_is_over_is_not_looked_at() -> None:
+    """Only what stands is denied, and counted."""
+    files = _Files()
+    guarded = files.guard()
+    with guarded.admit(SHOWN).standing(lambda _: pytest.fail("it was over")):
+        pass
+    files.tokens = (Token("", "abcdefghij" * 2),)
+    guarded.refresh()
+    assert not guarded.denials
+
+
+def test_subscription_ends_once_no_rule_allows_it() -> None:
+    """A sender's stream stays, as its frames are looked at one by one."""
+    files = _Files()
+    guarded = files.guard()
+    sender, consumer = guarded.admit(SHOWN), guarded.admit(SHOWN)
+    sender.open_session("t", worker=False)
+    consumer.receive("t", [1, 2])
+    ended: list[RefusedError] = []
+    with sender.standing(lambda _: pytest.fail("a sender")), consumer.standing(ended.append):
+        nothing_sent = PermissionRule((), (), (), NOTHING, TaskRanges.parse("1"), frozenset())
+        files.rules = Rules((nothing_sent,))
+        guarded.refresh()
+    assert [type(each) for each in ended] == [PermissionDeniedError]
+    assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]
+
+
+def test_worker_ends_once_its_name_is_no_workers() -> None:
+    """Names of workers may come out of a certificate that has changed."""
+    files = _Files()
+    guarded = files.guard(tls=True)
+    worker = guarded.admit(WORKER)
+    as_worker(worker)
+    ended: list[RefusedError] = []
+    with worker.standing(ended.append):
+        files.worker_names = ("others.example",)
+        guarded.refresh()
+    assert [type(each) for each in ended] == [UnauthenticatedError]  # it has not shown a token either

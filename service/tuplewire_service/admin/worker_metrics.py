@@ -40,6 +40,12 @@ _CONFIG_SHOWN = (
     "max_frame_bytes",
     "keepalive_seconds",
     "keepalive_timeout_seconds",
+    "max_connections",
+    "max_connection_streams",
+    "max_silent_streams",
+    "hello_seconds",
+    "idle_connection_seconds",
+    "max_connection_seconds",
     "drain_seconds",
     "metrics_tasks",
     "metrics_peers",
@@ -115,6 +121,11 @@ class WorkerCollector(Collector):
                 "connected": snapshot.servers.sessions,
                 "resumable": snapshot.servers.resumable_sessions,
             }.items(),
+        )
+        yield gauge(
+            "silent_streams",
+            "Streams that have not said hello yet; beyond max_silent_streams, the oldest is refused.",
+            snapshot.servers.silent_streams,
         )
         yield counters(
             "refused_streams",

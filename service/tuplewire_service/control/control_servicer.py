@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError, WrongTopologyError
 from tuplewire.group import check_sizes
 from tuplewire.wire import control_pb2 as pb
@@ -16,8 +18,10 @@ from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import assignment_from_wire, assignment_to_wire, status_to_wire
-from tuplewire_service.messaging.grpc.grpc_stream import refuse
-from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_id
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
+from tuplewire_service.messaging.grpc.grpc_stream import GrpcServerStream, refuse
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_id, log_refusal
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
 
@@ -111,13 +115,17 @@ class ControlServicer(Servicer):
 class Services(grpc.GenericRpcHandler):
     """The methods that the generated add_..._to_server functions would add to a server.
 
-    Guarantee: no method is reached that `check` refuses, and a request that is no protobuf is refused as
-    MALFORMED. gRPC by itself answers UNKNOWN, and logs a traceback.
+    Each is served as a stream, which looks the same from outside: gRPC calls a handler with one request only
+    once it is there, and waits for it as long as its caller likes.
+
+    Guarantee: no method is reached that `check` refuses, and its caller is told before a request is read. A
+    request that is no protobuf is refused as MALFORMED; gRPC by itself answers UNKNOWN, and logs a traceback.
     """
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, limits: ConnectionLimits) -> None:
         self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
+        self.silent = SilentStreams(limits)
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
         """Take a service's handlers."""
@@ -134,24 +142,33 @@ class Services(grpc.GenericRpcHandler):
             return None
         path = str(handler_call_details.method)
 
-        async def answer(data: bytes, context: Context) -> Any:
-            return await method.unary_unary(await self._read(path, method, data, context), context)
+        async def answer(_: object, context: Context) -> None:
+            wire = GrpcServerStream(context, None)
+            with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+                request = await self._read(path, method, context, wire)
+                if method.response_streaming:
+                    async for response in method.unary_stream(request, context):
+                        await wire.write(method.response_serializer(response))
+                else:
+                    response = await method.unary_unary(request, context)
+                    await wire.write(method.response_serializer(response))
 
-        async def answers(data: bytes, context: Context) -> AsyncIterator[Any]:
-            request = await self._read(path, method, data, context)
-            async for response in method.unary_stream(request, context):
-                yield response
+        return grpc.stream_stream_rpc_method_handler(answer)
 
-        if method.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(answers, None, method.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(answer, None, method.response_serializer)
-
-    async def _read(self, path: str, method: Any, data: bytes, context: Context) -> Any:
+    async def _read(self, path: str, method: Any, context: Context, wire: GrpcServerStream) -> Any:
         try:
             self._check(context, path)
-            return method.request_deserializer(data)
-        except DecodeError as error:
-            problem = MalformedError(f"{len(data)} bytes are not a request of this method: {error}")
-            await refuse(context, problem)
-        except RefusedError as error:
-            await refuse(context, error)
+            return _request(method, await self.silent.first(wire.read, "request"))
+        except (RefusedError, MalformedError) as error:
+            log_refusal(wire.peer, error)
+            await wire.refuse(error)
+
+
+def _request(method: Any, data: bytes | None) -> Any:
+    if data is None:
+        raise MalformedError("a call without a request")
+    try:
+        return method.request_deserializer(data)
+    except DecodeError as error:
+        problem = f"{len(data)} bytes are not a request of this method: {error}"
+        raise MalformedError(problem) from error

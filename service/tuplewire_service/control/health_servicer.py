@@ -20,6 +20,8 @@ Response = health_pb2.HealthCheckResponse
 
 READINESS = ""
 LIVENESS = "liveness"
+_MOST_WATCHERS = 1000
+"""Nobody has to show a token to watch."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
@@ -60,6 +62,11 @@ class HealthServicer(Servicer):
 
     async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
         """Yield the state now, and again whenever it changes, until the worker drains."""
+        if len(self._watchers) >= _MOST_WATCHERS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_MOST_WATCHERS} watch the health of this worker already; call Check instead",
+            )
         changed = asyncio.Event()
         self._watchers.add(changed)
         context.add_done_callback(lambda _: self._closed(changed))  # type: ignore[arg-type]  # stub

@@ -69,6 +69,8 @@ class ServerStatistics:
     """Streams that were refused, or ended with an error, by the error's code."""
     refused_messages: Mapping[str, int] = field(default_factory=dict)
     """Messages that were refused one by one, by the error's code."""
+    silent_streams: int = 0
+    """Streams that have not said hello yet."""
 
 
 @dataclass(frozen=True, slots=True)

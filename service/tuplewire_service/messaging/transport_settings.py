@@ -11,13 +11,14 @@ from tuplewire.config import MIB, SessionSettings
 from tuplewire.session.shares import QueueShares, Window
 from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
 from tuplewire_service.messaging.base import IConnection, IContext
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
 
 MIN_WINDOW_MESSAGES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSettings(Settings):
-    """How a transport listens and connects. session: how its sessions behave."""
+    """How a transport listens and connects. session: how its sessions behave. limits: of its bound side."""
 
     PREFIX = "tuplewire.transport."
 
@@ -33,6 +34,7 @@ class TransportSettings(Settings):
         SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
     )
     session: SessionSettings = nested(SessionSettings)
+    limits: ConnectionLimits = nested(ConnectionLimits)
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from tuplewire.settings import (
     text,
     within,
 )
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -116,6 +117,12 @@ class WorkerConfig(WorkerSettings):
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
     keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
     keepalive_timeout_seconds: float = same(SessionSettings, "keepalive_timeout_seconds")
+    max_connections: int = same(ConnectionLimits, "max_connections")
+    max_connection_streams: int = same(ConnectionLimits, "max_connection_streams")
+    max_silent_streams: int = same(ConnectionLimits, "max_silent_streams")
+    hello_seconds: float = same(ConnectionLimits, "hello_seconds")
+    idle_connection_seconds: float = same(ConnectionLimits, "idle_connection_seconds")
+    max_connection_seconds: float = same(ConnectionLimits, "max_connection_seconds")
     tls_certificate: str | None = same(
         Credentials,
         "tls_certificate",
@@ -174,6 +181,8 @@ class WorkerConfig(WorkerSettings):
     )
     session: SessionSettings = field(default_factory=SessionSettings)
     """The rest of what a session with another worker goes by; only a program's settings say it."""
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """The same values once more, for those who take no more than these."""
 
     def _check(self) -> None:
         if not self.worker_id:  # Storm's way to name a worker; a free port has no number yet
@@ -185,6 +194,8 @@ class WorkerConfig(WorkerSettings):
         of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
         session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
         object.__setattr__(self, "session", session)
+        limits = {name: getattr(self, name) for name in settings_of(ConnectionLimits)}
+        object.__setattr__(self, "limits", ConnectionLimits(**limits))
         self._check_security()
         WorkerSettings._check(self)
 

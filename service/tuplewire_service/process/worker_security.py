@@ -77,7 +77,10 @@ class Security(Collector):
 
     def admit(self, context: Context) -> Access:
         """Return what the caller of a method may do; RefusedError when it may not come in."""
-        return self.guard.admit(caller_of(context))
+        caller = caller_of(context)
+        if caller.tls and self._certificates is not None:
+            self._certificates.handshakes.called(caller.peer)
+        return self.guard.admit(caller)
 
     def check_call(self, context: Context, method: str) -> None:
         """Let a call of /SERVICE/METHOD pass; RefusedError when its caller may not make it."""
@@ -90,6 +93,8 @@ class Security(Collector):
             for file in self._files:
                 file.get()
             self.guard.refresh()
+            if self._certificates is not None:
+                self._certificates.handshakes.report()
             await asyncio.sleep(_POLL_SECONDS)
 
     def collect(self) -> Iterator[Metric]:
@@ -110,6 +115,17 @@ class Security(Collector):
                 "certificate_expiry_timestamp_seconds",
                 "When the worker's certificate ends, in seconds since 1970.",
                 self._certificates.get().expires,
+            )
+            handshakes = self._certificates.handshakes
+            yield counter(
+                "tls_handshakes",
+                "TLS handshakes that others have begun, also those that failed; two a connection are usual.",
+                handshakes.begun,
+            )
+            yield counter(
+                "tls_connections",
+                "TLS connections that have brought a call.",
+                handshakes.connections,
             )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tuplewire.connection.log_rate import LogRate
@@ -72,11 +73,27 @@ class Guard:
         self._log_rate = LogRate()
         self.rules = policy.rules() if policy.rules else None
         """Those in force."""
+        self.standing: dict[Access, Callable[[RefusedError], None]] = {}
+        """What ends each stream that stands."""
+        self._seen = self._look()
+
+    def _look(self) -> tuple[object, ...]:
+        policy = self.policy
+        return policy.tokens() if policy.tokens else (), self.rules, tuple(policy.worker_names())
 
     def refresh(self) -> None:
-        """Take account of a permissions file that has changed, also for streams that stand."""
+        """Take account of files that have changed, and end the streams whose callers are admitted no more."""
         if self.policy.rules is not None:
             self.rules = self.policy.rules()
+        seen, self._seen = self._seen, self._look()
+        if seen == self._seen:
+            return
+        for access, end in list(self.standing.items()):
+            try:
+                access.renew()
+            except RefusedError as error:
+                self.standing.pop(access, None)
+                end(error)
 
     def admit(self, caller: Caller) -> Access:
         """Return what a caller may do.
@@ -84,6 +101,11 @@ class Guard:
         Raises UnauthenticatedError when a token is asked for and none of ours is shown, and
         PermissionDeniedError when its certificate is on no list.
         """
+        self.refresh()
+        return Access(self, caller)
+
+    def identify(self, caller: Caller) -> tuple[str | None, bool]:
+        """Return the name of its token, if one counts, and whether it may be a worker; raises as admit."""
         policy = self.policy
         worker = caller.tls and allowed(caller.names, policy.worker_names())
         if (
@@ -101,12 +123,10 @@ class Guard:
         token = None
         if policy.tokens is not None and not worker:
             token = self._token(caller, policy.tokens())
-        self.refresh()
         if not policy.tls:
             # Nobody can be told from a worker then; where rules are to hold, there are none.
             worker = policy.rules is None
-        who = f"token {token.name}" if token is not None and token.name else caller.who
-        return Access(self, who, caller.names, None if token is None else token.name, worker=worker)
+        return None if token is None else token.name, worker
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
         if caller.shown is None:
@@ -134,31 +154,58 @@ class Guard:
 class Access(IAccess):
     """What an admitted caller may do, by the rules of the moment."""
 
-    def __init__(
-        self, guard: Guard, who: str, names: tuple[str, ...], token: str | None, *, worker: bool
-    ) -> None:
+    def __init__(self, guard: Guard, caller: Caller) -> None:
         self._guard = guard
-        self._who = who
-        self._names = names
-        self._token = token
-        self._may_be_worker = worker
+        self._caller = caller
+        self._names = caller.names
         self._is_worker = False
+        self._received: tuple[str, Sequence[int]] | None = None
+        self._identify()
+
+    def _identify(self) -> None:
+        self._token, self._may_be_worker = self._guard.identify(self._caller)
+        self._who = f"token {self._token}" if self._token else self._caller.who
         self._rules: Rules | None = None
         self._granted: Permissions | None = None
 
-    def open_session(self, topology: str, *, worker: bool) -> None:
-        if worker and not self._may_be_worker:
+    @contextmanager
+    def standing(self, end: Callable[[RefusedError], None]) -> Iterator[None]:
+        self._guard.standing[self] = end
+        try:
+            yield
+        finally:
+            self._guard.standing.pop(self, None)
+
+    def renew(self) -> None:
+        """Look again at what its stream has been admitted for; RefusedError where that holds no more.
+
+        What it sends is looked at frame by frame anyway.
+        """
+        self._identify()
+        if self._is_worker:
+            self._check_worker()
+        if self._received is not None:
+            self.receive(*self._received)
+
+    def _check_worker(self) -> None:
+        if not self._may_be_worker:
             raise self._guard.denied(
                 self._who,
                 "worker",
                 f"{self._who} may not act as a worker: that takes a certificate with one of the workers' "
                 "tls_worker_names",
             )
-        self._is_worker = worker
-        if not worker:
+
+    def open_session(self, topology: str, *, worker: bool) -> None:
+        if worker:
+            self._check_worker()
+        else:
             self._check_topology(topology)
+        self._is_worker = worker
 
     def receive(self, topology: str, tasks: Iterable[int]) -> None:
+        self._received = topology, list(tasks)
+        tasks = self._received[1]
         self._check_topology(topology)
         granted = self._permissions()
         if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):

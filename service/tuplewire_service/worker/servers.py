@@ -130,6 +130,7 @@ class Servers:
             sum(part.resumable_sessions for part in parts),
             refused_streams,
             refused_messages,
+            sum(part.silent_streams for part in parts),
         )
 
     async def close(self) -> None:

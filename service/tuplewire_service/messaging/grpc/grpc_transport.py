@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -34,6 +35,16 @@ def _address(address: str) -> str:
 _ADDRESSES = several(
     Kind("ADDRESS", "host:port", str, _address), "ADDRESSES", "a list of host:port or unix:///path"
 )
+
+
+_MOST_MILLIS = 2**31 - 1
+"""gRPC takes this for ever."""
+_LAST_CALLS_SECONDS = 2.0
+"""How long a connection that is too old takes nothing new before it is closed: calls have ended by then."""
+
+
+def _millis(seconds: float) -> int:
+    return max(1, min(_MOST_MILLIS, int(seconds * 1000)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +86,7 @@ class GrpcServerConnection(StreamedServer):
 
     async def _bind(self) -> int:
         settings = self._settings
-        self._server = grpc.aio.server(options=server_options(settings.session))
+        self._server = grpc.aio.server(options=self._options())
         methods = {name: handler_of(serve, self._wiring.admit) for name, serve in self._handlers.items()}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods), *self._wiring.services)
@@ -85,6 +96,23 @@ class GrpcServerConnection(StreamedServer):
             self._listen(address)
         await self._server.start()
         return port
+
+    def _options(self) -> list[tuple[str, Any]]:
+        """Return the options of the server. gRPC counts the connections of each address apart."""
+        limits = self._settings.limits
+        options = [
+            *server_options(self._settings.session),
+            ("grpc.max_allowed_incoming_connections", limits.max_connections),
+            ("grpc.max_concurrent_streams", limits.max_connection_streams),
+            ("grpc.server_handshake_timeout_ms", _millis(limits.hello_seconds)),
+            ("grpc.max_connection_idle_ms", _millis(limits.idle_connection_seconds)),
+        ]
+        if self._wiring.tls is not None:
+            options += [
+                ("grpc.max_connection_age_ms", _millis(limits.max_connection_seconds)),
+                ("grpc.max_connection_age_grace_ms", _millis(_LAST_CALLS_SECONDS)),
+            ]
+        return options
 
     def _listen(self, address: str) -> int:
         try:

@@ -25,6 +25,7 @@ from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.streamed.sender_sessions import Leases, SendStream, Session
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
@@ -43,8 +44,10 @@ _FAREWELL_SECONDS = 1.0
 class SendService(StreamService):
     """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
 
-    def __init__(self, topology: str, settings: TransportSettings, reception: Reception) -> None:
-        super().__init__(topology, settings)
+    def __init__(
+        self, topology: str, settings: TransportSettings, silent: SilentStreams, reception: Reception
+    ) -> None:
+        super().__init__(topology, settings, silent)
         self.opened = asyncio.Event()
         """Set once the callback takes messages: until then none is read, and its sender keeps it."""
         self.intake = Intake.ALL
@@ -111,20 +114,22 @@ class SendService(StreamService):
         stream = SendStream(wire)
         session: Session | None = None
         try:
-            hello = await self._hello(wire)
-            if hello is None:
-                return
-            intake = Intake.of(worker=hello.kind == pb.PEER_KIND_WORKER, draining=hello.draining)
-            session = self._open(hello, intake, wire.admit())
-            stream.intake = intake
-            if session.stream is not None:
-                session.stream.end(SequenceGapError("the sender opened another stream for this session"))
-            session.stream = stream
-            self.leases.connected(session)
-            self._reception.worker_is(session.worker_number, connected=True)
-            self._streams.add(stream)
-            await wire.write(self._welcome(session, hello).SerializeToString())
-            await self._carry(session, stream)
+            access = wire.admit()
+            with access.standing(stream.end):
+                hello = await self._hello(wire)
+                if hello is None:
+                    return
+                intake = Intake.of(worker=hello.kind == pb.PEER_KIND_WORKER, draining=hello.draining)
+                session = self._open(hello, intake, access)
+                stream.intake = intake
+                if session.stream is not None:
+                    session.stream.end(SequenceGapError("the sender opened another stream for this session"))
+                session.stream = stream
+                self.leases.connected(session)
+                self._reception.worker_is(session.worker_number, connected=True)
+                self._streams.add(stream)
+                await wire.write(self._welcome(session, hello).SerializeToString())
+                await self._carry(session, stream)
         except TuplewireError as error:
             await self._refuse(wire, error, farewell=session is not None)
         finally:
@@ -136,7 +141,7 @@ class SendService(StreamService):
                     self._reception.worker_is(session.worker_number, connected=False)
 
     async def _hello(self, wire: ServerStream) -> pb.Hello | None:
-        data = await self._first_request(wire, "hello")
+        data = await self.silent.first(wire.read, "hello")
         if data is None:
             return None
         request = decode_send_request(data)

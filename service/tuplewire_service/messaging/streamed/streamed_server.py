@@ -12,6 +12,7 @@ from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallba
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -37,14 +38,15 @@ class StreamedServer(ReceptionServer):
         super().__init__()
         self._thread = thread
         self._port = port
-        self._send = SendService(topology, settings, self._reception)
+        self._silent = silent = SilentStreams(settings.limits)
+        self._send = SendService(topology, settings, silent, self._reception)
         if callback is not None:
             self.register_recv(callback)
         self._handlers: dict[str, Callable[[ServerStream], Awaitable[None]]] = {"Send": self._send.serve}
         self._recv: RecvService | None = None
         source: object = callback
         if isinstance(source, ISubscriptionSource):
-            self._recv = RecvService(topology, settings, source)
+            self._recv = RecvService(topology, settings, silent, source)
             self._handlers["Recv"] = self._recv.serve
         thread.run(self._start())
 
@@ -84,6 +86,7 @@ class StreamedServer(ReceptionServer):
             len(leases) - leases.sharing,
             dict(streams),
             dict(self._reception.refused_messages),
+            len(self._silent),
         )
 
     @property

@@ -7,7 +7,8 @@ import contextlib
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import NoReturn
 
 from tuplewire.config import PROTOCOL_VERSION
@@ -24,6 +25,7 @@ from tuplewire.errors import (
 )
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = logging.getLogger(__name__)
@@ -31,10 +33,9 @@ logger = logging.getLogger(__name__)
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
 """Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
-_HELLO_SECONDS = 10.0
 _LAST_WRITE_SECONDS = 1.0
 _log_rate = LogRate()
-"""Of the whole process: what peers cause is not to fill its log."""
+"""Of the whole process: what peers cause is not to fill its log, whatever the number of servers."""
 
 
 class IAccess:
@@ -59,6 +60,11 @@ class IAccess:
         """Whose its sessions, consumers and sinks are: another owner's of the same name are others."""
         return ""
 
+    def standing(self, end: Callable[[RefusedError], None]) -> AbstractContextManager[None]:
+        """Return what lasts as long as its stream: meanwhile `end` is called once it is admitted no more."""
+        del end
+        return contextlib.nullcontext()
+
 
 EVERYTHING = IAccess()
 """Of a caller about whom nobody asks."""
@@ -82,18 +88,12 @@ class ServerStream(MessageStream):
 class StreamService:
     """What the services of a bound server have in common. Belongs to the event loop."""
 
-    def __init__(self, topology: str, settings: TransportSettings) -> None:
+    def __init__(self, topology: str, settings: TransportSettings, silent: SilentStreams) -> None:
+        """Begin to serve. silent: those of the server, of all its services together."""
         self.topology = topology
         self.settings = settings
+        self.silent = silent
         self.refused_streams: Counter[str] = Counter()
-
-    @staticmethod
-    async def _first_request(wire: ServerStream, what: str) -> bytes | None:
-        try:
-            async with asyncio.timeout(_HELLO_SECONDS):
-                return await wire.read()
-        except TimeoutError:
-            raise MalformedError(f"no {what} within {_HELLO_SECONDS:.0f} s") from None
 
     def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
         """Raise RefusedError for a peer that speaks another protocol, or belongs to another topology."""
@@ -107,22 +107,24 @@ class StreamService:
             )
 
     async def _refuse(self, wire: ServerStream, error: TuplewireError, *, farewell: bool = False) -> None:
-        """End a stream; the log has a line a minute for each reason, but for those that a guard logs.
-
-        farewell: say why before: the status alone is lost on some senders that are writing.
-        """
-        code = code_of(error)
-        self.refused_streams[code] += 1
-        if not isinstance(error, UnauthenticatedError | PermissionDeniedError) and (
-            streams := _log_rate.due(code)
-        ):
-            extra = {"peer": wire.peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
-            logger.warning("stream.refused", extra=extra)
+        """End a stream. farewell: say why before; the status alone is lost on some senders that write."""
+        self.refused_streams[code_of(error)] += 1
+        log_refusal(wire.peer, error)
         if farewell:
             with contextlib.suppress(TimeoutError, StreamBroken):
                 async with asyncio.timeout(_LAST_WRITE_SECONDS):
                     await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
         await wire.refuse(error)
+
+
+def log_refusal(peer: str, error: TuplewireError) -> None:
+    """Log a refused stream, once a minute for each host and reason; a guard logs what it denies itself."""
+    if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+        return
+    host, code = peer.rpartition(":")[0], code_of(error)  # the port differs each time
+    if streams := _log_rate.due((host, code)):
+        extra = {"peer": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
+        logger.warning("stream.refused", extra=extra)
 
 
 def code_of(error: TuplewireError) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,14 +24,12 @@ from tuplewire.errors import (
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
 from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of, log_refusal
 from tuplewire_service.messaging.zmq.dial import dial_zmq
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream
-
-logger = logging.getLogger(__name__)
 
 _UNBIND_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
@@ -170,7 +167,7 @@ class ZmqServerConnection(StreamedServer):
     def _turn_away(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
         stream = stream or self._stream(connection, "a stranger")
         self._send.refused_streams[code_of(error)] += 1
-        logger.warning("stream.refused", extra={"peer": stream.peer, "reason": str(error)})
+        log_refusal(stream.peer, error)
         stream.reject(error)
         self._over.add(connection)
 
