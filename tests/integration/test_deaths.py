@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.restartable import RestartableWorker
-from helpers.topology import assignment_file, collect, ledger, metric, numbered, queued
+from helpers.topology import assign, assignment_file, collect, ledger, metric, numbered, queued, status
 from helpers.traffic import client_of
 
 from tuplewire_service.testing import eventually
@@ -85,8 +85,7 @@ def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
     """By the worker that sent it and by its successor, in a metric and a line each, and by nobody else."""
     with client_of(hops.near.endpoint.address) as client:
         client.send(numbered(TASK, range(SENT)))
-        client.flush(20)
-        eventually(lambda: queued(hops.far.endpoint, TASK) == SENT)
+        eventually(lambda: ledger(hops.near.endpoint).acknowledged == SENT)
         eventually(lambda: hops.noted("far") == SENT)
         assert hops.told() == (0, 0)
         hops.far.kill()
@@ -118,6 +117,20 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
         told = [record.getMessage() for record in caplog.records if "receiver.died" in record.message]
         assert told == [f"receiver.died: at most {SENT} messages to {far.address} died with it"]
     assert hops.told() == (0, SENT)
+
+
+def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
+    """Once another assignment has its tasks, the connection to it is given up; the number stays."""
+    near, far = hops.near.endpoint, hops.far.endpoint
+    with client_of(near.address) as client:
+        client.send(numbered(TASK, range(SENT)))
+        eventually(lambda: ledger(near).acknowledged == SENT)
+        hops.far.kill()
+        assign(near, 2, {near: [TASK, CONSUMED]})
+        eventually(lambda: metric(near, PEER) == SENT)
+        eventually(lambda: not status(near).peers)
+        assert metric(near, PEER) == SENT
+    assert lines(hops.near.log, "receiver.died") == [SENT]
 
 
 def test_nothing_died_where_everything_was_consumed(hops: Hops) -> None:
