@@ -121,7 +121,7 @@ def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.L
 
 def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
     """Once another assignment has its tasks, the connection to it is given up; the number stays."""
-    near, far = hops.near.endpoint, hops.far.endpoint
+    near = hops.near.endpoint
     with client_of(near.address) as client:
         client.send(numbered(TASK, range(SENT)))
         eventually(lambda: ledger(near).acknowledged == SENT)
