@@ -97,6 +97,15 @@ class BaseClient:
         """Return what became of every sent message."""
         return LedgerSnapshot() if self._sender is None else self._sender.ledger()
 
+    @property
+    def perhaps_lost(self) -> int:
+        """How many acknowledged messages may have died with a worker: at most so many.
+
+        They count among the acknowledged. It rises, with a line in the log, once a worker answers again that
+        has died; never with ack_mode="processed".
+        """
+        return 0 if self._sender is None else self._sender.counts.perhaps_lost
+
 
 class Client(BaseClient):
     """Sends to and receives from a worker.

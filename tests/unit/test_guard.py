@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tuplewire import TaskGroup
-from tuplewire.errors import PermissionDeniedError, UnauthenticatedError
+from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.identity.files import Token
 from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import PermissionRule, Rules, TaskRanges

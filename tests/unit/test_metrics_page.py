@@ -46,6 +46,8 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
             )
             for number in range(peers)
         ],
+        predecessor_lost=0,
+        perhaps_lost={f"w{number}": 2 for number in range(peers)},
         tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 0) for task in range(tasks)],
         servers=ServerStatistics([ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)], 3, 2),
         timings=Timings(

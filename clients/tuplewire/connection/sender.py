@@ -79,6 +79,8 @@ class Sender(SendingEnd, Resumable):
         self._silence = ProbeTimer(0.0)
         self._leaving = False
         self._dismissed = False
+        self._told_all = False
+        """Whether the receiver has ended the stream in good order, once it had no more to say."""
         self._changed = asyncio.Event()
 
     # --- for whoever sends ---------------------------------------------------------------------
@@ -262,7 +264,7 @@ class Sender(SendingEnd, Resumable):
         if self.connected or str(error) != self._last_problem:
             logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
         self._last_problem = str(error)
-        self.lost()
+        self.lost(answers=self._leaving or isinstance(error, DrainingError))
         self._waking = False
         self.pressure.look(connected=False)
 
@@ -280,7 +282,7 @@ class Sender(SendingEnd, Resumable):
         return self.identity.worker or super()._may_try_again(error)
 
     def _dismissed_because(self) -> TuplewireError | None:
-        if self._dismissed:
+        if self._dismissed and self._told_all:
             return DrainingError(f"{self.address} is draining; it takes nothing new")
         return None
 
@@ -288,7 +290,7 @@ class Sender(SendingEnd, Resumable):
         return self._write(stream), self._probe()
 
     async def _open(self, stream: ClientStream) -> None:
-        self._dismissed = False
+        self._dismissed = self._told_all = False
         identity, processed = self.identity, self._settings.ack_mode is AckMode.PROCESSED
         hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -403,3 +405,4 @@ class Sender(SendingEnd, Resumable):
                 self._due.set()
             elif kind == "ended":
                 raise refused(code_name(response.ended.code), response.ended.detail)
+        self._told_all = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -30,6 +31,8 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Set
 from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
+
+logger = logging.getLogger(__name__)
 
 CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""
@@ -58,6 +61,7 @@ class SendingEnd(ABC):
         self._moved = threading.Condition(self._lock)
         self._window = SendWindow(settings)
         self._asking = False
+        self._out_of_reach = False
         self._watched: set[int] = set()
         self._watched_told = True
         self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
@@ -236,6 +240,12 @@ class SendingEnd(ABC):
         with self._lock:
             return self._window.ledger()
 
+    @property
+    def unkept_messages(self) -> int:
+        """See HeldMessages.unkept."""
+        with self._lock:
+            return self._window.unkept()
+
     # --- for a worker that passes on -------------------------------------------------------------
 
     def attach(
@@ -279,6 +289,7 @@ class SendingEnd(ABC):
             if self.ended:
                 return
             settled = self._window.opened(opened)
+            self._tell_perhaps_lost()
             self._refused.add_too_large(settled, self._window.max_message_bytes)
             self._refused.add(opened.update.refusals)
             self._settle(settled)
@@ -286,12 +297,29 @@ class SendingEnd(ABC):
             self.receiver_assignment_version = opened.assignment_version
             self.counts.connections += 1
             self.connected = True
+            self._out_of_reach = False
             self._notify()
 
-    def lost(self) -> None:
-        """Take account of a connection that has broken, or whose receiver is gone."""
+    def _tell_perhaps_lost(self) -> None:
+        lost = self._window.take_perhaps_lost()
+        if lost:
+            self.counts.perhaps_lost += lost
+            logger.warning(
+                "receiver.died: at most %d messages to %s died with it",
+                lost,
+                self.address,
+                extra={"peer": self.address, "messages": lost},
+            )
+
+    def lost(self, *, answers: bool = False) -> None:
+        """Take account of a connection that has broken, or whose receiver is gone.
+
+        answers: whether the receiver has said that it is about to end, and will account for what it has.
+        """
         with self._lock:
             self.connected = False
+            self._out_of_reach = True
+            self._window.receiver_answers |= answers
             self._notify()
 
     def next_frame(self) -> OutFrame | None:
@@ -388,6 +416,9 @@ class SendingEnd(ABC):
                 return None
             self._take_in()
             self.closing = self.ended = True
+            if self._out_of_reach:
+                self._window.receiver_gone()
+                self._tell_perhaps_lost()
             left = self._window.take_back()
             self._notify()
             return left

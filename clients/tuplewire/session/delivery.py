@@ -63,6 +63,8 @@ class DeliveryLog:
     """The sequence of the last message that the consumer has acknowledged."""
     queued_bytes: int = 0
     """Held payload bytes: waiting, or not acknowledged."""
+    unkept: int = 0
+    """Held messages that nobody else keeps (TaskGroup.kept)."""
     _waiting: deque[_Entry] = field(default_factory=deque)
     _delivered: deque[_Entry] = field(default_factory=deque)
     _marks: deque[tuple[int, int]] = field(default_factory=deque)
@@ -88,6 +90,8 @@ class DeliveryLog:
         self._waiting.append(_Entry(self.tail + 1, group, token))
         self.tail += len(group)
         self.queued_bytes += len(group.data)
+        if not group.kept:
+            self.unkept += len(group)
 
     def take(
         self,
@@ -146,6 +150,8 @@ class DeliveryLog:
             size = len(entry.group.data)
             done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
             self.queued_bytes -= size
+            if not entry.group.kept:
+                self.unkept -= len(entry.group)
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done
 
@@ -178,7 +184,7 @@ class DeliveryLog:
         left = [(entry.group, entry.token) for entry in self._waiting]
         self._waiting.clear()
         self.acknowledged = self.received = self.taken = self.tail
-        self.queued_bytes = 0
+        self.queued_bytes = self.unkept = 0
         return left
 
 

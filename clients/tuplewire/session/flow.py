@@ -75,6 +75,16 @@ class Flow:
         return not self.held and self.released >= self.sent_messages
 
     @property
+    def unreleased(self) -> int:
+        """How many messages were sent, and are neither released nor kept here until they are processed."""
+        count, before = max(0, self.sent_messages - self.released), self.processed
+        for each in self.unprocessed:
+            if isinstance(each, Entry):
+                count -= min(each.messages, max(0, before + each.messages - self.released))
+            before += each.messages
+        return count
+
+    @property
     def has_credit(self) -> bool:
         """Whether another message may start."""
         return self.sent_messages < self.limit_messages and self.sent_bytes < self.limit_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 from tuplewire.config import AckMode, SessionSettings
@@ -63,6 +64,22 @@ class HeldMessages:
             flow.written_bytes -= size_bytes
             self._written -= messages
             self._written_bytes -= size_bytes
+
+    def unkept(self) -> int:
+        """Return how many of the held messages nobody else is known to have, neither receiver nor sender."""
+        waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
+        on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
+        # Who forwards for another worker calls messages kept because it keeps them itself.
+        return sum(len(group) for group in chain(waiting, on_the_way) if group.forwarded or not group.kept)
+
+    def with_receiver(self) -> int:
+        """Return how many messages the receiver has acknowledged and not released, and nobody keeps here.
+
+        At most so many: a receiver that is not asked to tell each release does so when it is worth a grant,
+        and when everything to a task is released.
+        """
+        count = sum(flow.unreleased for flow in self._flows.values())
+        return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
 
     def take_released(self) -> list[Settled]:
         """Take out what the receiver released since the last call; only messages with a token.

@@ -102,3 +102,5 @@ class SendCounts:
     frames: int = 0
     bytes: int = 0
     connections: int = 0
+    perhaps_lost: int = 0
+    """Messages that a receiver had acknowledged, and that may have died with it: at most so many."""

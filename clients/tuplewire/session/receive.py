@@ -56,6 +56,8 @@ class Opened:
     """The largest request that the receiver takes."""
     assignment_version: int = 0
     """That of its assignment; 0: it has none."""
+    worker_incarnation: int = 0
+    """Differs after every restart of the receiver, whatever it remembers of the session; 0: not told."""
 
 
 @dataclass(slots=True, eq=False)

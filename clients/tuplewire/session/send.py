@@ -41,6 +41,10 @@ class SendWindow(BoundedMessages):
         """The last frame that the receiver is known to have accepted."""
         self.receiver_incarnation = 0
         """The incarnation of the receiver that this numbering belongs to; 0 before the first welcome."""
+        self.receiver_answers = False
+        """Whether the receiver has said that it is about to end: what it then has, it accounts for itself."""
+        self._worker_incarnation = 0
+        self._perhaps_lost = 0
         self.max_message_bytes = settings.max_message_bytes
         """The largest payload: our setting, or the receiver's where that is smaller."""
         self._max_frame_bytes = settings.max_frame_bytes
@@ -127,6 +131,11 @@ class SendWindow(BoundedMessages):
             )
         if known:
             self._check_sent(opened.update)
+        same_worker = opened.worker_incarnation == self._worker_incarnation != 0
+        if not known and not same_worker:
+            self.receiver_gone()
+        self.receiver_answers = False
+        self._worker_incarnation = opened.worker_incarnation
         self._initial = opened.initial
         self.receiver_incarnation = opened.receiver_incarnation
         if known:
@@ -140,6 +149,19 @@ class SendWindow(BoundedMessages):
         self._ready = {number: None for number, flow in self._flows.items() if flow.pending}
         self.without_credit.clear()
         return settled
+
+    def receiver_gone(self) -> None:
+        """Count what may have died with the receiver, unless it has said that it was about to end."""
+        if not self.receiver_answers:
+            self._perhaps_lost += self.with_receiver()
+
+    def take_perhaps_lost(self) -> int:
+        """Take out how many messages may have died with a receiver since the last call: at most so many.
+
+        The receiver had acknowledged and not released them, and they are not kept here to be sent again.
+        """
+        lost, self._perhaps_lost = self._perhaps_lost, 0
+        return lost
 
     def _fit(self, opened: Opened) -> list[Settled]:
         """Keep to the receiver's limits: give up messages over its limit, cut groups into smaller frames."""

@@ -32,6 +32,7 @@ _FIRST_SEQUENCE = b"\x28"
 _REDELIVERED = b"\x30\x01"
 _FORWARDED = b"\x39"
 _ACCEPTED = b"\x41"
+_KEPT = b"\x48\x01"
 _FRAME_ACCEPTED = b"\x21"
 _CLOSED = b"\x2a"
 
@@ -91,6 +92,8 @@ def encode_frame(
             head += _FORWARDED + group.forwarded.to_bytes(8, "little")
         if accepted_micros and accepted_micros[index] != frame_accepted:
             head += _ACCEPTED + accepted_micros[index].to_bytes(8, "little")
+        if group.kept:
+            head += _KEPT
         head += _LENGTHS + varint(lengths_size)
         middle = _DATA + varint(data_size)
         size = len(head) + lengths_size + len(middle) + data_size
@@ -154,6 +157,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             forwarded=group.forwarded,
             entry_sequence=group.first_sequence,
             accepted_micros=group.accepted_unix_micros or accepted,
+            kept=group.kept,
         ).checked()
         for group in frame.groups
     ]

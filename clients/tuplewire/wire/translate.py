@@ -91,6 +91,7 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
         welcome.max_message_bytes,
         welcome.max_frame_bytes,
         welcome.assignment_version,
+        welcome.worker_incarnation,
     )
 
 

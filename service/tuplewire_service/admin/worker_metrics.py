@@ -72,6 +72,7 @@ class WorkerCollector(Collector):
         self._lock = threading.Lock()
         self._tasks = Names(config.metrics_tasks)
         self._peers = Names(config.metrics_peers)
+        self._losers = Names(config.metrics_peers, always=(OTHER,))
         self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER))
         self._sent = Totals()
         self._received = Totals()
@@ -140,6 +141,7 @@ class WorkerCollector(Collector):
             _with_zeros(_CODES, snapshot.servers.refused_messages).items(),
         )
         yield from _ledger(snapshot)
+        yield from self._lost_families(snapshot)
         yield from self._peer_families(snapshot.peers)
         yield from self._task_families(snapshot.tasks)
         yield from _times(snapshot.timings)
@@ -150,6 +152,23 @@ class WorkerCollector(Collector):
             {c.source: (names[c.source], (c.messages, c.batches, c.bytes)) for c in received}
         )
         yield from _columns(counters, _RECEIVED, "source", by_name)
+
+    def _lost_families(self, snapshot: WorkerSnapshot) -> Iterator[Metric]:
+        names = self._losers.of(snapshot.perhaps_lost)
+        by_name: dict[str, int] = {}
+        for worker_id, lost in snapshot.perhaps_lost.items():
+            by_name[names[worker_id]] = by_name.get(names[worker_id], 0) + lost
+        yield counters(
+            "peer_perhaps_lost_messages",
+            "Messages that another worker had acknowledged and that may have died with it: at most so many.",
+            "peer",
+            by_name.items(),
+        )
+        yield gauge(
+            "predecessor_perhaps_lost_messages",
+            "Messages that may have died with the process before this one: at most so many.",
+            snapshot.predecessor_lost,
+        )
 
     def _peer_families(self, peers: Sequence[PeerSnapshot]) -> Iterator[Metric]:
         names = self._peers.of(peer.worker_id for peer in peers)

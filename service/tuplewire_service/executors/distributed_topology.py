@@ -89,6 +89,7 @@ class DistributedTopology:
         for index in range(len(portions)):
             port = self._settings.port_of(index)
             worker_id = f"{self.name}-worker-{index}"
+            state = [] if self._settings.run_as else [f"--state-file={directory / f'{worker_id}.state'}"]
             words = [
                 sys.executable,
                 *self._settings.interpreter_options(port=port, worker_id=worker_id, topology_id=self.name),
@@ -102,6 +103,7 @@ class DistributedTopology:
                 f"--worker-id={worker_id}",
                 "--admin=127.0.0.1:0",
                 f"--drain-seconds={self._settings.stop_seconds}",
+                *state,
                 *(f"--collect={component}" for component in collect),
             ]
             command = Command(

@@ -84,6 +84,8 @@ class ClientStatistics:
     reconnects: int = 0
     receiver_assignment_version: int = 0
     """The receiver's, when it was last connected; 0: it had none, or its transport does not tell."""
+    perhaps_lost: int = 0
+    """Messages that a receiver had acknowledged, and that may have died with it: at most so many."""
 
 
 class InboundSession(Protocol):
@@ -352,6 +354,11 @@ class IRelayConnection(IClientConnection):
     def blocked_tasks(self) -> Collection[int]:
         """Return the tasks with something that is not taken now; see IServerConnection.exhausted."""
         return ()
+
+    @property
+    def unkept_messages(self) -> int:
+        """Messages that are not settled, and that neither the receiver nor their sender is known to have."""
+        return self.statistics().ledger.pending
 
     @abstractmethod
     def watch_releases(self, tasks: Collection[int]) -> None:

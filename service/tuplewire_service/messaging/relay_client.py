@@ -44,4 +44,5 @@ class RelayClient(SendingEnd, IRelayConnection):
             counts.bytes,
             max(0, counts.connections - 1),
             self.receiver_assignment_version,
+            counts.perhaps_lost,
         )

@@ -21,6 +21,7 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
+from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
@@ -81,6 +82,11 @@ class DataPlane:
         file = config.assignment_file
         self._source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
         self._watches: list[asyncio.Task[None]] = []
+        state = config.state_file
+        self._state = StateFile(Path(state), config.worker_id, incarnation) if state else None
+        self._keeping: asyncio.Task[None] | None = None
+        if self._state is not None:
+            self.worker.predecessor_lost = self._state.predecessor_lost
 
     @property
     def assignment_errors(self) -> int:
@@ -98,6 +104,9 @@ class DataPlane:
         if self._source is not None:
             watches.append(("assignment file", self._source.watch()))
         self._watches = [watched(asyncio.create_task(watch, name=name)) for name, watch in watches]
+        if self._state is not None:
+            keep = self._state.keep(lambda: self.worker.router.unkept_messages)
+            self._keeping = watched(asyncio.create_task(keep, name="state file"))
 
     def snapshot(self) -> WorkerSnapshot:
         """Return a snapshot; TimeoutError when the loop does not turn."""
@@ -134,7 +143,11 @@ class DataPlane:
             watch.cancel()
         deadline = time.monotonic() + deadline_seconds
         await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
-        return await self.worker.drain(max(0.0, deadline - time.monotonic()))
+        ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
+        if self._state is not None and self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.to_thread(self._state.end)
+        return ledger
 
     def close(self) -> None:
         """Close every connection and every server."""

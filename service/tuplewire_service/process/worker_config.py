@@ -168,6 +168,12 @@ class WorkerConfig(WorkerSettings):
     address_file: str | None = setting(
         FILE, None, "write the bound addresses there, as JSON; removed at exit"
     )
+    state_file: str | None = setting(
+        FILE,
+        None,
+        "note there, as JSON, what would die with this worker; whoever is started next with the same file "
+        "says what died",
+    )
     program: str | None = setting(
         text(),
         None,

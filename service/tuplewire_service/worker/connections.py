@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tuplewire.connection.loop import watched
@@ -15,12 +16,15 @@ from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
+from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
 logger = logging.getLogger(__name__)
 
 
+_MOST_LOSERS = 1000
+"""So many workers that are gone have what may have died with them counted apart."""
 Peer = tuple[str, str]
 """A worker's id and its address: a worker that starts again elsewhere is another peer."""
 
@@ -51,6 +55,7 @@ class Connections:
         self._leaving: dict[IRelayConnection, Peer] = {}
         self._opened = 0
         self._numbers: dict[IRelayConnection, int] = {}
+        self._lost_before: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return (
@@ -100,6 +105,9 @@ class Connections:
 
     async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:
         left = await connection.take_back_async(timeout)
+        if lost := connection.statistics().perhaps_lost:
+            known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
+            self._lost_before[key[0] if known else OTHER] += lost
         del self._leaving[connection], self._numbers[connection]
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
         self._on_returned(connection, left)
@@ -123,6 +131,11 @@ class Connections:
         return connection is not None and connection.status is ConnectionStatus.READY
 
     @property
+    def unkept_messages(self) -> int:
+        """Those that neither the receiver nor their sender is known to have."""
+        return sum(each.unkept_messages for each in (*self._connections.values(), *self._leaving))
+
+    @property
     def pending_messages(self) -> int:
         """Messages that were forwarded and are not settled."""
         return sum(peer.statistics.ledger.pending for peer in self.snapshot())
@@ -141,6 +154,16 @@ class Connections:
             )
             for (worker_id, address), connection in (*self._connections.items(), *leaving)
         ]
+
+    def perhaps_lost(self, peers: Iterable[PeerSnapshot]) -> Mapping[str, int]:
+        """Return, by worker, how many messages it had acknowledged that may have died with it, at most.
+
+        peers: the connections that there are now.
+        """
+        lost = self._lost_before.copy()
+        for peer in peers:
+            lost[peer.worker_id] += peer.statistics.perhaps_lost
+        return lost
 
     def blocked(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not take now, with that worker's id."""

@@ -160,9 +160,11 @@ class Moves:
     @property
     def pending_messages(self) -> int:
         """Messages that are held here."""
-        return sum(
-            len(group) for move in self._moves.values() for held in move.waiting.values() for group, _ in held
-        )
+        return sum(map(len, self.held_groups()))
+
+    def held_groups(self) -> Iterator[TaskGroup]:
+        """Return what is held here."""
+        return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
 
     def peers(self, since: float) -> set[Peer]:
         """Return the workers on whose old route a move has been waiting since that time or longer."""
@@ -179,11 +181,11 @@ class EntrySequences:
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
 
-    def place(self, group: TaskGroup, now_micros: int) -> TaskGroup:
-        """Return messages with their entry sequence, from 1 per task. now_micros: see TaskGroup.at."""
+    def place(self, group: TaskGroup, now_micros: int, *, kept: bool) -> TaskGroup:
+        """Return messages with their entry sequence, from 1 per task. now_micros, kept: see TaskGroup.at."""
         entry_sequence = self._next.get(group.task, 1)
         self._next[group.task] = entry_sequence + len(group)
-        return group.at(entry_sequence, now_micros)
+        return group.at(entry_sequence, now_micros, kept=kept)
 
     def forget(self, task: int) -> None:
         """Count a task's messages anew: nobody holds it any more, and nothing of it is on the way."""

@@ -186,6 +186,12 @@ class ReceiveQueues:
         queues = (*self._queues.values(), *self._leaving.values())
         return sum(queue.log.queued_messages for queue in queues)
 
+    @property
+    def unkept_messages(self) -> int:
+        """Those of the same that nobody else keeps; at a cost that grows with the tasks that have any."""
+        busy = [self._queues[task] for task in self._touched if task in self._queues]
+        return sum(queue.log.unkept for queue in (*busy, *self._leaving.values()))
+
     def snapshot(self) -> list[TaskSnapshot]:
         """Return every queue as it is."""
         return [

@@ -227,7 +227,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not (self.holder_known(group.task) or group.task in self._moves):
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
-                group = self._entry_sequences.place(group, now_micros)  # noqa: PLW2901 - the same messages
+                kept = inbound.wants_releases
+                group = self._entry_sequences.place(group, now_micros, kept=kept)  # noqa: PLW2901
             if ahead:
                 self._open_early(group.task)
             if group.task in self._moves and self._moves.holds(group, inbound):
@@ -391,6 +392,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
             + self._transfer.pending_messages
             + self._moves.pending_messages
             + self.connections.pending_messages
+        )
+
+    @property
+    def unkept_messages(self) -> int:
+        """Those of the same that would die with this worker: nobody else is known to have them."""
+        waiting = (*self._transfer.held_groups(), *self._moves.held_groups())
+        return (
+            self.queues.unkept_messages
+            + sum(len(group) for group in waiting if not group.kept)
+            + self.connections.unkept_messages
         )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.base import InboundSession
@@ -53,7 +53,11 @@ class TransferQueue:
     @property
     def pending_messages(self) -> int:
         """Messages that wait for the drainer."""
-        return sum(len(group) for group, _ in self._queue)
+        return sum(map(len, self.held_groups()))
+
+    def held_groups(self) -> Iterator[TaskGroup]:
+        """Return what waits for the drainer."""
+        return (group for group, _ in self._queue)
 
     def drain(self) -> None:
         """Group everything by destination worker and inbound, in order, and send it.

@@ -75,6 +75,8 @@ class Worker:
         self.state = WorkerState.STARTING
         self.waits_for = "the drain to begin"
         """What drain() waits for."""
+        self.predecessor_lost = 0
+        """How many messages died with the process before this one, at most."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
         self._congestion = Congestion()
@@ -311,6 +313,8 @@ class Worker:
             newest_version=max(router.assignment_version, router.version_received, *told),
             ledger=router.ledger(),
             peers=peers,
+            predecessor_lost=self.predecessor_lost,
+            perhaps_lost=router.connections.perhaps_lost(peers),
             tasks=router.queues.snapshot(),
             servers=self.servers.statistics(),
             timings=self.times.timings(),

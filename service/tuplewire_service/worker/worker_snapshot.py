@@ -80,6 +80,10 @@ class WorkerSnapshot:
     ledger: LedgerSnapshot
     """The whole worker's: messages from programs and peers, and what became of them."""
     peers: Sequence[PeerSnapshot]
+    perhaps_lost: Mapping[str, int]
+    """By worker, messages that it had acknowledged and that may have died with it: at most so many."""
+    predecessor_lost: int
+    """Messages that died with the process before this one: at most so many."""
     tasks: Sequence[TaskSnapshot]
     servers: ServerStatistics
     """What programs and peers have sent, and what was refused to them, over all servers."""

@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from tuplewire.atomic_write import write_atomically
 from tuplewire.topology.running.executor import Executor
 from tuplewire.topology.running.statistics import CallWatch
 
@@ -174,13 +175,6 @@ def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
             "stack": stack,
         },
     )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file, so that whoever reads it sees the old or the new whole; OSError."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 
 def from_beat(beat: ExecutorBeat) -> list[Any]:

@@ -225,7 +225,7 @@ class LocalClient(ThreadedClient):
         if self._session is not None:
             self._acknowledge(self._session)
             self._session = None
-            self.lost()
+            self.lost(answers=True)  # in this process nobody dies alone
         if server is None:
             return False
         sending = self.sending

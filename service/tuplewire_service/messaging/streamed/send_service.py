@@ -218,6 +218,7 @@ class SendService(StreamService):
                 refusals=ack.refusals,
                 assignment_version=self._reception.assignment_version,
                 load=self._loads,
+                worker_incarnation=settings.incarnation,
             )
         )
 
