@@ -116,11 +116,10 @@ class Client:
         identity = Identity(self.topology, self._id, self._incarnation or time.time_ns())
         dial = dial_grpc(self.address, self._settings, dialler_for(self._credentials))
         sender = Sender(self.address, identity, self._settings, thread.loop, dial)
-        thread.call(sender.start)
+        thread.begin(sender)
         if self._sender is not None:  # a signal handler has connected meanwhile
             thread.run(sender.abort())
             return self._sender
-        thread.suspendables.add(sender)
         self._sender = sender
         owe_goodbye(self, sender)
         return sender
@@ -203,8 +202,7 @@ class Client:
             thread.loop,
             dial_grpc(self.address, self._settings, dialler_for(self._credentials)),
         )
-        thread.suspendables.add(receiver)
-        thread.call(receiver.start)
+        thread.begin(receiver)
         subscription = Subscription(receiver, thread, timeout)
         self._subscriptions.add(subscription)
         return subscription

@@ -19,8 +19,7 @@ class StreamedClient(RelayClient):
         super().__init__(sender, int(sender.address.rpartition(":")[2]))
         self._thread = thread
         self._sender = sender
-        thread.suspendables.add(sender)
-        thread.call(sender.start)
+        thread.begin(sender)
 
     def expect(self, worker_id: str) -> None:
         """See IRelayConnection."""
