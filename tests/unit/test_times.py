@@ -175,6 +175,16 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
     assert sum(seconds.values()) == pytest.approx(2 * 99)
 
 
+def test_blocking_forgets_what_is_gone() -> None:
+    """A pair whose task or place is gone leaves its room to others; what was added up in common stays."""
+    blocking = Blocking(3)
+    blocking.look([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
+    blocking.keep({1}, {"local"})
+    assert set(blocking.seconds()) == {("1", "local"), ("other", "other")}
+    blocking.look([(1, "local"), (4, "local")], 1.0)
+    assert blocking.seconds() == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
+
+
 def test_exhausted_counts_senders() -> None:
     """A task is held up until the last of its senders has room."""
     exhausted = Exhausted()

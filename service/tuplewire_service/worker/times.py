@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations
 from tuplewire.session.pressure import HELD_SECONDS
 from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Connections
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.servers import Servers
@@ -82,8 +83,8 @@ class TimeShares:
 class Blocking:
     """How long each task has made others wait, and where: seconds by task and place, sampled by look().
 
-    At most `limit` pairs have a number of their own. The first pairs keep theirs: a pair never changes
-    between its own number and the common one.
+    At most `limit` pairs have a number of their own. The first pairs keep theirs until keep() forgets them: a
+    pair never changes between its own number and the common one.
     """
 
     def __init__(self, limit: int) -> None:
@@ -98,6 +99,13 @@ class Blocking:
             if pair not in seconds and len(seconds) >= self._limit:
                 pair = (OTHER, OTHER)
             seconds[pair] = seconds.get(pair, 0.0) + elapsed
+
+    def keep(self, tasks: Container[int], places: Container[str]) -> None:
+        """Forget the pairs of tasks and places other than these, which are gone; the common one stays."""
+        for pair in [each for each in self._seconds if each != (OTHER, OTHER)]:
+            task, where = pair
+            if int(task) not in tasks or where not in places:
+                del self._seconds[pair]
 
     def seconds(self) -> dict[tuple[str, str], float]:
         """Return the seconds by (task, where)."""
@@ -178,6 +186,10 @@ class Timekeeper:
         for each in done:
             if each.accepted_micros:
                 self._end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Forget what tasks and workers have blocked that are not in the assignment."""
+        self._blocking.keep(assignment.owner_of, {LOCAL, *(each.worker_id for each in assignment.workers)})
 
     async def look_around(self) -> None:
         """Sample ten times a second how late the loop is, and which tasks block others."""
