@@ -137,8 +137,8 @@ fuzz: $(VENV)/.dev ## Attack a worker with hostile input; SEED=n MINUTES=m (defa
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 .PHONY: soak
-soak: $(VENV)/.dev ## Restart three workers in turn under full load; RESTARTS=n (default 100)
-	PYTHONPATH=tests $(BIN)/python -m soak $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
+soak: $(VENV)/.dev ## Live a worker's month in half an hour; SEED=7 DAYS=30, PART=rolling RESTARTS=100
+	PYTHONPATH=tests $(BIN)/python -m soak $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED)) $(if $(DAYS),--days $(DAYS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
 
 # The lower bounds of pyproject.toml, read from there; the other checks use the newest versions.
 OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)

@@ -151,11 +151,10 @@ class Client(BaseClient):
     def _connect(self) -> Sender:
         thread = messaging_loop()
         sender = self._new_sender(thread.loop)
-        thread.call(sender.start)
+        thread.begin(sender)
         if self._sender is not None:  # a signal handler has connected meanwhile
             thread.run(sender.abort_async())
             return self._sender
-        thread.suspendables.add(sender)
         self._sender = sender
         owe_goodbye(self, sender)
         return sender
@@ -227,8 +226,7 @@ class Client(BaseClient):
             self._forget()
         thread = messaging_loop()
         receiver = self._new_receiver(tasks, thread.loop)
-        thread.suspendables.add(receiver)
-        thread.call(receiver.start)
+        thread.begin(receiver)
         subscription = Subscription(receiver, thread, timeout)
         self._subscriptions.add(subscription)
         return subscription

@@ -139,6 +139,7 @@ class HandThread(EventLoopThread):
         self._hand = loop
         self.suspendables = WeakSet()
         self.pinned = 0
+        self._suspended = False
 
     @property
     def inside(self) -> bool:

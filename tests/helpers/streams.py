@@ -65,6 +65,17 @@ class Sequences:
             )
         self.next[stream] = numbers[-1] + 1
 
+    def take_new(self, group: TaskGroup) -> None:
+        """Do the same where a process may have died: what is marked as redelivered may have come before."""
+        if not group.redelivered:
+            self.take(group)
+            return
+        stream = (-1 if group.source is None else group.source, group.task)
+        for index in range(len(group)):
+            one = group.slice(index, index + 1)
+            if int.from_bytes(one.data[:NUMBER_BYTES], "little") >= self.next.get(stream, 0):
+                self.take(one)
+
 
 @dataclass(frozen=True, slots=True)
 class Produced:

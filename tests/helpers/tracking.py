@@ -10,7 +10,7 @@ from typing import Self
 from helpers.program import Threads
 from helpers.streams import Sequences, Stream
 from helpers.topology import TOPOLOGY
-from tuplewire import Client, TaskGroup
+from tuplewire import Client
 from tuplewire.client import Subscription
 from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
 from tuplewire.membership import Membership
@@ -62,18 +62,8 @@ class Trackers:
             batch = next(subscription)
             with self._lock:
                 for group in batch.groups:
-                    self._take(group)
+                    (self._seen.take if self._once else self._seen.take_new)(group)
             subscription.acknowledge()
-
-    def _take(self, group: TaskGroup) -> None:
-        if self._once or not group.redelivered:
-            self._seen.take(group)
-            return
-        stream = (group.source or 0, group.task)
-        for index in range(len(group)):
-            one = group.slice(index, index + 1)
-            if int.from_bytes(one.data[:8], "little") >= self._seen.next.get(stream, 0):
-                self._seen.take(one)
 
     @property
     def received(self) -> dict[Stream, int]:

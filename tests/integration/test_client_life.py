@@ -191,6 +191,69 @@ def test_fork_while_another_thread_closes(pair: Pair) -> None:
     assert found == {"received": 40_000, "acknowledged": 40_000}
 
 
+_FORK_DURING_CONNECT = """
+import json, os, signal, sys, threading
+from tuplewire import Client
+given = json.loads(sys.argv[1])
+over = threading.Event()
+def come_and_go():
+    while not over.is_set():
+        with Client(given["address"], topology="test") as client:
+            client.send(given["task"], b"parent")
+threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+for thread in threads:
+    thread.start()
+codes = []
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # a child that hangs
+        with Client(given["address"], topology="test") as client:
+            client.send(given["task"], b"child")
+        os._exit(0)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+over.set()
+for thread in threads:
+    thread.join()
+print(json.dumps({"codes": codes}))
+"""
+
+
+def test_fork_while_other_threads_connect(pair: Pair) -> None:
+    """Clients that come and go in other threads wait while the process forks; every child can send."""
+    found = _run_script(
+        _FORK_DURING_CONNECT, address=pair.near.address, task=pair.near_task(), fork_support=0
+    )
+    assert found == {"codes": [0] * 20}
+
+
+_FORK_AFTER_REFUSAL = """
+import json, os, sys
+from tuplewire import Client
+from tuplewire.errors import RefusedError
+given = json.loads(sys.argv[1])
+refused = Client(given["address"], topology="elsewhere")
+try:
+    refused.send(given["task"], b"unwanted")
+    refused.flush(10)
+except RefusedError:
+    pass
+child = os.fork()
+if child == 0:
+    with Client(given["address"], topology="test") as client:
+        client.send(given["task"], b"child")
+    os._exit(0)
+print(json.dumps({"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}))
+refused.close()
+"""
+
+
+def test_fork_beside_a_refused_client(pair: Pair) -> None:
+    """A client that was refused, and is kept, does not keep gRPC alive: the child of a fork can send."""
+    found = _run_script(_FORK_AFTER_REFUSAL, address=pair.near.address, task=pair.near_task(), fork_support=0)
+    assert found == {"code": 0}
+
+
 _FORK_WITH_SERVER = """
 import json, os, sys, time
 from tuplewire import Client

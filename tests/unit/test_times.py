@@ -89,16 +89,6 @@ def test_frames_take_from_first_writing_to_acknowledgement() -> None:
     assert buckets(into) == {2.5: 101}
 
 
-def test_tasks_that_are_gone_make_room() -> None:
-    """What is remembered of a task goes with it, once there is no room for another."""
-    exists = {1, 2}
-    blocking = Blocking(2, exists.__contains__)
-    blocking.look([(1, "w"), (2, "w")], 1.0)
-    exists.symmetric_difference_update({1, 3})
-    blocking.look([(3, "w")], 1.0)
-    assert blocking.seconds() == {("2", "w"): 1.0, ("3", "w"): 1.0}
-
-
 @given(WAITS)
 def test_states_add_up_to_the_time_that_has_passed(
     waits: list[tuple[float, float, bool, bool, float | None]],
@@ -182,6 +172,16 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
     seconds = blocking.seconds()
     assert set(seconds) == {("0", "local"), ("1", "local"), ("other", "other")}
     assert sum(seconds.values()) == pytest.approx(2 * 99)
+
+
+def test_blocking_forgets_what_is_gone() -> None:
+    """A pair whose task or place is gone leaves its room to others; what was added up in common stays."""
+    blocking = Blocking(3)
+    blocking.look([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
+    blocking.keep({1}, {"local"})
+    assert set(blocking.seconds()) == {("1", "local"), ("other", "other")}
+    blocking.look([(1, "local"), (4, "local")], 1.0)
+    assert blocking.seconds() == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
 
 
 def test_exhausted_counts_senders() -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
@@ -38,6 +39,13 @@ class Suspendable(Protocol):
 
     def resume(self) -> None:
         """Go on."""
+
+
+class Connecting(Suspendable, Protocol):
+    """One that can be started; called on the loop."""
+
+    def start(self) -> None:
+        """Begin to connect."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -66,6 +74,7 @@ class EventLoopThread:
         self.suspendables: WeakSet[Suspendable] = WeakSet()
         self.pinned = 0
         """How many things (bound servers) cannot be suspended."""
+        self._suspended = False
         self._thread = threading.Thread(target=self._main, name="tuplewire-loop", daemon=True)
         self._thread.start()
 
@@ -111,10 +120,21 @@ class EventLoopThread:
 
         return self.run(wrapped(), timeout)
 
+    def begin(self, connection: Connecting) -> None:
+        """Start a connection, from any thread; one that comes while the process forks starts after that."""
+        self.call(partial(self._begin, connection))
+
+    def _begin(self, connection: Connecting) -> None:
+        self.suspendables.add(connection)
+        if not self._suspended:
+            connection.start()
+
     async def _suspend(self) -> None:
+        self._suspended = True
         await asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
 
     def _resume(self) -> None:
+        self._suspended = False
         for each in list(self.suspendables):
             each.resume()
 

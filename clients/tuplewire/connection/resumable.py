@@ -109,7 +109,7 @@ class Resumable(ABC):
             except TuplewireError as error:
                 self._lost(error)
                 if not self._over and not self._may_try_again(error):
-                    self._failed(error)
+                    self._failed(_without_frames(error))
                     return
             except Exception as error:
                 self._failed(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
@@ -151,3 +151,15 @@ class Resumable(ABC):
             for error in ended:
                 if error is not None and not isinstance(error, StreamBroken | asyncio.CancelledError):
                     raise error
+
+
+def _without_frames(error: TuplewireError) -> TuplewireError:
+    """Return an error that keeps no frame alive: in those that it came through are objects of gRPC.
+
+    As long as one of them is there, so are gRPC's threads, and the child of a fork cannot use it.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.with_traceback(None)
+        link = link.__cause__ or link.__context__
+    return error

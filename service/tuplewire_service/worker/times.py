@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Container, Iterable
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.pressure import HELD_SECONDS
 from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.servers import Servers
@@ -77,13 +78,12 @@ class TimeShares:
 class Blocking:
     """How long each task has made others wait, and where: seconds by task and place, sampled by look().
 
-    At most `limit` pairs have a number of their own. The first pairs keep theirs while their tasks exist: a
+    At most `limit` pairs have a number of their own. The first pairs keep theirs until keep() forgets them: a
     pair never changes between its own number and the common one.
     """
 
-    def __init__(self, limit: int, exists: Callable[[int], bool] = lambda _: True) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._exists = exists
         self._seconds: dict[tuple[str, str], float] = {}
 
     def look(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
@@ -92,11 +92,15 @@ class Blocking:
         for task, where in blocked:
             pair = (str(task), where)
             if pair not in seconds and len(seconds) >= self._limit:
-                for gone in [each for each in seconds if each[0] != OTHER and not self._exists(int(each[0]))]:
-                    del seconds[gone]
-            if pair not in seconds and len(seconds) >= self._limit:
                 pair = (OTHER, OTHER)
             seconds[pair] = seconds.get(pair, 0.0) + elapsed
+
+    def keep(self, tasks: Container[int], places: Container[str]) -> None:
+        """Forget the pairs of tasks and places other than these, which are gone; the common one stays."""
+        for pair in [each for each in self._seconds if each != (OTHER, OTHER)]:
+            task, where = pair
+            if int(task) not in tasks or where not in places:
+                del self._seconds[pair]
 
     def seconds(self) -> dict[tuple[str, str], float]:
         """Return the seconds by (task, where)."""
@@ -136,7 +140,7 @@ class Timekeeper:
         self._clock = asyncio.get_running_loop().time
         now = self._clock()
         self._shares = TimeShares(now)
-        self._blocking = Blocking(blocking_limit, self._router.holder_known)
+        self._blocking = Blocking(blocking_limit)
         self._lag = LoopLag(now)
         self._looked = now
 
@@ -156,6 +160,10 @@ class Timekeeper:
             full_there=full_there or pressure.without_credit > 0,
             held_since=pressure.held_since,
         )
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Forget what tasks and workers have blocked that are not in the assignment."""
+        self._blocking.keep(assignment.owner_of, {LOCAL, *(each.worker_id for each in assignment.workers)})
 
     async def look_around(self) -> None:
         """Sample ten times a second how late the loop is, and which tasks block others."""

@@ -236,6 +236,7 @@ class Worker:
         """
         changed = self.router.update(assignment, force=force)
         if changed:
+            self.times.assigned(assignment)
             self._look_at_name()
             if self.servers.program is not None:
                 self.servers.program.assigned(assignment)

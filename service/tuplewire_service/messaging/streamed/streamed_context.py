@@ -29,8 +29,7 @@ class StreamedClient(RelayClient, Sender):
         Sender.__init__(self, address, identity, settings, thread.loop, dial)
         self._port = int(address.rpartition(":")[2])
         self._thread = thread
-        thread.suspendables.add(self)
-        thread.call(self.start)
+        thread.begin(self)
 
     def expect(self, worker_id: str) -> None:
         self.receiver_id = worker_id
