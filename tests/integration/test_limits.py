@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,29 @@ def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
             assert sender._sender.counts.connections >= 4
         assert [int(payload) for _, payload in reader.got] == list(range(feeder.sent))
         assert not reader.redelivered
+
+
+def test_certificate_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
+    """Once its CA is not on the list, a session goes once its connection is too old, and may come back."""
+    ours, theirs = Authority(), Authority()
+    issued = ours.issue(_NAME)
+    both = replace(issued, ca=ours.pem + theirs.pem)
+    worker = both.write(tmp_path / "worker")
+    program = files_of(replace(theirs.issue("etl.example"), ca=ours.pem), tmp_path / "program", _NAME)
+    with _worker(
+        tmp_path, *tls_flags(worker), "--max-connection-seconds=0.5", credentials=program
+    ) as workers:
+        endpoint = workers.endpoints[0]
+        with Client(endpoint.address, topology=TOPOLOGY, credentials=program) as client:
+            client.send(1, b"before")
+            client.flush(_SECONDS)
+            issued.write(worker)
+            connected_now = 'tuplewire_sessions{state="connected"}'
+            eventually(lambda: metric(endpoint, connected_now) == 0, _SECONDS)
+            client.send(1, b"after")
+            both.write(worker)
+            client.flush(_SECONDS)
+            assert client.ledger().acknowledged == 2
 
 
 def test_tls_handshakes_are_counted(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ class ConnectionLimits(Settings):
     PREFIX = "tuplewire.limits."
 
     max_connections: int = setting(
-        count(1, _MOST), 10_000, "connections to one address at once; further ones are closed at once"
+        count(1, _MOST), 4000, "connections to one address at once; further ones are closed at once"
     )
     max_connection_streams: int = setting(
         count(1, _MOST), 1000, "streams that one connection may have open at once; clients of ours have one"
