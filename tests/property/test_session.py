@@ -120,6 +120,7 @@ class Session(RuleBasedStateMachine):
         self.gone: set[Message] = set()
         self.seen: set[Message] = set()
         self.acknowledged = self.dropped = 0
+        self.lost = self.told_lost = 0
         self.connect(1)
         self.subscribe(1)
 
@@ -287,6 +288,9 @@ class Session(RuleBasedStateMachine):
             2**31,
         )
         self._settle(self.window.opened(welcome))
+        self.told_lost += self.window.take_perhaps_lost()
+        assert self.told_lost >= self.lost, "more died than is told"
+        assert not (self.processed_mode and self.told_lost), "what comes again did not die"
         self.heard, self.update_lost = [], False
         self.sending.connected = True
 
@@ -368,6 +372,8 @@ class Session(RuleBasedStateMachine):
         self.cut(limit)
         self.cut_consumer(limit)
         old = self.worker
+        left = [group for log in old.logs.values() for group, _ in log.remove()]
+        self.lost += sum(message not in self.pending for group in left for message in messages_in(group))
         self.worker = Worker(old.incarnation + 1, old.shares.total, processed=self.processed_mode)
         self.heard = []
 
