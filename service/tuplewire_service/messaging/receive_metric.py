@@ -8,8 +8,9 @@ from tuplewire_service.messaging.base import IServerConnection, ReceiveCount
 class ReceiveMetric:
     """Counts of one server connection since this object was last asked; each poller has one of its own.
 
-    The server's own counts only grow (`statistics()`), so that pollers take nothing from each other. Not
-    thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by source of its `Server`.
+    The server's own counts only grow (`statistics()`) for as long as a source is there, so that pollers take
+    nothing from each other. Not thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by
+    source of its `Server`.
     """
 
     def __init__(self, server: IServerConnection) -> None:
@@ -25,6 +26,8 @@ class ReceiveMetric:
         value = {}
         for source, now in counts.items():
             then = before.get(source, nothing)
+            if now.batches < then.batches:  # it was gone for so long that it was forgotten
+                then = nothing
             if now.batches != then.batches:
                 value[source] = ReceiveCount(
                     source,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceiveCount, ReceivedBatch
+from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,11 @@ class Reception:
     def counts(self) -> list[ReceiveCount]:
         """Return what has arrived, by source."""
         return [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
+
+    def keep(self, sources: Collection[str]) -> None:
+        """Forget what has arrived from workers other than these, which are gone."""
+        for source in self._received.keys() - {*sources, CLIENT_SOURCE, OTHER}:
+            del self._received[source]
 
     def count(self, source: str, groups: Sequence[TaskGroup]) -> None:
         """Count a frame."""

@@ -35,6 +35,11 @@ class Leases:
         """How many sessions have a share of the queues."""
         return len(self._sharing)
 
+    @property
+    def sources(self) -> set[str]:
+        """Whose sessions they are, as sources of messages."""
+        return {session.source for session in self._sessions.values()}
+
     def get(self, sender_id: str) -> Session | None:
         """Return a sender's session, if it is remembered."""
         return self._sessions.get(sender_id)

@@ -75,7 +75,8 @@ class SendService:
         self._loads: pb.LoadReport = pb.LoadReport()
 
     def received(self) -> list[ReceiveCount]:
-        """Return what has arrived, by source."""
+        """Return what has arrived, by source; a worker is one until its last session is forgotten."""
+        self._reception.keep(self.leases.sources)
         return self._reception.counts()
 
     def send_load(self, loads: Mapping[int, float]) -> None:
