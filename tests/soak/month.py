@@ -38,7 +38,7 @@ _BATCH, _PAUSE_SECONDS = 2, 0.02
 _WAIT_SECONDS = 60.0
 _REST_SECONDS = 40.0
 _LOOK_SECONDS = 0.25
-_LONGER = 5
+_LONGER = 4
 """The first night and the last have so many times the measurements of the others."""
 
 
