@@ -196,7 +196,9 @@ class Month:
         self._note_refused("rest")
         night = len(self.account.nights)
         measured = self._extent.pairs * (_LONGER if night in {0, self._extent.days - 1} else 1)
+        self._producer.ask("rest")
         pairs = [self._canary.ask("pair") for _ in range(measured)]
+        self._producer.ask("go")
         steady = {"producer": self._producer, "consumer": self._consumer, "follower": self._follower}
         memory = {name: rss(each.process_id) for name, each in steady.items()}
         self.account.nights.append(Night(self.account.seconds, pairs, self._rested(), memory))
