@@ -157,7 +157,7 @@ compat: .venv-oldest/.done ## Test values, session and wire with the oldest prot
 
 .PHONY: settings
 settings: $(VENV)/.dev ## Write service/SETTINGS.md from the declarations in the code
-	$(BIN)/python -m tuplewire_service.command.settings_page > service/SETTINGS.md
+	PYTHONPATH=tests $(BIN)/python -m helpers.settings_page > service/SETTINGS.md
 
 MONITORING := deploy/kustomize/components/monitoring
 

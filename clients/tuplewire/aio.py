@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
-from types import TracebackType
 from typing import Any, Self, overload
 
-from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.client import BaseClient, BaseSubscription
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.receiver import Receiver
-from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError
-from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
-from tuplewire.session.consume import Arrived
-from tuplewire.session.ledger import LedgerSnapshot
 
 
-class Client:
+class Client(BaseClient):
     """Sends to and receives from a worker; tuplewire.Client has the guarantees and the parameters.
 
     It belongs to the event loop on which you first use it. It does not survive a fork; asyncio itself does
@@ -31,37 +25,16 @@ class Client:
     still arrive. A cancelled wait for the next batch loses no message: the next call returns it.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        topology: str | None = None,
-        client_id: str | None = None,
-        incarnation: int | None = None,
-        source: int | None = None,
-        credentials: Credentials | None = None,
-        **settings: Any,
-    ) -> None:
-        """Describe a client; see tuplewire.Client."""
-        self.address = resolve_address(address)
-        self.topology = resolve_topology(topology)
-        self.source = source
-        self._id = client_id or str(uuid.uuid4())
-        self._incarnation = incarnation or time.time_ns()
-        self._settings = SessionSettings.of(**settings)
-        self._credentials = credentials
-        self._sender: Sender | None = None
+    def _forget(self) -> None:
+        super()._forget()
+        self._incarnation = self._incarnation or time.time_ns()
         self._receivers: set[Receiver] = set()
-        self._closed = False
 
     def _connected(self) -> Sender:
         if self._closed:
             raise ClosedError("the client is closed")
         if self._sender is None:
-            identity = Identity(self.topology, self._id, self._incarnation)
-            loop = asyncio.get_running_loop()
-            dial = dial_grpc(self.address, self._settings, dialler_for(self._credentials))
-            self._sender = Sender(self.address, identity, self._settings, loop, dial)
+            self._sender = self._new_sender(asyncio.get_running_loop())
             self._sender.start()
             owe_goodbye(self, self._sender)
         return self._sender
@@ -88,7 +61,7 @@ class Client:
     def try_send(self, messages: int, payload: bytes, /) -> bool: ...
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Hand over messages, but never wait; return False if `send` would. Needs a running loop."""
-        return self._connected().try_send(as_groups(messages, payload, self.source))
+        return self._connected().offer(as_groups(messages, payload, self.source))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged; see tuplewire.Client.flush.
@@ -100,25 +73,10 @@ class Client:
 
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
-        if self._closed:
-            raise ClosedError("the client is closed")
-        receiver = Receiver(
-            self.address,
-            self.topology,
-            self._id,
-            self._incarnation,
-            tasks,
-            self._settings,
-            asyncio.get_running_loop(),
-            dial_grpc(self.address, self._settings, dialler_for(self._credentials)),
-        )
+        receiver = self._new_receiver(tasks, asyncio.get_running_loop())
         receiver.start()
         self._receivers.add(receiver)
         return Subscription(receiver, timeout, self._receivers.discard)
-
-    def ledger(self) -> LedgerSnapshot:
-        """Return what became of every sent message."""
-        return LedgerSnapshot() if self._sender is None else self._sender.ledger()
 
     async def close(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements for at most `timeout` seconds, then end; see tuplewire.Client.close.
@@ -129,17 +87,12 @@ class Client:
         for receiver in list(self._receivers):
             await receiver.close()
         if self._sender is not None:
-            await self._sender.close(timeout)
+            await self._sender.close_async(timeout)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Flush and close; after an error only close."""
         try:
             if kind is None:
@@ -148,7 +101,7 @@ class Client:
             await self.close()
 
 
-class Subscription(AsyncIterator[TaskMessageBatch]):
+class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     """An iterator over the batches that arrive for some tasks; see tuplewire.client.Subscription.
 
     Close it, or use it in `async with`.
@@ -157,10 +110,8 @@ class Subscription(AsyncIterator[TaskMessageBatch]):
     def __init__(
         self, receiver: Receiver, timeout: float | None, on_closed: Callable[[Receiver], None]
     ) -> None:
-        self._receiver = receiver
+        super().__init__(receiver, timeout)
         self._on_closed = on_closed
-        self._timeout = timeout
-        self._current: Arrived | None = None
 
     async def __anext__(self) -> TaskMessageBatch:
         """Return the next batch; raises what tuplewire.client.Subscription raises.
@@ -169,17 +120,7 @@ class Subscription(AsyncIterator[TaskMessageBatch]):
         acknowledged all the same.
         """
         self.acknowledge()
-        arrived = await self._receiver.take_async(self._timeout)
-        if arrived is None:
-            raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
-        self._current = arrived
-        return TaskMessageBatch.from_groups(arrived.groups)
-
-    def acknowledge(self) -> None:
-        """Acknowledge every batch so far."""
-        arrived, self._current = self._current, None
-        if arrived is not None:
-            self._receiver.acknowledge(arrived)
+        return self._batch_of(await self._receiver.take_async(self._timeout))
 
     async def close(self) -> None:
         """End the subscription; a second call does nothing."""

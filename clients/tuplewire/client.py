@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from types import TracebackType
+from functools import partial
 from typing import Any, Self, overload
 from weakref import WeakSet
 
 from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.connection.goodbye import owe_goodbye
+from tuplewire.connection.grpc_channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
+from tuplewire.connection.stream import Dial
 from tuplewire.errors import MAX_TASK, ClosedError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
@@ -25,18 +27,8 @@ from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot
 
 
-class Client:
-    """Sends to and receives from a worker.
-
-    Once `send` has returned, its messages arrive exactly once, in order per (source, task), through any
-    number of broken connections, as long as this process and the workers live.
-
-    The client connects at its first call. It is thread-safe. It pickles as its settings: unpickled, or in a
-    forked child, it is a new sender that connects at its own first call.
-
-    Close it, or use it in `with`. One that is dropped, or left at the interpreter's exit, gives a
-    ResourceWarning, says goodbye for a short while, and logs how many messages were not acknowledged.
-    """
+class BaseClient:
+    """What the blocking and the asyncio client share: their arguments, and what they open."""
 
     def __init__(
         self,
@@ -76,13 +68,64 @@ class Client:
         self._forget()
 
     def _forget(self) -> None:
-        """Be a client that has not connected yet, in this process."""
-        self._pid = os.getpid()
+        """Be a client that has not connected yet."""
         self._id = self._client_id or str(uuid.uuid4())
-        self._lock = threading.RLock()  # a signal handler may send while its thread connects
         self._sender: Sender | None = None
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "idle" if self._sender is None else "open"
+        return f"<Client {self.address} topology={self.topology} {state}>"
+
+    def _identity(self) -> Identity:
+        if self._closed:
+            raise ClosedError("the client is closed")
+        return Identity(self.topology, self._id, self._incarnation or time.time_ns())
+
+    def _new_sender(self, loop: asyncio.AbstractEventLoop) -> Sender:
+        return Sender(self.address, self._identity(), self._settings, loop, self._dial())
+
+    def _new_receiver(self, tasks: Iterable[int], loop: asyncio.AbstractEventLoop) -> Receiver:
+        me = self._identity()
+        who = (self.address, me.topology, me.sender_id, me.incarnation)
+        return Receiver(*who, tasks, self._settings, loop, self._dial())
+
+    def _dial(self) -> Dial:
+        return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
+
+    def ledger(self) -> LedgerSnapshot:
+        """Return what became of every sent message."""
+        return LedgerSnapshot() if self._sender is None else self._sender.ledger()
+
+    @property
+    def perhaps_lost(self) -> int:
+        """How many acknowledged messages may have died with a worker: at most so many.
+
+        They count among the acknowledged. It rises, with a line in the log, once a worker answers again that
+        has died; never with ack_mode="processed".
+        """
+        return 0 if self._sender is None else self._sender.counts.perhaps_lost
+
+
+class Client(BaseClient):
+    """Sends to and receives from a worker.
+
+    Once `send` has returned, its messages arrive exactly once, in order per (source, task), through any
+    number of broken connections, as long as this process and the workers live.
+
+    The client connects at its first call. It is thread-safe. It pickles as its settings: unpickled, or in a
+    forked child, it is a new sender that connects at its own first call.
+
+    Close it, or use it in `with`. One that is dropped, or left at the interpreter's exit, gives a
+    ResourceWarning, says goodbye for a short while, and logs how many messages were not acknowledged.
+    """
+
+    def _forget(self) -> None:
+        """Be a client that has not connected yet, in this process."""
+        super()._forget()
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler may send while its thread connects
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
         keywords = {
@@ -94,11 +137,7 @@ class Client:
             "credentials": self._credentials,
             **self._keywords,
         }
-        return (_make_client, (type(self), keywords))
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else "idle" if self._sender is None else "open"
-        return f"<Client {self.address} topology={self.topology} {state}>"
+        return partial(type(self), **keywords), ()
 
     def _connected(self) -> Sender:
         if self._pid != os.getpid():
@@ -110,15 +149,11 @@ class Client:
         return sender
 
     def _connect(self) -> Sender:
-        if self._closed:
-            raise ClosedError("the client is closed")
         thread = messaging_loop()
-        identity = Identity(self.topology, self._id, self._incarnation or time.time_ns())
-        dial = dial_grpc(self.address, self._settings, dialler_for(self._credentials))
-        sender = Sender(self.address, identity, self._settings, thread.loop, dial)
+        sender = self._new_sender(thread.loop)
         thread.begin(sender)
         if self._sender is not None:  # a signal handler has connected meanwhile
-            thread.run(sender.abort())
+            thread.run(sender.abort_async())
             return self._sender
         self._sender = sender
         owe_goodbye(self, sender)
@@ -150,7 +185,7 @@ class Client:
         """
         sender = self._connected()
         if not self._sent_one(sender, messages, payload):
-            sender.send(as_groups(messages, payload, self.source), timeout)
+            sender.send(as_groups(messages, payload, self.source), timeout=timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
@@ -159,7 +194,7 @@ class Client:
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
         """Hand over as `send` does, but never wait; return False if `send` would wait."""
         sender = self._connected()
-        return self._sent_one(sender, messages, payload) or sender.try_send(
+        return self._sent_one(sender, messages, payload) or sender.offer(
             as_groups(messages, payload, self.source)
         )
 
@@ -189,19 +224,8 @@ class Client:
         """
         if self._pid != os.getpid():
             self._forget()
-        if self._closed:
-            raise ClosedError("the client is closed")
         thread = messaging_loop()
-        receiver = Receiver(
-            self.address,
-            self.topology,
-            self._id,
-            self._incarnation or time.time_ns(),
-            tasks,
-            self._settings,
-            thread.loop,
-            dial_grpc(self.address, self._settings, dialler_for(self._credentials)),
-        )
+        receiver = self._new_receiver(tasks, thread.loop)
         thread.begin(receiver)
         subscription = Subscription(receiver, thread, timeout)
         self._subscriptions.add(subscription)
@@ -209,9 +233,7 @@ class Client:
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message; a forked child has sent none yet."""
-        if self._sender is None or self._pid != os.getpid():
-            return LedgerSnapshot()
-        return self._sender.ledger()
+        return super().ledger() if self._pid == os.getpid() else LedgerSnapshot()
 
     def close(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements for at most `timeout` seconds, then end.
@@ -227,17 +249,12 @@ class Client:
         for subscription in list(self._subscriptions):
             subscription.close()
         if sender is not None:
-            messaging_loop().run(sender.close(timeout))
+            messaging_loop().run(sender.close_async(timeout))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Flush and close; after an error only close, so that the error is what is seen."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
@@ -245,7 +262,28 @@ class Client:
                 self.flush()
 
 
-class Subscription(Iterator[TaskMessageBatch]):
+class BaseSubscription:
+    """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
+
+    def __init__(self, receiver: Receiver, timeout: float | None) -> None:
+        self._receiver = receiver
+        self._timeout = timeout
+        self._current: Arrived | None = None
+
+    def acknowledge(self) -> None:
+        """Acknowledge every batch so far."""
+        arrived, self._current = self._current, None
+        if arrived is not None:
+            self._receiver.acknowledge(arrived)
+
+    def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
+        if arrived is None:
+            raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
+        self._current = arrived
+        return TaskMessageBatch.from_groups(arrived.groups)
+
+
+class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
     """An iterator over the batches that arrive for some tasks.
 
     Asking for the next batch acknowledges the one before; acknowledge() does so at once. If you end the
@@ -253,11 +291,9 @@ class Subscription(Iterator[TaskMessageBatch]):
     """
 
     def __init__(self, receiver: Receiver, thread: EventLoopThread, timeout: float | None) -> None:
-        self._receiver = receiver
+        super().__init__(receiver, timeout)
         self._thread = thread
-        self._timeout = timeout
         self._pid = os.getpid()
-        self._current: Arrived | None = None
 
     def __next__(self) -> TaskMessageBatch:
         """Return the next batch, and acknowledge the one before.
@@ -272,17 +308,7 @@ class Subscription(Iterator[TaskMessageBatch]):
         if self._pid != os.getpid():
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
         self.acknowledge()
-        arrived = self._receiver.take(self._timeout)
-        if arrived is None:
-            raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
-        self._current = arrived
-        return TaskMessageBatch.from_groups(arrived.groups)
-
-    def acknowledge(self) -> None:
-        """Acknowledge every batch so far."""
-        arrived, self._current = self._current, None
-        if arrived is not None:
-            self._receiver.acknowledge(arrived)
+        return self._batch_of(self._receiver.take(self._timeout))
 
     def close(self) -> None:
         """End the subscription; a second call does nothing."""
@@ -299,7 +325,3 @@ class Subscription(Iterator[TaskMessageBatch]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _make_client(kind: type[Client], keywords: dict[str, Any]) -> Client:
-    return kind(**keywords)

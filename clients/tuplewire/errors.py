@@ -98,6 +98,9 @@ class UnreachableError(TuplewireError):
     """Nobody answers at the address, or the peer broke off."""
 
 
+_BY_CODE: dict[str, type[RefusedError]] = {}
+
+
 class RefusedError(TuplewireError):
     """The peer answered and refused; `code` is the name of the wire's ErrorCode.
 
@@ -106,117 +109,90 @@ class RefusedError(TuplewireError):
 
     code: ClassVar[str] = "UNSPECIFIED"
 
+    def __init_subclass__(cls, code: str = "") -> None:
+        if code:
+            cls.code = code
+            _BY_CODE[code] = cls
+
     def __init__(self, detail: str, owner: str = "") -> None:
         super().__init__(detail)
         self.owner = owner
 
 
-class ProtocolVersionError(RefusedError):
+class ProtocolVersionError(RefusedError, code="PROTOCOL_VERSION"):
     """The two sides have no protocol version in common: bring them to the same release."""
 
-    code = "PROTOCOL_VERSION"
 
-
-class ProtocolError(RefusedError):
+class ProtocolError(RefusedError, code="MALFORMED"):
     """The peer says that this side broke the protocol: a defect, or two releases that do not match."""
 
-    code = "MALFORMED"
 
-
-class WrongTopologyError(RefusedError):
+class WrongTopologyError(RefusedError, code="WRONG_TOPOLOGY"):
     """The worker serves another topology."""
 
-    code = "WRONG_TOPOLOGY"
 
-
-class StaleIncarnationError(RefusedError):
+class StaleIncarnationError(RefusedError, code="STALE_INCARNATION"):
     """A newer process with the same sender or consumer id has taken over; this one must stop."""
 
-    code = "STALE_INCARNATION"
 
-
-class StaleAssignmentError(RefusedError):
+class StaleAssignmentError(RefusedError, code="STALE_ASSIGNMENT"):
     """The sender routes by an older assignment than the receiver."""
 
-    code = "STALE_ASSIGNMENT"
 
-
-class UnknownTaskError(RefusedError):
+class UnknownTaskError(RefusedError, code="UNKNOWN_TASK"):
     """The worker's assignment has no such task."""
 
-    code = "UNKNOWN_TASK"
 
-
-class PayloadRefusedError(RefusedError):
+class PayloadRefusedError(RefusedError, code="MESSAGE_TOO_LARGE"):
     """A payload is larger than the receiver takes."""
 
-    code = "MESSAGE_TOO_LARGE"
 
-
-class SequenceGapError(RefusedError):
+class SequenceGapError(RefusedError, code="SEQUENCE_GAP"):
     """A frame did not follow the last accepted one."""
 
-    code = "SEQUENCE_GAP"
 
-
-class CreditExceededError(RefusedError):
+class CreditExceededError(RefusedError, code="CREDIT_EXCEEDED"):
     """The sender sent more than the receiver had granted."""
 
-    code = "CREDIT_EXCEEDED"
 
-
-class DrainingError(RefusedError):
+class DrainingError(RefusedError, code="DRAINING"):
     """The worker is about to stop and takes nothing new; try again later or elsewhere."""
 
-    code = "DRAINING"
 
-
-class NotReadyError(RefusedError):
+class NotReadyError(RefusedError, code="NOT_READY"):
     """The worker has no assignment yet; the same request is taken later."""
 
-    code = "NOT_READY"
 
-
-class UnauthenticatedError(RefusedError):
+class UnauthenticatedError(RefusedError, code="UNAUTHENTICATED"):
     """The worker does not know the client: it showed no token, or none of the worker's."""
 
-    code = "UNAUTHENTICATED"
 
-
-class PermissionDeniedError(RefusedError):
+class PermissionDeniedError(RefusedError, code="PERMISSION_DENIED"):
     """The worker knows the client, and does not permit the call."""
 
-    code = "PERMISSION_DENIED"
 
-
-class SupersededError(RefusedError):
+class SupersededError(RefusedError, code="SUPERSEDED"):
     """Another subscriber has taken the task over."""
 
-    code = "SUPERSEDED"
 
-
-class NotLocalError(RefusedError):
+class NotLocalError(RefusedError, code="NOT_LOCAL"):
     """The task lives on another worker; the message says where."""
 
-    code = "NOT_LOCAL"
 
-
-class WrongWorkerError(RefusedError):
+class WrongWorkerError(RefusedError, code="WRONG_WORKER"):
     """Another worker answers at the address than the one that was meant."""
 
-    code = "WRONG_WORKER"
 
-
-class TooManyHopsError(RefusedError):
+class TooManyHopsError(RefusedError, code="TOO_MANY_HOPS"):
     """Workers have passed messages on to each other too often: their assignments contradict each other."""
 
-    code = "TOO_MANY_HOPS"
+
+class StaleEpochError(RefusedError, code="STALE_EPOCH"):
+    """A sink's epoch is older than one that it has published, or too far ahead of it."""
 
 
-class ResourceLimitError(RefusedError):
+class ResourceLimitError(RefusedError, code="RESOURCE_LIMIT"):
     """A bound of the receiver's configuration is reached."""
-
-    code = "RESOURCE_LIMIT"
 
 
 class RefusedMessagesError(RefusedError):
@@ -226,31 +202,6 @@ class RefusedMessagesError(RefusedError):
         shown = "; ".join(refusals[:5]) + ("; ..." if len(refusals) > 5 else "")
         super().__init__(f"messages were refused and will not come again: {shown}")
         self.refusals = refusals
-
-
-_BY_CODE: dict[str, type[RefusedError]] = {
-    kind.code: kind
-    for kind in (
-        ProtocolVersionError,
-        ProtocolError,
-        WrongTopologyError,
-        StaleIncarnationError,
-        StaleAssignmentError,
-        UnknownTaskError,
-        PayloadRefusedError,
-        SequenceGapError,
-        CreditExceededError,
-        DrainingError,
-        SupersededError,
-        NotLocalError,
-        ResourceLimitError,
-        NotReadyError,
-        UnauthenticatedError,
-        PermissionDeniedError,
-        WrongWorkerError,
-        TooManyHopsError,
-    )
-}
 
 
 def refused(code: str, detail: str) -> RefusedError:

@@ -133,6 +133,7 @@ class TaskGroup:
     worker accepted, from 1; the others follow by one. flow: see flow_of.
     accepted_micros: when the first of them was accepted, in microseconds since 1970 by the clock of whoever
     did; 0: not known.
+    kept: at a worker, whether somebody before it keeps them until they are processed: they survive its death.
     """
 
     __slots__ = (
@@ -141,6 +142,7 @@ class TaskGroup:
         "entry_sequence",
         "flow",
         "forwarded",
+        "kept",
         "lengths",
         "redelivered",
         "source",
@@ -158,6 +160,7 @@ class TaskGroup:
         forwarded: int = 0,
         entry_sequence: int = 0,
         accepted_micros: int = 0,
+        kept: bool = False,
     ) -> None:
         self.task = task
         self.source = source
@@ -167,6 +170,7 @@ class TaskGroup:
         self.forwarded = forwarded
         self.entry_sequence = entry_sequence
         self.accepted_micros = accepted_micros
+        self.kept = kept
         self.flow = flow_of(task, forwarded) if forwarded else task
 
     @classmethod
@@ -193,45 +197,25 @@ class TaskGroup:
         """Build a group from checked ids and bytes."""
         return cls(task, source, _to_wire(array("I", map(len, payloads))), b"".join(payloads))
 
-    @classmethod
-    def checked(
-        cls,
-        task: int,
-        source: int | None,
-        lengths: bytes,
-        data: bytes,
-        *,
-        redelivered: bool = False,
-        forwarded: int = 0,
-        entry_sequence: int = 0,
-        accepted_micros: int = 0,
-    ) -> Self:
-        """Build a group from columns of unknown origin.
+    def checked(self) -> Self:
+        """Return the group, if its columns of unknown origin are sound.
 
         Raises MalformedError when they do not hold together or are empty, InvalidTaskError for a bad id.
         """
-        check_task(task)
-        if source is not None:
-            check_task(source)
-        if len(lengths) % 4 or not lengths:
+        check_task(self.task)
+        if self.source is not None:
+            check_task(self.source)
+        if len(self.lengths) % 4 or not self.lengths:
             raise MalformedError(
-                f"a group to task {task} has {len(lengths)} bytes of lengths; each message takes four"
+                f"a group to task {self.task} has {len(self.lengths)} bytes of lengths; "
+                "each message takes four"
             )
-        total = sum(_from_wire(lengths))
-        if total != len(data):
+        total = sum(_from_wire(self.lengths))
+        if total != len(self.data):
             raise MalformedError(
-                f"a group to task {task} says {total} bytes of payload and holds {len(data)}"
+                f"a group to task {self.task} says {total} bytes of payload and holds {len(self.data)}"
             )
-        return cls(
-            task,
-            source,
-            lengths,
-            data,
-            redelivered=redelivered,
-            forwarded=forwarded,
-            entry_sequence=entry_sequence,
-            accepted_micros=accepted_micros,
-        )
+        return self
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -296,6 +280,7 @@ class TaskGroup:
             forwarded=self.forwarded,
             entry_sequence=self.entry_sequence and self.entry_sequence + start,
             accepted_micros=self.accepted_micros,
+            kept=self.kept,
         )
 
     def with_source(self, source: int) -> TaskGroup:
@@ -304,12 +289,12 @@ class TaskGroup:
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
-        return self._marked(redelivered=True, forwarded=self.forwarded)
+        return self._marked(redelivered=True, forwarded=self.forwarded, kept=self.kept)
 
-    def at(self, entry_sequence: int, now_micros: int) -> TaskGroup:
+    def at(self, entry_sequence: int, now_micros: int, *, kept: bool = False) -> TaskGroup:
         """Return the same messages, with the sequence at which their entry worker accepted them.
 
-        now_micros: the time of acceptance, if the group has none yet.
+        now_micros: the time of acceptance, if the group has none yet. kept: whether their program keeps them.
         """
         return TaskGroup(
             self.task,
@@ -320,12 +305,16 @@ class TaskGroup:
             forwarded=self.forwarded,
             entry_sequence=entry_sequence,
             accepted_micros=self.accepted_micros or now_micros,
+            kept=kept,
         )
 
     def passed_on(self, worker: int) -> TaskGroup:
-        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named."""
+        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named.
+
+        Whoever passes them on keeps them.
+        """
         forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
-        return self._marked(redelivered=self.redelivered, forwarded=forwarded)
+        return self._marked(redelivered=self.redelivered, forwarded=forwarded, kept=True)
 
     @property
     def unqueued_hops(self) -> int:
@@ -336,9 +325,10 @@ class TaskGroup:
         """Return the same messages, as they leave a queue: a task that moves again is no circle."""
         if not self.unqueued_hops:
             return self
-        return self._marked(redelivered=self.redelivered, forwarded=route_of(self.forwarded))
+        forwarded = route_of(self.forwarded)
+        return self._marked(redelivered=self.redelivered, forwarded=forwarded, kept=self.kept)
 
-    def _marked(self, *, redelivered: bool, forwarded: int) -> TaskGroup:
+    def _marked(self, *, redelivered: bool, forwarded: int, kept: bool) -> TaskGroup:
         return TaskGroup(
             self.task,
             self.source,
@@ -348,12 +338,16 @@ class TaskGroup:
             forwarded=forwarded,
             entry_sequence=self.entry_sequence,
             accepted_micros=self.accepted_micros,
+            kept=kept,
         )
 
     def joins(self, other: TaskGroup) -> bool:
         """Whether these messages may follow the other's in one column."""
         return (
-            self.flow == other.flow and self.source == other.source and self.redelivered == other.redelivered
+            self.flow == other.flow
+            and self.source == other.source
+            and self.redelivered == other.redelivered
+            and self.kept == other.kept
         )
 
 

@@ -61,7 +61,7 @@ class Child:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
         }
-        user = _user_of(command)
+        user = None if command.user is None else _find_user(command.user)
         if user is not None:
             environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
         try:
@@ -182,10 +182,6 @@ def bound_addresses(worker: Child, deadline: float) -> dict[str, Any]:
 
 def _address_file(log: Path) -> Path:
     return log.with_suffix(".json")
-
-
-def _user_of(command: Command) -> pwd.struct_passwd | None:
-    return None if command.user is None else _find_user(command.user)
 
 
 def _find_user(name: str) -> pwd.struct_passwd:

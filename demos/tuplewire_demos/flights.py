@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from tuplewire.errors import ConfigError
 from tuplewire.message import TaskMessageBatch
-from tuplewire.spark.java import cache_dir
 from tuplewire.topology import fields
 from tuplewire_demos.attachment import Attachment, WorkerEndpoint, spread
 from tuplewire_demos.input import InputError, check_file
+from tuplewire_demos.java import cache_dir
 from tuplewire_demos.jobs import bolt_frame, check_slots, run_jobs
 from tuplewire_demos.report import Progress, RunResult, write_account, write_table
 from tuplewire_demos.stream import Outlet, receive

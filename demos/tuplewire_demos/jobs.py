@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.spark.connect import check_classic
 from tuplewire_demos.attachment import WorkerEndpoint
+from tuplewire_demos.local_session import check_classic
 from tuplewire_demos.report import Progress, Traffic
 
 if TYPE_CHECKING:

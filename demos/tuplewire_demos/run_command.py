@@ -37,7 +37,7 @@ _ResultT = TypeVar("_ResultT", bound=_Result)
 
 
 def add_flights(jobs: Any, name: str) -> None:
-    """Add the job `flights` to subparsers; see tuplewire_service.command.run."""
+    """Add the job `flights` to subparsers; see tuplewire_service.command.cli."""
     flights = _add(
         jobs,
         name,
@@ -264,8 +264,8 @@ def _launched(
     write: Callable[[_ResultT], None],
     progress: Progress,
 ) -> _ResultT:
-    from tuplewire.spark.session import local_session
     from tuplewire_demos.attachment import WorkerEndpoint
+    from tuplewire_demos.local_session import local_session
     from tuplewire_service.launching.local_workers import LocalWorkers
 
     # Silence gRPC's connection messages on the user's terminal.

@@ -24,7 +24,7 @@ from tuplewire_demos.words_result import (
     write_words,
 )
 from tuplewire_service.executors.cluster import cluster_of
-from tuplewire_service.executors.distributed_cluster import DistributedTopology
+from tuplewire_service.executors.distributed_topology import DistributedTopology
 from tuplewire_service.executors.local_topology import LocalTopology
 
 _FOREVER = 10.0**9
@@ -64,8 +64,8 @@ def run_words(arguments: argparse.Namespace, mode: str) -> WordCounts:
 def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
     """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
     from tuplewire.connection.control_client import ControlClient
-    from tuplewire.spark.session import local_session
     from tuplewire_demos.jobs import settled_ledgers
+    from tuplewire_demos.local_session import local_session
     from tuplewire_demos.words_spark import count_words
     from tuplewire_service.launching.local_workers import LocalWorkers
 

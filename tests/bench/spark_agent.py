@@ -19,7 +19,7 @@ from workload import MESSAGE_BYTES, TOPOLOGY, WAIT_SECONDS, numbered
 from tuplewire.client import Client
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.spark import ClientHandle
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 
 CORES = 2
 TASKS = (1, 2)

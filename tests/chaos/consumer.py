@@ -66,6 +66,7 @@ class Consumer:
             name = f"{self._name} at {worker} #{next(self._subscriptions)}"
             try:
                 with client.recv([task], timeout=_SILENCE_SECONDS) as subscription:
+                    self._journal.write("subscribed", subscription=name)
                     self._read(subscription, name)
             except (NotLocalError, UnknownTaskError, UnreachableError):
                 continue

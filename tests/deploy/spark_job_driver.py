@@ -15,7 +15,7 @@ from pathlib import Path
 from helpers import eventually
 
 from tuplewire.spark import membership
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 
 MESSAGES = 100
 _SECONDS = 120.0

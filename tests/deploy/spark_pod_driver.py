@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 
 if __name__ == "__main__":
     with local_session("tuplewire-pods", conf=json.loads(sys.argv[1])):

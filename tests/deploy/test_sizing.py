@@ -30,7 +30,7 @@ SIZE = 1000
 def bounds(overlay: str) -> WorkerConfig:
     """Return the settings of an overlay that bound the memory."""
     file = tomllib.loads(the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"]["worker.toml"])
-    return load(WorkerConfig, {name: str(file[name]) for name in BOUNDS}, {}).config
+    return load({name: str(file[name]) for name in BOUNDS}, {}).config
 
 
 def sized_for(overlay: str, kind: str) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from helpers.topology import collect
 
 from tuplewire import Client
 from tuplewire.spark import kubernetes
-from tuplewire.spark.java import find_java
+from tuplewire_demos.java import find_java
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -17,7 +17,7 @@ from helpers.schemas import VERSIONS, validate
 
 from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import kubernetes
-from tuplewire.spark.java import find_java, wrapped_home
+from tuplewire_demos.java import find_java, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -8,9 +8,11 @@ was handed over and accepted, what consumers have received, and which workers ha
   worker that was on its way, the source's own or the task's, was killed after the message was handed over and
   before it, or any later one, was received. Of a source in the mode `processed` none may be missing. What the
   producer was told to be dropped is not expected.
-- At most one copy is not marked `redelivered`. A further copy within one subscription is only allowed when a
-  worker has ended, or the task was moving, after the message was handed over: what a consumer that is out of
-  reach has not acknowledged moves with the task, and may come back with it.
+- Every copy but the first is marked `redelivered`: whoever keeps what is not marked, and looks up what is,
+  processes each message once. (A subscription that another has taken over may hear late of a first copy.) A
+  further copy within one subscription is only allowed when a worker has ended, or the task was moving, after
+  the message was handed over: what a consumer that is out of reach has not acknowledged moves with the task,
+  and may come back with it.
 - Messages are received for the first time in the order of their numbers. Only what was on its way to a task
   that was moving, when a worker on that way was killed, may come later than its turn.
 - What is received has been sent, and each producer's own balance adds up to what it has sent.
@@ -107,6 +109,7 @@ class _Flow:
     __slots__ = (
         "accepted",
         "at_risk",
+        "copies",
         "handed_over",
         "received",
         "since",
@@ -120,6 +123,8 @@ class _Flow:
         self.accepted = 0
         self.received = Ranges()
         self.unmarked = Ranges()
+        self.copies: dict[int, Ranges] = {}
+        """What each subscription has received, by the order in which they began."""
         self.at_risk = Ranges()
         """What may have died with a worker."""
         self.strayed = Ranges()
@@ -141,6 +146,7 @@ class History:
         self._sources: dict[int, _Source] = {}
         self._flows: defaultdict[tuple[int, int], _Flow] = defaultdict(_Flow)
         self._owners: defaultdict[int, set[str]] = defaultdict(set)
+        self._turns: dict[str, int] = {}
         self._redelivered = 0
         self._overtaken = 0
         self._counts: Counter[Rule] = Counter()
@@ -201,11 +207,18 @@ class History:
             repeated = flow.subscriptions[subscription].add(max(first, flow.since), stop)
         detail = f"came twice to {subscription}, and no worker has ended nor the task moved since"
         self._violated(Rule.DUPLICATED, source, task, repeated, detail)
+        turn = self._turns.setdefault(subscription, len(self._turns))
         if not redelivered:
-            twice = flow.unmarked.add(first, stop)
-            fresh = [piece for each in twice for piece in _without(each, repeated)]
-            detail = f"came to {subscription} again, and neither copy is marked redelivered"
+            again = Ranges()
+            earlier = [copies for other, copies in flow.copies.items() if other <= turn]
+            for copies in (flow.unmarked, *earlier):
+                for begin, until in copies.within(first, stop):
+                    again.add(begin, until)
+            flow.unmarked.add(first, stop)
+            fresh = [piece for each in again.within(first, stop) for piece in _without(each, repeated)]
+            detail = f"came to {subscription} again, and this copy is not marked redelivered"
             self._violated(Rule.DUPLICATED, source, task, fresh, detail)
+        flow.copies.setdefault(turn, Ranges()).add(first, stop)
         end = flow.received.stop
         late: list[Range] = []
         for begin, until in flow.received.missing(first, min(stop, end)):
@@ -214,6 +227,10 @@ class History:
         detail = f"came to {subscription} after {end - 1}"
         self._violated(Rule.OUT_OF_ORDER, source, task, late, detail)
         self._redelivered += _total(flow.received.add(first, stop))
+
+    def subscribed(self, subscription: str) -> None:
+        """Tell that a subscription begins; without that, it begins with what it first receives."""
+        self._turns.setdefault(subscription, len(self._turns))
 
     def worker_ended(self, worker: str, *, killed: bool) -> None:
         """Tell that a worker's process has ended; killed: by force, with all that it held."""

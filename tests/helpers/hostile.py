@@ -13,7 +13,7 @@ import grpc.aio
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
 from tuplewire.config import PROTOCOL_VERSION
-from tuplewire.connection.channel import ERROR_KEY
+from tuplewire.connection.grpc_channel import ERROR_KEY
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame, varint
 from tuplewire_service.launching.local_workers import Endpoint

@@ -16,7 +16,7 @@ from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
-from tuplewire_service.messaging.streamed.streamed_client import StreamedClient
+from tuplewire_service.messaging.streamed.streamed_context import StreamedClient
 from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -142,10 +142,7 @@ class _Refused(Exception):  # noqa: N818 - ends a handler, as gRPC's abort does
 class _Server(ServerStream):
     def __init__(self, link: Link) -> None:
         self._link = link
-
-    @property
-    def peer(self) -> str:
-        return self._link.client
+        self.peer = link.client
 
     async def write(self, data: bytes) -> None:
         if self._link.up.end is not None and self._link.up.end.broken:
@@ -280,8 +277,8 @@ class NetworkContext(IContext):
         identity = Identity(
             topology_id, f"{settings.worker_id}/{self._connections}", settings.incarnation, worker=True
         )
-        made = sender(self._network, f"{host}:{port}", identity, settings.session)
-        return StreamedClient(self._network.thread, made)
+        address, network = f"{host}:{port}", self._network
+        return StreamedClient(network.thread, address, identity, settings.session, network.dial(address))
 
     def term(self) -> None:
         """See IContext. A drain or a kill has closed everything."""

@@ -59,6 +59,7 @@ class RestartableWorker:
         self._directory = directory
         self._flags = [f"--worker-id={worker_id}", f"--assignment-file={assignment}", *flags]
         self._port = 0
+        self._listen_peers: list[str] = []
         self._starts = 0
         self._workers: LocalWorkers
 
@@ -74,15 +75,22 @@ class RestartableWorker:
         """Where it is reached; only the process id changes."""
         return self._workers.endpoints[0]
 
+    @property
+    def log(self) -> str:
+        """What it has logged since it was last started."""
+        return self._workers.log_of(0).read_text(encoding="utf-8")
+
     def start(self) -> None:
-        """Start it, at the port that it had before."""
+        """Start it, at the ports that it had before."""
         self._starts += 1
         directory = self._directory / f"{self.worker_id}-{self._starts}"
         directory.mkdir()
-        flags = [f"--listen=127.0.0.1:{self._port}", *self._flags]
+        flags = [f"--listen=127.0.0.1:{self._port}", *self._listen_peers, *self._flags]
         self._workers = LocalWorkers(1, TOPOLOGY, directory=directory, flags=flags)
         self._workers.start()
         self._port = int(self.endpoint.address.rpartition(":")[2])
+        if peer_address := self.endpoint.peer_address:
+            self._listen_peers = [f"--listen-peers={peer_address}"]
 
     def wait_ready(self) -> None:
         """Wait until it has its assignment and its connections."""

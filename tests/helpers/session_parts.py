@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from tuplewire.config import SessionSettings
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Arrived, ConsumeWindow
-from tuplewire.session.credit import CreditBook
+from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.delivery import DeliveryLog
-from tuplewire.session.pressure import Exhausted
 from tuplewire.session.receive import ReceiveSession
 from tuplewire.session.shares import QueueShares, Window
 

@@ -33,5 +33,5 @@ def memory_bytes(config: WorkerConfig, *, local_tasks: int, remote_tasks: int, s
     """
     queues = (local_tasks + remote_tasks) * task_bytes(config, sessions)
     publications = 2 * local_tasks * config.receive_queue_bytes
-    streams = sessions * config.worker_settings().session.max_request_bytes
+    streams = sessions * config.session.max_request_bytes
     return -(-(BASE_BYTES + queues + publications + streams) // PIECE_BYTES) * PIECE_BYTES

@@ -24,13 +24,12 @@ from tuplewire.topology import (
     Tuple,
 )
 from tuplewire.topology.acking.acker_tasks import with_ackers
-from tuplewire.topology.running.client_link import ClientLink
 from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.link import Link
+from tuplewire.topology.running.link import ClientLink, Link
 from tuplewire.topology.running.termination import ProcessFailedError, Termination
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire_service.executors.local_cluster import LocalCluster
+from tuplewire_service.executors.cluster import LocalCluster
 from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
@@ -313,6 +312,6 @@ def test_foreign_message_ids_are_refused() -> None:
     foreign = Tuple([1], topology.source(1, "default"), ((1, "mine"),))
     with several(topology, "grpc") as workers:
         payload = MessagePackTupleSerializer(topology).serialize(foreign)
-        workers[1].deserializing.receive([TaskGroup.of(4, [payload], 1)], lambda _: None)
-        assert workers[1].deserializing.malformed == 1
+        workers[1].transfer.receive([TaskGroup.of(4, [payload], 1)], lambda _: None)
+        assert workers[1].transfer.malformed == 1
         eventually(lambda: len(fates.acked) == COUNT, SECONDS)

@@ -25,8 +25,8 @@ from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.processes import LaunchError
 from tuplewire.topology.running.termination import ProcessFailedError
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.cluster import cluster_of
-from tuplewire_service.executors.distributed_cluster import DistributedCluster, DistributedTopology
+from tuplewire_service.executors.cluster import DistributedCluster, cluster_of
+from tuplewire_service.executors.distributed_topology import DistributedTopology
 from tuplewire_service.executors.reference import load_topology, save_topology
 from tuplewire_service.testing import eventually
 
@@ -229,7 +229,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
     """When the one that started them is killed, the processes end by themselves."""
     program = (
         "import sys\n"
-        "from tuplewire_service.executors.distributed_cluster import DistributedCluster\n"
+        "from tuplewire_service.executors.cluster import DistributedCluster\n"
         f"running = DistributedCluster().submit('words', {CONF!r}, 'helpers.words:topology')\n"
         "print(*running.process_ids, flush=True)\n"
         "sys.stdin.read()\n"
@@ -256,7 +256,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os
 from helpers import words
-from tuplewire_service.executors.distributed_cluster import DistributedCluster
+from tuplewire_service.executors.cluster import DistributedCluster
 conf = {"topology.workers": 2, "supervisor.run.worker.as.user": True, "topology.submitter.user": USER}
 with DistributedCluster() as cluster:
     running = cluster.submit("words", conf, words.topology(), collect=["count"])

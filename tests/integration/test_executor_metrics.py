@@ -24,8 +24,8 @@ from tuplewire.topology import (
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.executors.capture import FeederSpout
+from tuplewire_service.executors.cluster import LocalCluster
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
-from tuplewire_service.executors.local_cluster import LocalCluster
 from tuplewire_service.testing import eventually
 
 SECONDS = 30.0

@@ -12,9 +12,9 @@ import pytest
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.topology import BasicBolt, BasicOutputCollector, FailedError, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.failure import TaskError
+from tuplewire.topology.component import TaskError
 from tuplewire_service.executors.capture import FeederSpout
-from tuplewire_service.executors.local_cluster import LocalCluster, complete_topology
+from tuplewire_service.executors.cluster import LocalCluster, complete_topology
 
 PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"
 

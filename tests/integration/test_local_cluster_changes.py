@@ -28,7 +28,7 @@ from tuplewire.topology import (
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.grouping import Fields
 from tuplewire_service.executors.capture import FeederSpout, with_sources
-from tuplewire_service.executors.local_cluster import LocalCluster
+from tuplewire_service.executors.cluster import LocalCluster
 from tuplewire_service.testing import eventually
 
 PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 
-from tuplewire.connection.channel import ADDRESS_VARIABLE
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE
 from tuplewire.processes import LaunchError
-from tuplewire.spark.topology.nearest import nearest_worker
+from tuplewire.spark.topology.plan import nearest_worker
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.launching.local_workers import LocalWorkers

@@ -26,8 +26,8 @@ from helpers.traffic import client_of
 
 from tuplewire import TaskMessageBatch
 from tuplewire.config import PROTOCOL_VERSION
-from tuplewire.connection.channel import ERROR_KEY
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import ERROR_KEY
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually

@@ -12,7 +12,7 @@ from helpers.secured import denied, secret_file
 
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, TuplewireError
+from tuplewire.errors import PermissionDeniedError, RefusedMessagesError, StaleEpochError, TuplewireError
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
@@ -154,15 +154,29 @@ def test_control_is_the_operators(worker: Guarded, who: str) -> None:
         assert control.update_assignment(worker.assignment) is False
 
 
-def test_session_belongs_to_its_client(worker: Guarded) -> None:
-    """Nobody takes over what another client has begun under an id."""
+def test_names_belong_to_their_owners(worker: Guarded) -> None:
+    """Another client of the same id has a session, a consumer and a sink of its own."""
     with _client(worker, worker.operator, "shared") as client:
         client.send(7, b"mine")
         client.flush(_SECONDS)
-        with pytest.raises(PermissionDeniedError, match="take another client_id"):
-            _send(worker, worker.etl, 7, client_id="shared")
+        _send(worker, worker.etl, 7, client_id="shared")
         client.send(7, b"still mine")
         client.flush(_SECONDS)
+        assert client.ledger().acknowledged == 2
+    for credentials in (worker.operator, worker.etl):
+        with ControlClient(worker.endpoint.address, credentials=credentials) as control:
+            for epoch in (1, 2):
+                group = TaskGroup.of(7, [b"a"])
+                assert control.publish(TOPOLOGY, "shared", epoch, 0, [group], last=True) == 1
+
+
+def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:
+    """It would lock out all that come later; nothing is published, and the sink goes on."""
+    group = TaskGroup.of(7, [b"a"])
+    with ControlClient(worker.endpoint.address, credentials=worker.operator) as control:
+        with pytest.raises(StaleEpochError, match="too far ahead"):
+            control.publish(TOPOLOGY, "jumping", 2**64 - 1, 0, [group], last=True)
+        assert control.publish(TOPOLOGY, "jumping", 0, 0, [group], last=True) == 1
 
 
 def test_denial_is_logged_once_for_each_client_and_reason(worker: Guarded) -> None:

@@ -21,7 +21,8 @@ from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.processes import LaunchError
-from tuplewire_service.executors.distributed_cluster import DistributedCluster, DistributedTopology
+from tuplewire_service.executors.cluster import DistributedCluster
+from tuplewire_service.executors.distributed_topology import DistributedTopology
 from tuplewire_service.testing import eventually
 
 SECONDS = 120.0

@@ -24,7 +24,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.spark.options import sink_options
-from tuplewire.spark.publish import Publisher
+from tuplewire.spark.task_workers import Publisher
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup

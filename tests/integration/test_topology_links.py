@@ -20,8 +20,8 @@ from tuplewire.topology import (
     TopologyBuilder,
     Tuple,
 )
-from tuplewire.topology.running.client_link import ClientLink
 from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.running.link import ClientLink
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
@@ -120,8 +120,8 @@ def test_bytes_are_counted_for_each_pair(transport: str) -> None:
     conf = {"topology.serialized.message.size.metrics": True}
     with two_workers(topology, transport, conf=conf) as (_, there):
         eventually(lambda: counts == EXPECTED, SECONDS)
-        sizes = there.deserializing.take_sizes()
-        assert there.deserializing.take_sizes() == {}
+        sizes = there.transfer.take_sizes()
+        assert there.transfer.take_sizes() == {}
     assert sizes.keys() == {(2, 4), (3, 1)}
     serialize = MessagePackTupleSerializer(topology).serialize
     source = topology.source(2, "default")
@@ -148,7 +148,7 @@ def test_foreign_and_malformed_messages() -> None:
         eventually(lambda: counts["word"] == 2, SECONDS)
         with pytest.raises(RefusedMessagesError, match="task 77"):
             client.flush(SECONDS)
-        assert worker.deserializing.malformed == 1
+        assert worker.transfer.malformed == 1
         assert sum(client.ledger().dropped.values()) == 1
         worker.close()
 

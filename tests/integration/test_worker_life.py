@@ -24,7 +24,7 @@ from tuplewire.topology import (
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import Done, Failed, Link, Receive
 from tuplewire_service.testing import eventually
-from tuplewire_service.worker.status import WorkerState
+from tuplewire_service.worker.worker_snapshot import WorkerState
 
 SECONDS = 30.0
 COUNT = 300

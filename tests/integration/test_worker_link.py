@@ -21,7 +21,7 @@ from tuplewire.topology import (
 )
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import Done
-from tuplewire.topology.running.routing import outbound_tasks
+from tuplewire.topology.running.outgoing import outbound_tasks
 from tuplewire_service.executors import entrance
 from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.executors.local_worker import HostedWorker

@@ -8,13 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuplewire.topology.acking.acker import AckerTracker, News, keys_of
 from tuplewire.topology.acking.acker_tasks import Fate, Trees, with_ackers
-from tuplewire.topology.acking.tracker import AckerTracker, keys_of
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input, Topology
 from tuplewire.topology.running.receive_queue import AddressedTuples
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import MessageId, Tuple
+from tuplewire.topology.tuples import MessageId, Stream, Tuple
 
 OUT = (Stream("value"),)
 TOPOLOGY = with_ackers(
@@ -73,7 +72,7 @@ class World:
         for column in columns:
             self.queues[column.task] += column.tuples
             self.count(column.tuples[0].message_id, 1)
-        for column in self.followers[task].tell(began, columns, lost, acked, failed):
+        for column in self.followers[task].tell(News(task, began, columns, lost, acked, failed)):
             self.told.setdefault((task, column.task), deque()).extend(column.tuples)
 
     def count(self, message_id: MessageId, change: int) -> None:

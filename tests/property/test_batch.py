@@ -213,7 +213,7 @@ def test_group_split(column: list[bytes], limit: int) -> None:
 def test_hostile_columns(task: int, source: int, lengths: bytes, data: bytes) -> None:
     """Columns from anywhere are either refused by name or hold together."""
     try:
-        group = TaskGroup.checked(task, source, lengths, data)
+        group = TaskGroup(task, source, lengths, data).checked()
     except (InvalidTaskError, MalformedError):
         return
     assert b"".join(group.payloads()) == data

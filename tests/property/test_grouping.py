@@ -15,13 +15,13 @@ from tuplewire.topology.grouping import (
     Global,
     Grouping,
     GroupingContext,
+    Key,
     Locality,
     LocalOrShuffle,
     PartialKey,
     SingleGrouping,
     shuffle,
 )
-from tuplewire.topology.hashing import Key
 from tuplewire.topology.load_aware import LoadAwareShuffle
 
 numbers = st.booleans() | st.integers() | st.floats(allow_nan=False)

@@ -49,12 +49,16 @@ def test_verdict_counts_each_message(
     history.accepted(1, 2, accepted)
     expected: Counter[Rule] = Counter()
     copies: list[tuple[int, str, bool]] = []
+    order: list[str] = []
     for (first, stop), subscription, redelivered in receipts:
         history.received(1, 2, first, stop - first, subscription=subscription, redelivered=redelivered)
+        order += [subscription] if subscription not in order else []
         for number in range(first, stop):
             before = [each for each in copies if each[0] == number]
             again = any(name == subscription for _, name, _ in before)
-            unmarked = not redelivered and any(not mark for _, _, mark in before)
+            unmarked = not redelivered and any(
+                not mark or order.index(name) <= order.index(subscription) for _, name, mark in before
+            )
             expected[Rule.DUPLICATED] += again or unmarked
             expected[Rule.OUT_OF_ORDER] += not before and any(each > number for each, _, _ in copies)
             copies.append((number, subscription, redelivered))

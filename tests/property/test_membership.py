@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tuplewire.membership.member_status import Phase
 from tuplewire.membership.registry import Registry
-from tuplewire.membership.status import Phase
 from tuplewire.wire import control_pb2
 
 TASKS = frozenset(range(11))

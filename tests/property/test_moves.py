@@ -43,9 +43,9 @@ from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.status import WorkerState
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
+from tuplewire_service.worker.worker_snapshot import WorkerState
 
 LONG = os.environ.get("TUPLEWIRE_LONG") == "1"
 LONG_STEPS = 200_000
@@ -215,7 +215,7 @@ class Cluster(RuleBasedStateMachine):
         groups = [
             numbered(task, program.source, program.offered[task], 3 * much, padding=which) for task in tasks
         ]
-        if self.loop.inside(lambda: program.sender.try_send(groups), f"p{program.worker}"):
+        if self.loop.inside(lambda: program.sender.offer(groups), f"p{program.worker}"):
             for task in tasks:
                 program.offered[task] += 3 * much
 

@@ -51,8 +51,8 @@ from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import AckUpdate
-from tuplewire.session.send import Opened, SendWindow
+from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.send import SendWindow
 from tuplewire.session.shares import Window
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import (

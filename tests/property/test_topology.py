@@ -14,7 +14,7 @@ from tuplewire.topology.description import (
     Input,
     Topology,
 )
-from tuplewire.topology.streams import Stream
+from tuplewire.topology.tuples import Stream
 
 names = st.text(min_size=1, max_size=5).filter(lambda name: not name.startswith("__"))
 

@@ -17,8 +17,7 @@ from tuplewire.errors import MalformedTupleError
 from tuplewire.topology.description import Component, ComponentKind, Topology
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.tuples import Stream, Tuple
 
 TOPOLOGY = Topology(
     [

@@ -22,7 +22,7 @@ import pyspark
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 COPY_SECONDS = 100.0

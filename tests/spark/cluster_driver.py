@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from tuplewire import TaskMessageBatch
 from tuplewire.spark import ClientHandle, register
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 
 TOPOLOGY = "spark"
 ROWS = 1000

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tuplewire.spark.session import local_session
 from tuplewire_demos import flights
 from tuplewire_demos.attachment import WorkerEndpoint
+from tuplewire_demos.local_session import local_session
 from tuplewire_service.launching.local_workers import LocalWorkers
 
 CORES = 6

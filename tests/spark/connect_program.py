@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.spark import membership
-from tuplewire.spark.session import local_session
 from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire.topology.running.termination import ProcessFailedError
+from tuplewire_demos.local_session import local_session
 from tuplewire_demos.streaming import run_stream
 
 SECONDS = 100.0

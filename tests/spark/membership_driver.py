@@ -21,7 +21,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.membership import Membership
 from tuplewire.spark import ClientHandle, membership
 from tuplewire.spark.executors import Executors, SparkExecutor
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 
 
 def start(spark: SparkSession, address: str, directory: str, **trigger: Any) -> StreamingQuery:

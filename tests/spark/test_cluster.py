@@ -20,8 +20,8 @@ from helpers.packaging import ROOT, build_wheel
 from pyspark.sql import SparkSession
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.spark.java import find_java, wrapped_home
 from tuplewire.spark.package import write_package
+from tuplewire_demos.java import find_java, wrapped_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.java import cache_dir, find_java, wrapped_home
+from tuplewire_demos.java import cache_dir, find_java, wrapped_home
 
 START = """
 import sys
-from tuplewire.spark.session import local_session
+from tuplewire_demos.local_session import local_session
 with local_session("start", cores=1) as spark:
     version = spark.sparkContext._jvm.System.getProperty("java.home")
     numbers = spark.range(10)

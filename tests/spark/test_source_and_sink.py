@@ -159,7 +159,7 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     [
         ({"adress": "x:1"}, r"unknown option 'adress'; the options for reading are:.*maxMessagesPerTrigger"),
         ({"tasks": "1-"}, "task ids are written like 1,2,10-19"),
-        ({"tasks": "1,77"}, r"has no task 77; it has 1, 2, 3, 4"),
+        ({"tasks": "1,77"}, r"task 77 is not in assignment version 1, which has 1, 2, 3, 4: use these"),
         ({"topology": "other"}, "serves topology 'spark', not 'other'"),
         ({"address": "127.0.0.1:1", "timeout": "0.5"}, "127.0.0.1:1"),
     ],

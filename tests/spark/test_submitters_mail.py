@@ -15,11 +15,11 @@ from tuplewire import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.topology import running
-from tuplewire.spark.topology.job import Job
 from tuplewire.spark.topology.mail import Mail, MailKind
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.output import Output
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
+from tuplewire.spark.topology.running import Job
 from tuplewire_demos.words import wordcount_topology
 from tuplewire_service.launching.local_workers import LocalWorkers
 

@@ -6,8 +6,15 @@ import pytest
 
 from tuplewire.errors import ConfigError, MalformedTupleError, TopologyError
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
-from tuplewire.topology.acking.acker_tasks import ID, Trees, check_id, factor_of, to_block, with_ackers
-from tuplewire.topology.acking.rotating_map import RotatingMap
+from tuplewire.topology.acking.acker_tasks import (
+    ID,
+    RotatingMap,
+    Trees,
+    check_id,
+    factor_of,
+    to_block,
+    with_ackers,
+)
 from tuplewire.topology.description import Component, ComponentKind
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM

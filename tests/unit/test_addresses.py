@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.addresses import is_loopback, join_host_port, split_host_port
-from tuplewire.connection.channel import resolve_address
+from tuplewire.connection.grpc_channel import resolve_address
 from tuplewire.errors import ConfigError
 from tuplewire.membership import Membership
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tuplewire.session.backoff import Backoff
+from tuplewire.session.retry import Backoff
 
 
 def test_doubles_up_to_the_cap() -> None:

@@ -8,19 +8,17 @@ import struct
 import pytest
 
 from tuplewire.errors import MalformedError, UnreachableError
-from tuplewire.topology.running.heartbeat import ExecutorBeat
+from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat, to_beat
 from tuplewire.topology.running.receive_queue import QueueStatistics
-from tuplewire.topology.running.reporting import (
-    from_beat,
-    from_report,
+from tuplewire.topology.running.statistics import (
+    Counts,
+    ExecutorStatistics,
+    Latency,
     from_statistics,
-    to_beat,
-    to_report,
     to_statistics,
 )
-from tuplewire.topology.running.statistics import Counts, ExecutorStatistics, Latency
-from tuplewire.topology.running.termination import Failure, ProcessReport
-from tuplewire_service.executors.channel import Channel, channel_pair
+from tuplewire.topology.running.termination import Failure, ProcessReport, from_report, to_report
+from tuplewire_service.executors.worker_process import Channel, channel_pair
 
 
 def test_messages_arrive_as_they_were() -> None:

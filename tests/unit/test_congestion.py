@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuplewire.session.loads import ReportedCongestion
-from tuplewire_service.worker.congestion import HIGH_LOAD, LOW_LOAD, Congestion
+from tuplewire.session.pressure import ReportedLoads
+from tuplewire_service.worker.worker import HIGH_LOAD, LOW_LOAD, Congestion
 
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
 
@@ -28,9 +28,10 @@ def test_a_task_that_has_left_is_relieved() -> None:
 
 def test_a_report_holds_until_it_expires_or_is_withdrawn() -> None:
     """A repeated report holds on; one that is neither repeated nor withdrawn expires."""
-    reported = ReportedCongestion(10.0)
-    reported.take([1, 2, 3], [], 0.0)
-    reported.take([1], [3], 6.0)
+    reported = ReportedLoads(10.0)
+    reported.take(dict.fromkeys([1, 2, 3], 1.0), 0.0)
+    reported.take({1: 1.0}, 6.0)
+    reported.forget([3])
     assert reported.tasks(9.9) == {1, 2}
     assert reported.tasks(10.0) == {1}
     assert reported.tasks(16.0) == frozenset()

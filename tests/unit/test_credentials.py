@@ -74,4 +74,4 @@ def test_only_names_of_files_travel() -> None:
     """A pickled client has its credentials as they were given."""
     credentials = Credentials(tls_ca="/ca.crt", token_file=FILE)
     client = pickle.loads(pickle.dumps(Client("unix:///s", credentials=credentials)))  # noqa: S301
-    assert client.__reduce__()[1][1]["credentials"] == credentials
+    assert client.__reduce__()[0].keywords["credentials"] == credentials

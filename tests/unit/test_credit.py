@@ -7,8 +7,7 @@ import pytest
 from tuplewire.errors import CreditExceededError
 from tuplewire.group import TaskGroup
 from tuplewire.session import credit
-from tuplewire.session.credit import CreditBook, Grant
-from tuplewire.session.pressure import Exhausted
+from tuplewire.session.credit import CreditBook, Exhausted, Grant
 from tuplewire.session.shares import QueueShares, Window
 
 WINDOW = Window(8, 80)

@@ -6,27 +6,16 @@ import logging
 
 import pytest
 
-from tuplewire_service.security.denials import Denials
+from tuplewire_service.security.guard import Guard, Policy
 
 
 def test_each_client_and_reason_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """Every one counts; the log has a line for each client and reason, and one more after a minute."""
-    now = 0.0
-    denials = Denials(lambda: now)
+    """Every one counts; the log has a line for each client and reason. What bounds it: test_log_rate.py."""
+    guard = Guard(Policy(topology="t"))
     with caplog.at_level(logging.WARNING):
-        for second in (0, 1, 59, 61):
-            now = float(second)
-            denials.note("a", "task", "why")
-            denials.note("b", "task", "why")
-    assert denials.counts["task"] == 8
-    assert len(caplog.records) == 4
-
-
-def test_memory_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """Clients without end are forgotten again, the oldest first."""
-    denials = Denials(lambda: 0.0)
-    with caplog.at_level(logging.CRITICAL):
-        for number in range(5000):
-            denials.note(f"client {number}", "name", "")
-    assert len(denials._logged) == 1000
-    assert ("client 4999", "name") in denials._logged
+        for _ in range(4):
+            guard.denied("a", "task", "why")
+            guard.denied("b", "task", "why")
+        guard.denied("b", "name", "why")
+    assert guard.denials == {"task": 8, "name": 1}
+    assert len(caplog.records) == 3

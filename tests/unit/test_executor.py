@@ -24,7 +24,7 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
-from tuplewire.topology.failure import DeadLetter, TaskError
+from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire_service.testing import eventually

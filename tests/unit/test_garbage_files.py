@@ -14,8 +14,7 @@ from helpers.secured import files_of
 
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.identity.tokens import read_tokens
-from tuplewire.identity.watched import WatchedFiles
+from tuplewire.identity.files import WatchedFiles, read_tokens
 from tuplewire_service.security.certificates import read_identity
 from tuplewire_service.security.permissions import read_rules
 from tuplewire_service.worker.assignment import Assignment, load_assignment

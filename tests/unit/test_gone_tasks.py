@@ -10,8 +10,9 @@ from tuplewire import TaskGroup
 from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
+from tuplewire.session.pressure import ReportedLoads
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local.local_context import LocalContext
+from tuplewire_service.messaging.local.local_transport import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import receive_queues
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -46,7 +47,7 @@ def with_router(act: Callable[[Router], None]) -> None:
 
     async def main() -> None:
         context = LocalContext()
-        act(Router(SETTINGS, 1, context, draining=lambda: False, consumed=lambda _: None))
+        act(Router(SETTINGS, 1, context, draining=lambda: False))
         await asyncio.to_thread(context.term)
 
     asyncio.run(main())
@@ -88,7 +89,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
 
 def start_of(queues: ReceiveQueues, task: int) -> int:
     """Return after which sequence a new consumer of a task begins."""
-    request = SubscribeRequest("t", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
+    request = SubscribeRequest("t", "", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
     ((_, start),) = queues.subscribe(request, lambda: None).starts
     return start
 
@@ -119,6 +120,15 @@ def test_tasks_that_have_gone_are_not_counted_any_more() -> None:
         assert router.ledger().balanced
 
     with_router(act)
+
+
+def test_reports_that_have_expired_are_forgotten() -> None:
+    """Of the loads of many generations of tasks there are the last ones."""
+    reported = ReportedLoads(expires_seconds=10.0)
+    for generation in range(100):
+        reported.take({generation * 10 + each: 0.5 for each in range(10)}, now=float(generation))
+    assert len(reported._reports) == 100
+    assert reported.of([0, 999], now=99.5) == {999: 0.5}
 
 
 def test_loads_are_told_when_they_change() -> None:

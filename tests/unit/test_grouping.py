@@ -25,8 +25,7 @@ from tuplewire.topology import (
     fields,
     shuffle,
 )
-from tuplewire.topology.grouping import All, Custom, Global, LocalOrShuffle, PartialKey
-from tuplewire.topology.hashing import Key, stable_hash
+from tuplewire.topology.grouping import All, Custom, Global, Key, LocalOrShuffle, PartialKey, stable_hash
 
 WORDS = [f"word-{number}" for number in range(10_000)]
 

@@ -8,10 +8,8 @@ import pytest
 
 from tuplewire import TaskGroup
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
-from tuplewire.identity.tokens import Token
-from tuplewire_service.messaging.access import EVERYTHING
-from tuplewire_service.security.denials import REASONS, Denials
-from tuplewire_service.security.guard import Access, Caller, Guard, Policy
+from tuplewire.identity.files import Token
+from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import PermissionRule, Rules, TaskRanges
 
 TOKEN = Token("etl", "0123456789" * 2)
@@ -38,7 +36,7 @@ def guard(
         tokens=None if tokens is None else lambda: tokens,
         rules=None if rules is None else lambda: Rules(tuple(rules)),
     )
-    return Guard(policy, Denials(lambda: 0.0))
+    return Guard(policy)
 
 
 def rule(
@@ -50,7 +48,7 @@ def rule(
 
 def reason(guarded: Guard) -> str:
     """Return the one reason for which somebody was denied."""
-    (found,) = guarded.denials.counts
+    (found,) = guarded.denials
     assert found in REASONS
     return found
 
@@ -66,7 +64,6 @@ def test_without_settings_everybody_may_do_everything() -> None:
     as_worker(access)
     access.control("Drain")
     access.receive("t", [1])
-    access.take_over("id", EVERYTHING)
     assert access.refused([TaskGroup.of(1, [b"a"])]) == ()
 
 
@@ -147,7 +144,7 @@ def test_control(method: str, needs: str | None) -> None:
     ("before", "after", "may"),
     [
         (PROGRAM, PROGRAM, True),
-        (PROGRAM, Caller("ipv4:10.0.0.3:9", ("other.example", "etl.example"), tls=True), True),
+        (PROGRAM, Caller("ipv4:10.0.0.3:9", ("etl.example", "other.example"), tls=True), True),
         (PROGRAM, Caller("ipv4:10.0.0.2:1", ("other.example",), tls=True), False),
         (PROGRAM, UNIX, False),
         (UNIX, UNIX, True),
@@ -157,15 +154,94 @@ def test_control(method: str, needs: str | None) -> None:
     ],
 )
 def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> None:
-    """A session goes on for whoever shares a name with its last stream, and among workers."""
+    """A session goes on for whoever has the same token or first name, and among workers."""
     guarded = guard()
     first, second = (guarded.admit(caller) for caller in (before, after))
     for access, caller in ((first, before), (second, after)):
         access.open_session("t", worker=caller.names[:1] != () and "workers" in caller.names[0])
-    try:
-        second.take_over("id", first)
-    except RefusedError:
-        assert not may
-        assert reason(guarded) == "session"
-    else:
-        assert may
+    assert (first.owner == second.owner) is may
+
+
+class _Files:
+    """What a guard's files hold, to be changed by a test."""
+
+    def __init__(self) -> None:
+        self.tokens: Sequence[Token] = (TOKEN,)
+        self.rules = Rules(
+            (PermissionRule((), (), (), TaskRanges.parse("1"), TaskRanges.parse("1-5"), frozenset()),)
+        )
+        self.worker_names: Sequence[str] = ("*.workers.example",)
+
+    def guard(self, *, tls: bool = False) -> Guard:
+        """Return one that goes by them."""
+        policy = Policy(
+            topology="t",
+            tls=tls,
+            worker_names=lambda: self.worker_names,
+            tokens=lambda: self.tokens,
+            rules=lambda: self.rules,
+        )
+        return Guard(policy)
+
+
+def test_stream_ends_once_its_token_is_gone() -> None:
+    """Streams that stand are looked at when the file changes; those whose token is still there go on."""
+    files = _Files()
+    other = Token("other", "abcdefghij" * 2)
+    files.tokens = (TOKEN, other)
+    guarded = files.guard()
+    ended: list[RefusedError] = []
+    with (
+        guarded.admit(SHOWN).standing(ended.append),
+        guarded.admit(Caller("unix:", shown=other.shown)).standing(
+            lambda _: pytest.fail("its token is there")
+        ),
+    ):
+        guarded.refresh()
+        assert not ended
+        files.tokens = (other,)
+        guarded.refresh()
+        guarded.refresh()
+        assert [type(each) for each in ended] == [UnauthenticatedError]
+        assert reason(guarded) == "wrong_token"
+    assert not guarded.standing
+
+
+def test_stream_that_is_over_is_not_looked_at() -> None:
+    """Only what stands is denied, and counted."""
+    files = _Files()
+    guarded = files.guard()
+    with guarded.admit(SHOWN).standing(lambda _: pytest.fail("it was over")):
+        pass
+    files.tokens = (Token("", "abcdefghij" * 2),)
+    guarded.refresh()
+    assert not guarded.denials
+
+
+def test_subscription_ends_once_no_rule_allows_it() -> None:
+    """A sender's stream stays, as its frames are looked at one by one."""
+    files = _Files()
+    guarded = files.guard()
+    sender, consumer = guarded.admit(SHOWN), guarded.admit(SHOWN)
+    sender.open_session("t", worker=False)
+    consumer.receive("t", [1, 2])
+    ended: list[RefusedError] = []
+    with sender.standing(lambda _: pytest.fail("a sender")), consumer.standing(ended.append):
+        nothing_sent = PermissionRule((), (), (), NOTHING, TaskRanges.parse("1"), frozenset())
+        files.rules = Rules((nothing_sent,))
+        guarded.refresh()
+    assert [type(each) for each in ended] == [PermissionDeniedError]
+    assert [group.task for group, _ in sender.refused([TaskGroup.of(1, [b"a"])])] == [1]
+
+
+def test_worker_ends_once_its_name_is_no_workers() -> None:
+    """Names of workers may come out of a certificate that has changed."""
+    files = _Files()
+    guarded = files.guard(tls=True)
+    worker = guarded.admit(WORKER)
+    as_worker(worker)
+    ended: list[RefusedError] = []
+    with worker.standing(ended.append):
+        files.worker_names = ("others.example",)
+        guarded.refresh()
+    assert [type(each) for each in ended] == [UnauthenticatedError]  # it has not shown a token either

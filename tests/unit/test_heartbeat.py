@@ -18,7 +18,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.heartbeat import ExecutorBeat
-from tuplewire.topology.running.pulse import CallWatch, Doing, Pulse
+from tuplewire.topology.running.statistics import CallWatch, Doing, Pulse
 from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.testing import eventually
 
@@ -148,7 +148,7 @@ def test_many_short_calls_are_not_one_long_one() -> None:
     """A bolt that is busy with one column for long is not stuck while its calls come back."""
 
     class Burst(FeederSpout):
-        def __deepcopy__(self, memo: object) -> Burst:  # type: ignore[override]
+        def __deepcopy__(self, memo: object) -> Burst:
             return self
 
         def next_tuple(self) -> None:

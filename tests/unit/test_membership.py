@@ -6,8 +6,8 @@ import pytest
 from helpers.members import TOPOLOGY, World
 
 from tuplewire.errors import ProtocolError
+from tuplewire.membership.member_status import Phase
 from tuplewire.membership.registry import Registry
-from tuplewire.membership.status import Phase
 from tuplewire.wire import control_pb2
 
 TASKS = range(12)

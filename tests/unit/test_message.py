@@ -204,17 +204,17 @@ class TestTaskGroup:
     def test_hostile(self, lengths: bytes, data: bytes) -> None:
         """Columns that do not hold together are malformed."""
         with pytest.raises(MalformedError):
-            TaskGroup.checked(1, None, lengths, data)
+            TaskGroup(1, None, lengths, data).checked()
 
     @pytest.mark.parametrize(("task", "source"), [(-1, None), (1, -1), (2**31, 1), (1, 2**31)])
     def test_hostile_ids(self, task: int, source: int | None) -> None:
         """Ids that no task has are refused."""
         with pytest.raises(InvalidTaskError):
-            TaskGroup.checked(task, source, b"\x01\0\0\0", b"a")
+            TaskGroup(task, source, b"\x01\0\0\0", b"a").checked()
 
     def test_checked(self) -> None:
         """Columns that hold together are taken as they are."""
-        group = TaskGroup.checked(1, 2, b"\x01\0\0\0\x02\0\0\0", b"abb", redelivered=True)
+        group = TaskGroup(1, 2, b"\x01\0\0\0\x02\0\0\0", b"abb", redelivered=True).checked()
         assert (group.task, group.source, group.payloads(), group.redelivered) == (1, 2, [b"a", b"bb"], True)
 
     def test_redelivered(self) -> None:

@@ -13,11 +13,17 @@ from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings import settings_of
 from tuplewire_service.admin.worker_metrics import WorkerCollector
-from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount
+from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount, ServerStatistics
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.process.worker_security import Security, SecurityCollector
-from tuplewire_service.worker.status import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot, WorkerState
+from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
+from tuplewire_service.worker.worker_snapshot import (
+    PeerSnapshot,
+    TaskSnapshot,
+    Timings,
+    WorkerSnapshot,
+    WorkerState,
+)
 
 BOUNDED = WorkerConfig(worker_id="w", metrics_tasks=50, metrics_peers=20)
 PAGE = (Path(__file__).parents[2] / "service" / "METRICS.md").read_text(encoding="utf-8")
@@ -40,18 +46,16 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
             )
             for number in range(peers)
         ],
+        predecessor_lost=0,
+        perhaps_lost={f"w{number}": 2 for number in range(peers)},
         tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 0) for task in range(tasks)],
-        sessions=3,
-        resumable_sessions=2,
-        received=[ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)],
+        servers=ServerStatistics([ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)], 3, 2),
         timings=Timings(
             {state.value: 1.0 for state in TimeState},
             {("1", "local"): 0.5},
             *(Durations() for _ in range(4)),
         ),
         redelivered_messages=0,
-        refused_streams={},
-        refused_messages={},
         addresses=(),
         peer_addresses=(),
         congested=frozenset(),
@@ -79,7 +83,7 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
     files = files_of(Authority().issue("worker.example"), tmp_path)
     secured = WorkerConfig(tls_ca=files.tls_ca, tls_certificate=files.tls_certificate, tls_key=files.tls_key)
     told = {}
-    for family in [*families(2, 2, BOUNDED), *SecurityCollector(Security(secured)).collect()]:
+    for family in [*families(2, 2, BOUNDED), *Security(secured).collect()]:
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         told[family.name + suffix] = (family.type, labels)

@@ -8,8 +8,8 @@ from typing import cast
 from tuplewire.config import SessionSettings
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
-from tuplewire.session.receive import AckUpdate
-from tuplewire.session.send import Opened, SendWindow
+from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.send import SendWindow
 from tuplewire_service.messaging.base import InboundSession, IRelayConnection
 from tuplewire_service.worker.moves import Moves
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.identity.names import allowed, matches, parse_names
+from tuplewire.identity.credentials import allowed, matches, parse_names
 
 
 @pytest.mark.parametrize(

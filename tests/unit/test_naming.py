@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.naming import misnamed, places
+from tuplewire_service.worker.routing_table import misnamed, places
 
 
 def _reason(worker_id: str, bound: str, *workers: tuple[str, str], advertise: str = "") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire.session.probe import PROBE_SECONDS, ProbeTimer
+from tuplewire.session.retry import PROBE_SECONDS, ProbeTimer
 
 
 def test_due_after_silence() -> None:

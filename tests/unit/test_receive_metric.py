@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from tuplewire_service.messaging.base import IServerConnection, ReceiveCount, ServerStatistics
-from tuplewire_service.messaging.receive_metric import ReceiveMetric
+from tuplewire_service.messaging.reception import ReceiveMetric
 
 
 class Server:

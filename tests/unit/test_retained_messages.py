@@ -5,10 +5,10 @@ from __future__ import annotations
 from tuplewire.config import SessionSettings
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
-from tuplewire.session.frame import OutFrame
+from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.receive import AckUpdate, Refusal
-from tuplewire.session.send import Opened, SendWindow
+from tuplewire.session.receive import AckUpdate, Opened, Refusal
+from tuplewire.session.send import SendWindow
 
 PLENTY = 1_000_000
 

@@ -10,8 +10,7 @@ import pytest
 from tuplewire import TaskGroup
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local.local_client import LocalClient
-from tuplewire_service.messaging.local.local_context import LocalContext
+from tuplewire_service.messaging.local.local_transport import LocalClient, LocalContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -54,7 +53,6 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[Router, _Pr
             1,
             context,
             draining=lambda: False,
-            consumed=lambda _: None,
         )
         router.update(ASSIGNMENT)
         groups = [TaskGroup.of(task, [b"a", b"b"]) for task in (0, 1, 2)]

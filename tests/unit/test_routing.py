@@ -21,7 +21,7 @@ from tuplewire.topology import (
     Tuple,
 )
 from tuplewire.topology.builder import BoltDeclarer
-from tuplewire.topology.running.routing import Outgoing
+from tuplewire.topology.running.outgoing import Outgoing
 
 WORDS = ["the", "quick", "fox", "the", "lazy", "the", "dog", "the"]
 

@@ -70,7 +70,7 @@ def test_file_has_truths(tmp_path: Path, text: str, *, value: bool) -> None:
     """TOML's own true and false are taken."""
     file = tmp_path / "worker.toml"
     file.write_text(text, encoding="utf-8")
-    assert load(WorkerConfig, {}, {}, file).config.allow_plaintext is value
+    assert load({}, {}, file).config.allow_plaintext is value
 
 
 @pytest.mark.parametrize("text", ["allow_plaintext = 1", 'allow_plaintext = "true"', "topology = true"])
@@ -79,7 +79,7 @@ def test_file_has_nothing_else_for_a_truth(tmp_path: Path, text: str) -> None:
     file = tmp_path / "worker.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"must be (true or false|a text that is not empty), not"):
-        load(WorkerConfig, {}, {}, file)
+        load({}, {}, file)
 
 
 def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_examples_of_the_page_are_right(tmp_path: Path) -> None:
     worker, permissions = tmp_path / "worker.toml", tmp_path / "permissions.toml"
     worker.write_text(settings, encoding="utf-8")
     permissions.write_text(rules, encoding="utf-8")
-    assert load(WorkerConfig, {}, {}, worker).config.tls_client_names == (
+    assert load({}, {}, worker).config.tls_client_names == (
         "*.jobs.example",
         "spiffe://prod/etl",
     )
@@ -103,11 +103,11 @@ def test_sources_agree(tmp_path: Path) -> None:
     file = tmp_path / "worker.toml"
     file.write_text('tls_ca = "a"\ntls_certificate = "c"\ntls_key = "k"\n', encoding="utf-8")
     environment = {"TUPLEWIRE_TLS_WORKER_NAMES": "a.example,*.b.example"}
-    loaded = load(WorkerConfig, {"allow_plaintext": "true"}, environment, file)
+    loaded = load({"allow_plaintext": "true"}, environment, file)
     assert loaded.config.tls_worker_names == ("a.example", "*.b.example")
     printed = to_toml(loaded)
     assert 'tls_worker_names = "a.example,*.b.example"  # environment' in printed
     assert "allow_plaintext = true  # flag" in printed
     again = tmp_path / "again.toml"
     again.write_text(printed, encoding="utf-8")
-    assert load(WorkerConfig, {}, {}, again).config == loaded.config
+    assert load({}, {}, again).config == loaded.config

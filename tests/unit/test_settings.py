@@ -19,7 +19,7 @@ from tuplewire.settings import ANY_TEXT, OUR_PREFIX, Setting, Settings, keys_of,
 from tuplewire.spark.options import SinkOptions, SourceOptions, sink_options, source_options
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.launching.launch_settings import LaunchSettings
-from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.process.config_sources import load, to_toml
@@ -205,29 +205,32 @@ def test_storms_key_gives_the_same_object(kind: type[Settings], each: Setting) -
 
 @table(OF_A_WORKER)
 def test_flags_variables_and_file_give_the_same_object(
-    kind: type[WorkerConfig], each: Setting, tmp_path: Path
+    kind: type[WorkerConfig], each: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flags, variables and the printed file are read as an equal object."""
     config = made(kind, each)
     texts = given(config)
+    monkeypatch.chdir(tmp_path)
+    if "program_conf" in texts:
+        Path(texts["program_conf"]).write_text("{}", encoding="utf-8")
     variables = {settings_of(kind)[name].variable: text for name, text in texts.items()}
-    by_flags, by_variables = load(kind, texts, {}), load(kind, {}, variables)
+    by_flags, by_variables = load(texts, {}), load({}, variables)
     assert by_flags.config == by_variables.config == config
     assert by_flags.origins[each.name] == f"flag {each.flag}"
     assert by_variables.origins[each.name] == f"environment {each.variable}"
     file = tmp_path / "worker.toml"
     file.write_text(to_toml(by_flags), encoding="utf-8")
-    assert load(kind, {}, {}, file).config == config
+    assert load({}, {}, file).config == config
 
 
 @table(pair for pair in OF_A_WORKER if pair[1].kind is not ANY_TEXT)
-def test_an_error_names_the_source(kind: type[WorkerConfig], each: Setting) -> None:
+def test_an_error_names_the_source(kind: type[WorkerConfig], each: Setting) -> None:  # noqa: ARG001
     """A text that does not fit is an error that names the flag or the variable."""
     wrong = "a*b" if each.kind.metavar == "NAMES" else " "
     with pytest.raises(ConfigError, match=rf"^flag {each.flag}\b"):
-        load(kind, {each.name: wrong}, {})
+        load({each.name: wrong}, {})
     with pytest.raises(ConfigError, match=rf"^environment {each.variable}\b"):
-        load(kind, {}, {each.variable: wrong})
+        load({}, {each.variable: wrong})
 
 
 @table(OF_SPARK)

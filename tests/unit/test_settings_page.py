@@ -6,15 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.settings_page import page
 
 from tuplewire.config import SessionSettings
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.topology.topology_settings import TopologySettings
-from tuplewire_service.command.settings_page import page
 from tuplewire_service.launching.launch_settings import LaunchSettings
-from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -26,6 +27,7 @@ ON_THE_PAGE = (
     TopologySettings,
     LaunchSettings,
     GrpcSettings,
+    ConnectionLimits,
     ZmqSettings,
     SourceOptions,
     SinkOptions,

@@ -11,10 +11,10 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from tuplewire.errors import ConfigError, MalformedError
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
+from tuplewire.spark.data_source import check_read_schema, check_write_schema, read_batch
+from tuplewire.spark.fetch import within
 from tuplewire.spark.options import GroupingName, sink_options
-from tuplewire.spark.recv_stream import within
-from tuplewire.spark.routing import RowRouter
-from tuplewire.spark.schema import check_read_schema, check_write_schema, read_batch
+from tuplewire.spark.writer import RowRouter
 from tuplewire.topology.grouping import fields
 
 

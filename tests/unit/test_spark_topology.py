@@ -9,16 +9,14 @@ import pytest
 
 from tuplewire.errors import ConfigError, MalformedError, UnreachableError
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
-from tuplewire.spark.topology.inbox import Mailbox
-from tuplewire.spark.topology.job import check_slots
-from tuplewire.spark.topology.mail import Mail, MailKind
+from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
 from tuplewire.spark.topology.output import failure_in, failure_text
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire.spark.topology.running import check_slots
 from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.running.reporting import from_report
-from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
 from tuplewire.topology.tuples import Tuple, TupleSource
 
 RUN = "0123456789abcdef"
@@ -161,8 +159,7 @@ def place(number: int, name: str = "t") -> Place:
 def joined(*attempts: int) -> list[Joined]:
     """Return what PySpark tasks say, that are beside two workers in turn."""
     return [
-        Joined.from_text(Joined(rank, attempt, place(rank % 2)).to_text())
-        for rank, attempt in enumerate(attempts)
+        Joined.from_text(Joined(attempt, place(rank % 2)).to_text()) for rank, attempt in enumerate(attempts)
     ]
 
 
@@ -194,7 +191,7 @@ def test_ids_stay_in_their_range(attempt: int) -> None:
 
 def test_workers_of_several_topologies() -> None:
     """Workers that serve different topologies cannot carry one."""
-    others = [Joined(0, 1, place(0)), Joined(1, 2, place(1, "other")), Joined(2, 3, place(2))]
+    others = [Joined(1, place(0)), Joined(2, place(1, "other")), Joined(3, place(2))]
     with pytest.raises(ConfigError, match="different topologies, 'other', 't': start them with one"):
         Plan(topology(), RUN, others)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuplewire.session.credit import Exhausted
 from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
-from tuplewire.session.pressure import HELD_SECONDS, Exhausted, OutboundPressure
+from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure
 from tuplewire_service.worker.times import INTERVAL_SECONDS, Blocking, LoopLag, TimeShares, TimeState
 
 WAITS = st.lists(
@@ -68,11 +69,9 @@ def test_a_queue_keeps_few_times() -> None:
     assert into.seconds == pytest.approx(10_000 * 1.5, abs=10_000 * 0.001)
 
 
-def test_messages_that_move_away_are_not_counted() -> None:
-    """What has left for another worker has not been delivered here."""
-    times, into = QueueTimes(), Durations()
-    times.came(10, 0.0)
-    times.skip(10)
+def test_a_queue_that_begins_late_counts_its_own() -> None:
+    """What had a number before is not its own: it begins after that."""
+    times, into = QueueTimes(10), Durations()
     times.came(12, 7.0)
     times.left(12, 7.0, into)
     assert buckets(into) == {0.001: 2}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.identity.tokens import Token, find_token, read_tokens
+from tuplewire.identity.files import Token, find_token, read_tokens
 
 SECRET = "0123456789" + "abcdef"
 

@@ -8,7 +8,7 @@ import pytest
 
 from tuplewire.errors import ConfigError
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.messaging.grpc.grpc_settings import GrpcSettings
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 

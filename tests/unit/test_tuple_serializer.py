@@ -21,8 +21,7 @@ from tuplewire.errors import MalformedTupleError, UnsupportedValueError
 from tuplewire.topology.description import Component, ComponentKind, Topology
 from tuplewire.topology.serial.packing import MAX_DEPTH
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import Tuple, tick
+from tuplewire.topology.tuples import Stream, Tuple, tick
 
 TOPOLOGY = Topology(
     [
@@ -297,7 +296,7 @@ def test_numpy_is_loaded_for_numpy_values_only() -> None:
         "import sys\n"
         "from tuplewire.topology.description import Component, ComponentKind, Topology\n"
         "from tuplewire.topology.serial.serializer import MessagePackTupleSerializer\n"
-        "from tuplewire.topology.streams import Stream\n"
+        "from tuplewire.topology.tuples import Stream\n"
         "from tuplewire.topology.tuples import Tuple\n"
         "topology = Topology([Component('other', ComponentKind.SPOUT, (Stream('value'),))])\n"
         "serializer = MessagePackTupleSerializer(topology)\n"

@@ -9,7 +9,7 @@ import pytest
 from helpers.certificates import swap_data
 
 from tuplewire.errors import ConfigError
-from tuplewire.identity.watched import WatchedFiles
+from tuplewire.identity.files import WatchedFiles
 
 
 def _number(file: Path) -> int:

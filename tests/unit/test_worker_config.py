@@ -10,8 +10,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.settings import SECONDS, SIZE, Kind, count, settings_of
 from tuplewire_service.command.cli import main
 from tuplewire_service.process.config_sources import load, to_toml
-from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.process.worker_kinds import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH
+from tuplewire_service.process.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
 
 
 def _file(directory: Path, text: str) -> Path:
@@ -22,7 +21,7 @@ def _file(directory: Path, text: str) -> Path:
 
 def test_defaults_are_valid_and_storms_first_slot() -> None:
     """Without any source the worker listens on Storm's first port."""
-    loaded = load(WorkerConfig, {}, {})
+    loaded = load({}, {})
     assert loaded.config.listen == "127.0.0.1:6700"
     assert loaded.config.worker_id.endswith(":6700")
     assert set(loaded.origins.values()) == {"default"}
@@ -32,7 +31,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
     """Each source hides the ones below it, setting by setting."""
     file = _file(tmp_path, 'topology = "file"\nlog_level = "error"\nlisten = "127.0.0.1:1"\n')
     environment = {"TUPLEWIRE_TOPOLOGY": "environment", "TUPLEWIRE_LOG_LEVEL": "debug"}
-    loaded = load(WorkerConfig, {"topology": "flag"}, environment, file)
+    loaded = load({"topology": "flag"}, environment, file)
     assert (loaded.config.topology, loaded.config.log_level, loaded.config.listen) == (
         "flag",
         "debug",
@@ -46,13 +45,13 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
 def test_environment_names_the_file(tmp_path: Path) -> None:
     """TUPLEWIRE_CONFIG stands for --config."""
     file = _file(tmp_path, 'topology = "words"')
-    assert load(WorkerConfig, {}, {"TUPLEWIRE_CONFIG": str(file)}).config.topology == "words"
+    assert load({}, {"TUPLEWIRE_CONFIG": str(file)}).config.topology == "words"
 
 
 def test_file_takes_storms_keys(tmp_path: Path) -> None:
     """A key of Storm's configuration works in the file, bare (tables, for TOML) or quoted."""
     file = _file(tmp_path, 'storm.messaging.transport = "grpc"\n"topology.receiver.buffer.size" = 1024\n')
-    config = load(WorkerConfig, {}, {}, file).config
+    config = load({}, {}, file).config
     assert (config.transport, config.receive_queue_messages) == ("grpc", 1024)
 
 
@@ -71,20 +70,20 @@ def test_file_takes_storms_keys(tmp_path: Path) -> None:
 def test_bad_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     """An error of the file names the key, and the nearest known ones when it is unknown."""
     with pytest.raises(ConfigError, match=r"worker\.toml") as caught:
-        load(WorkerConfig, {}, {}, _file(tmp_path, text))
+        load({}, {}, _file(tmp_path, text))
     assert complaint in str(caught.value)
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     """A configuration file that is not there is not ignored."""
     with pytest.raises(ConfigError, match=r"cannot read the configuration .*gone\.toml: No such file"):
-        load(WorkerConfig, {}, {}, tmp_path / "gone.toml")
+        load({}, {}, tmp_path / "gone.toml")
 
 
 def test_unknown_variable_is_an_error() -> None:
     """A misspelt TUPLEWIRE_ variable is not ignored either."""
     with pytest.raises(ConfigError, match="TUPLEWIRE_LISTEM; did you mean TUPLEWIRE_LISTEN"):
-        load(WorkerConfig, {}, {"TUPLEWIRE_LISTEM": "127.0.0.1:1"})
+        load({}, {"TUPLEWIRE_LISTEM": "127.0.0.1:1"})
 
 
 @pytest.mark.parametrize(
@@ -100,13 +99,13 @@ def test_unknown_variable_is_an_error() -> None:
 )
 def test_variables_of_others_are_left_alone(variable: str) -> None:
     """The client's variable, and those that Kubernetes makes of a Service, are no settings of the worker."""
-    assert load(WorkerConfig, {}, {variable: "whatever"}).origins == load(WorkerConfig, {}, {}).origins
+    assert load({}, {variable: "whatever"}).origins == load({}, {}).origins
 
 
 def test_bad_flag_is_named() -> None:
     """An error of a flag says which."""
     with pytest.raises(ConfigError, match="flag --listen: 'nowhere' is not host:port"):
-        load(WorkerConfig, {"listen": "nowhere"}, {})
+        load({"listen": "nowhere"}, {})
 
 
 def test_settings_that_do_not_fit_together() -> None:
@@ -117,12 +116,12 @@ def test_settings_that_do_not_fit_together() -> None:
 
 def test_peers_have_an_address_of_their_own_only_beside_grpc() -> None:
     """With gRPC workers come to the same address as programs."""
-    loaded = load(WorkerConfig, {"transport": "zmq", "listen_peers": "[::1]:0"}, {})
+    loaded = load({"transport": "zmq", "listen_peers": "[::1]:0"}, {})
     assert loaded.config.listen_peers == "[::1]:0"
     with pytest.raises(ConfigError, match="listen_peers is for another transport than grpc"):
         WorkerConfig(listen_peers="127.0.0.1:6800")
     with pytest.raises(ConfigError, match="flag --transport must be one of grpc, zmq, not 'local'"):
-        load(WorkerConfig, {"transport": "local"}, {})
+        load({"transport": "local"}, {})
 
 
 @pytest.mark.parametrize(
@@ -193,9 +192,9 @@ def test_good_values(kind: Kind, text: str | int, value: object) -> None:
 def test_printed_configuration_is_a_configuration_file(tmp_path: Path) -> None:
     """What --print-config shows can be given back as a file, and gives the same settings."""
     environment = {"TUPLEWIRE_LISTEN_UNIX": "/run/ä.sock", "TUPLEWIRE_SOCKET_MODE": "0600"}
-    loaded = load(WorkerConfig, {"max_message_bytes": "2MiB", "worker_id": 'a"b'}, environment)
+    loaded = load({"max_message_bytes": "2MiB", "worker_id": 'a"b'}, environment)
     printed = to_toml(loaded)
-    assert load(WorkerConfig, {}, {}, _file(tmp_path, printed)).config == loaded.config
+    assert load({}, {}, _file(tmp_path, printed)).config == loaded.config
     assert 'socket_mode = "0600"  # environment TUPLEWIRE_SOCKET_MODE' in printed
     assert "max_message_bytes = 2097152  # flag --max-message-bytes" in printed
     assert "# advertise is not set  # default" in printed

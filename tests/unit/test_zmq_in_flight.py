@@ -10,19 +10,20 @@ from tuplewire_service.messaging.zmq.frames import (
     Allowance,
     Frame,
     FrameKind,
+    ZmqInFlight,
+    ZmqWindow,
     decode,
     decode_refusal,
     encode,
     encode_refusal,
 )
-from tuplewire_service.messaging.zmq.in_flight import ZmqInFlight, ZmqWindow
 
 
 def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
     """The first allowance opens a stream."""
     in_flight = ZmqInFlight(ZmqWindow())
     assert not in_flight.open
-    in_flight.allowed(Allowance(1, 1))
+    in_flight.on_allowance(Allowance(1, 1))
     assert in_flight.open
 
 
@@ -39,20 +40,20 @@ def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
 def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *, still_open: bool) -> None:
     """Both count; the last message may go over the bytes."""
     in_flight = ZmqInFlight(ZmqWindow())
-    in_flight.allowed(allowance)
+    in_flight.on_allowance(allowance)
     for size in sizes:
         assert in_flight.open
-        in_flight.sent(size)
+        in_flight.on_sent(size)
     assert in_flight.open is still_open
 
 
 def test_an_older_allowance_changes_nothing() -> None:
     """Allowances are absolute: what is late or repeated takes nothing back."""
     in_flight = ZmqInFlight(ZmqWindow())
-    in_flight.allowed(Allowance(5, 50))
-    in_flight.allowed(Allowance(3, 60))
+    in_flight.on_allowance(Allowance(5, 50))
+    in_flight.on_allowance(Allowance(3, 60))
     for _ in range(4):
-        in_flight.sent(1)
+        in_flight.on_sent(1)
     assert in_flight.open
 
 
@@ -62,8 +63,8 @@ def test_reading_makes_room() -> None:
     assert in_flight.tell() == Allowance(8, 1000)
     for _ in range(2):
         assert not in_flight.due
-        in_flight.arrived(10)
-        in_flight.read(10)
+        in_flight.on_arrival(10)
+        in_flight.on_read(10)
     assert in_flight.due
     assert in_flight.tell() == Allowance(10, 1020)
     assert not in_flight.due
@@ -73,8 +74,8 @@ def test_bytes_alone_make_news_due() -> None:
     """A large message that is read is worth telling."""
     in_flight = ZmqInFlight(ZmqWindow(1000, 1000))
     in_flight.tell()
-    in_flight.arrived(250)
-    in_flight.read(250)
+    in_flight.on_arrival(250)
+    in_flight.on_read(250)
     assert in_flight.due
 
 
@@ -84,9 +85,9 @@ def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
     in_flight = ZmqInFlight(ZmqWindow(2, 1000))
     in_flight.tell()
     for size in sizes[:-1]:
-        in_flight.arrived(size)
+        in_flight.on_arrival(size)
     with pytest.raises(MalformedError, match="allowed"):
-        in_flight.arrived(sizes[-1])
+        in_flight.on_arrival(sizes[-1])
 
 
 def test_a_frame_comes_back_as_it_was() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.connection.channel import dialler_for, error_of, resolve_address
+from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of, resolve_address
 from tuplewire.errors import ClosedError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials
@@ -19,13 +19,6 @@ from tuplewire.wire import control_pb2, health_pb2
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
-
-_OPTIONS = (
-    ("grpc.enable_retries", 0),
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    # A worker is reached directly; a proxy of the environment would only stand in between.
-    ("grpc.enable_http_proxy", 0),
-)
 
 _POLL_SECONDS = 0.1
 
@@ -74,7 +67,7 @@ class ControlClient:
             identity = self._dialler.identity()
             connection = self._connection
             if connection is None or connection.identity is not identity:
-                channel = self._dialler.blocking_channel(self.address, _OPTIONS, timeout)
+                channel = self._dialler.blocking_channel(self.address, DIRECT, timeout)
                 # Other threads' calls may be under way on the one before, which goes with the last of them.
                 self._connection = connection = _Connection(channel, identity)
             return connection

@@ -21,10 +21,8 @@ import grpc.aio
 
 from tuplewire.addresses import split_host_port
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.identity.credentials import Credentials
-from tuplewire.identity.names import allowed
-from tuplewire.identity.tokens import AUTHORIZATION, Token, read_tokens
-from tuplewire.identity.watched import UNREADABLE, WatchedFiles
+from tuplewire.identity.credentials import Credentials, allowed
+from tuplewire.identity.files import AUTHORIZATION, UNREADABLE, Token, WatchedFiles, read_tokens
 
 _HANDSHAKE_SECONDS = 5.0
 NOT_TRUSTED = (

@@ -71,7 +71,7 @@ def _tell_lost(sender: Sender, messages: int) -> None:
 
 
 async def _close(senders: Sequence[Sender], timeout: float) -> None:
-    await asyncio.gather(*(sender.close(timeout) for sender in senders))
+    await asyncio.gather(*(sender.close_async(timeout) for sender in senders))
     for sender in senders:
         _tell_lost(sender, sender.ledger().dropped.get(DropReason.CLOSED, 0))
 

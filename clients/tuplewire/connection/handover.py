@@ -7,6 +7,7 @@ A caller appends; the loop does the rest, in columns. So an interrupt or a signa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.group import TaskGroup
@@ -17,10 +18,18 @@ Single = tuple[int, int | None, bytes]
 """Task, source and payload of one message."""
 
 
+@dataclass(slots=True)
+class Offer:
+    """Messages of which the loop is to say whether there is room for them."""
+
+    groups: Sequence[TaskGroup]
+    token: Any
+    retain: bool
+    accepted: bool | None = None
+
+
 class HandOver:
     """Batches and single messages in the order in which they came; used with the lock of a sending end."""
-
-    __slots__ = ("_entries", "messages", "size_bytes")
 
     def __init__(self) -> None:
         self._entries: list[Batch | Single] = []

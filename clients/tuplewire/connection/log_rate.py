@@ -7,27 +7,46 @@ from collections.abc import Callable, Hashable
 
 _QUIET_SECONDS = 60.0
 _MOST_KINDS = 1000
+_MOST_LINES = 100
 
 
 class LogRate:
-    """Lets each kind of event through once a minute, and counts those between. Not thread-safe."""
+    """Lets each kind of event through once a minute, and counts those between. Not thread-safe.
+
+    Of all kinds together, a hundred lines a minute: who makes up kinds, as with one address after another,
+    fills no log either.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._logged: dict[Hashable, float] = {}
         self._since: dict[Hashable, int] = {}
+        self._minute = -_QUIET_SECONDS
+        self._lines = 0
 
     def due(self, kind: Hashable, count: int = 1) -> int:
         """Return how many there were since the last line of this kind; 0: write no line now."""
         now = self._clock()
         total = self._since.pop(kind, 0) + count
-        if now - self._logged.get(kind, -_QUIET_SECONDS) < _QUIET_SECONDS:
-            self._since[kind] = total
+        if now - self._logged.get(kind, -_QUIET_SECONDS) < _QUIET_SECONDS or not self._has_room(now):
+            self._remember(kind, total)
             return 0
         self._logged.pop(kind, None)
-        while len(self._logged) >= _MOST_KINDS:
+        if len(self._logged) >= _MOST_KINDS:
             oldest = next(iter(self._logged))
             del self._logged[oldest]
             self._since.pop(oldest, None)
         self._logged[kind] = now
         return total
+
+    def _has_room(self, now: float) -> bool:
+        if now - self._minute >= _QUIET_SECONDS:
+            self._minute, self._lines = now, 0
+        self._lines += 1
+        return self._lines <= _MOST_LINES
+
+    def _remember(self, kind: Hashable, total: int) -> None:
+        """Keep a count for the next line of this kind, if there are not too many."""
+        if len(self._since) >= _MOST_KINDS:
+            del self._since[next(iter(self._since))]
+        self._since[kind] = total

@@ -110,15 +110,15 @@ class EventLoopThread:
             future.cancel()
             raise
 
-    def call(self, function: Callable[[], _Result]) -> _Result:
-        """Call a function on the loop and return its result; from any thread."""
+    def call(self, function: Callable[[], _Result], timeout: float | None = None) -> _Result:
+        """Call a function on the loop and return its result; from any thread. timeout: see run."""
         if self.inside:
             return function()
 
         async def wrapped() -> _Result:
             return function()
 
-        return self.run(wrapped())
+        return self.run(wrapped(), timeout)
 
     def begin(self, connection: Connecting) -> None:
         """Start a connection, from any thread; one that comes while the process forks starts after that."""

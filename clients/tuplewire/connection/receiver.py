@@ -16,9 +16,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
-from tuplewire.connection.gathering import Gathering
 from tuplewire.connection.resumable import FATAL, Resumable
-from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.connection.stream import ClientStream, Dial, Gathering, StreamBroken
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.delivery import Delivery

@@ -34,8 +34,7 @@ class RefusedMessages:
         for refusal in refusals:
             counts[refusal.code] += refusal.messages
             examples.setdefault(refusal.code, refusal)
-            if len(self._texts) < _MOST_KEPT:
-                self._texts.append(_text(refusal))
+            self._keep(_text(refusal))
         for code, count in counts.items():
             if messages := self._log_rate.due(code, count):
                 extra = {"peer": self._address, "messages": messages, "reason": _text(examples[code])}

@@ -16,7 +16,7 @@ from tuplewire.config import SessionSettings
 from tuplewire.connection.loop import watched
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
-from tuplewire.session.backoff import Backoff
+from tuplewire.session.retry import Backoff
 
 logger = logging.getLogger(__name__)
 

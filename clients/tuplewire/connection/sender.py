@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode, Overflow, SessionSettings
-from tuplewire.connection.handover import HandOver
+from tuplewire.connection.handover import HandOver, Offer
 from tuplewire.connection.resumable import Resumable
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
-from tuplewire.session.probe import ProbeTimer
-from tuplewire.session.sending_pressure import SendingPressure
+from tuplewire.session.pressure import SendingPressure
+from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import code_name, hello_to_wire, opened_from_wire, update_from_wire
+from tuplewire.wire.translate import code_name, loads_from_wire, opened_from_wire, update_from_wire
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +48,6 @@ class Identity:
     worker: bool = False
 
 
-@dataclass(slots=True)
-class _Offer:
-    """Messages of which the loop is to say whether there is room for them."""
-
-    groups: Sequence[TaskGroup]
-    token: Any
-    retain: bool
-    accepted: bool | None = None
-
-
 class Sender(SendingEnd, Resumable):
     """One session to one worker. Thread-safe unless a method says that it belongs to the loop."""
 
@@ -73,7 +63,7 @@ class Sender(SendingEnd, Resumable):
     ) -> None:
         """Describe a session. dial: opens streams to the address."""
         Resumable.__init__(self, address, settings, loop, dial)
-        SendingEnd.__init__(self, address, settings, self._wake_writer)
+        SendingEnd.__init__(self, address, settings)
         self.identity = identity
         self._admitted = identity.worker  # a worker never gives another one up for its certificate
         self.receiver_id = ""
@@ -83,12 +73,14 @@ class Sender(SendingEnd, Resumable):
         """Set when the writer should look."""
         self._waking = False
         self._handed = HandOver()
-        self._offers: list[_Offer] = []
+        self._offers: list[Offer] = []
         self._loop_thread = 0
         self._probing = False
         self._silence = ProbeTimer(0.0)
         self._leaving = False
         self._dismissed = False
+        self._told_all = False
+        """Whether the receiver has ended the stream in good order, once it had no more to say."""
         self._changed = asyncio.Event()
 
     # --- for whoever sends ---------------------------------------------------------------------
@@ -108,7 +100,7 @@ class Sender(SendingEnd, Resumable):
             ):
                 return False
             handed.add((task, source, payload), 1, size)
-        self._wake_writer()
+        self._wake()
         return True
 
     def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
@@ -119,16 +111,24 @@ class Sender(SendingEnd, Resumable):
         if threading.get_ident() == self._loop_thread:
             self._take_in()
             return self._offer_to_window(groups, token, retain=retain)
-        handed = self._handed
-        if self._window.fits(groups, handed.messages, handed.size_bytes):
-            size = sum(len(group.data) for group in groups)
-            handed.add((groups, token, retain), sum(map(len, groups)), size)
+        if self._hand_over(groups, token, retain=retain):
             return True
-        if not handed and self._settings.overflow is not Overflow.DROP_OLDEST:
+        if not self._handed and self._settings.overflow is not Overflow.DROP_OLDEST:
             return False
-        return self._offer_on_loop(_Offer(groups, token, retain))
+        if self._offer_on_loop(Offer(groups, token, retain)):
+            return True
+        # Room that has come since the loop answered was told to those who waited then: this thread did not.
+        return self._hand_over(groups, token, retain=retain)
 
-    def _offer_on_loop(self, offer: _Offer) -> bool:
+    def _hand_over(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
+        handed = self._handed
+        if not self._window.fits(groups, handed.messages, handed.size_bytes):
+            return False
+        size = sum(len(group.data) for group in groups)
+        handed.add((groups, token, retain), sum(map(len, groups)), size)
+        return True
+
+    def _offer_on_loop(self, offer: Offer) -> bool:
         """Let the loop decide, which knows what may be given up, and to which tasks messages wait."""
         try:
             self._offers.append(offer)
@@ -156,17 +156,14 @@ class Sender(SendingEnd, Resumable):
 
     @property
     def pending_messages(self) -> int:
-        """See SendingEnd."""
         return self._window.messages + self._handed.messages
 
     def ledger(self) -> LedgerSnapshot:
-        """See SendingEnd."""
         with self._lock:
             ledger, handed = self._window.ledger(), self._handed.count()
             return replace(ledger, accepted=ledger.accepted + handed, pending=ledger.pending + handed)
 
     def start(self) -> None:
-        """See Resumable."""
         self._loop_thread = threading.get_ident()
         super().start()
 
@@ -175,7 +172,7 @@ class Sender(SendingEnd, Resumable):
         patience = self._settings.patience(timeout)
         try:
             async with asyncio.timeout(patience):
-                while not self.try_send(groups):
+                while not self.offer(groups):
                     await self.changed()
         except TimeoutError:
             with self._lock:
@@ -190,7 +187,7 @@ class Sender(SendingEnd, Resumable):
         super()._notify()
         self._changed.set()
 
-    def _wake_writer(self) -> None:
+    def _wake(self) -> None:
         """Let the writer look; from any thread, once there is what it is to see."""
         if not self._waking:
             self._waking = True
@@ -217,21 +214,21 @@ class Sender(SendingEnd, Resumable):
 
     # --- life, on the loop -----------------------------------------------------------------------
 
-    # Whichever of close, hand_back and abort first stops waiting says what becomes of the rest. A cancelled
+    # Whichever of close, take_back and abort first stops waiting says what becomes of the rest. A cancelled
     # call leaves a session that accepts nothing more, and that is still to be ended by another call.
 
-    async def close(self, timeout: float) -> None:
+    async def close_async(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements as long as the timeout, say goodbye, and drop the rest."""
         await self._finish(timeout)
         await self._end()
 
-    async def hand_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+    async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         """Close, and return what is not acknowledged by then, with its tokens, as if never accepted."""
         await self._finish(timeout)
         if self.ended:
             return []
         await self._stop()
-        left = self.take_back()
+        left = self._take_back()
         self._tell()
         return left or []
 
@@ -243,7 +240,7 @@ class Sender(SendingEnd, Resumable):
             self._due.set()
             await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
 
-    async def abort(self) -> None:
+    async def abort_async(self) -> None:
         """Drop everything that is pending, now."""
         self.stop_accepting()
         await self._end()
@@ -267,7 +264,7 @@ class Sender(SendingEnd, Resumable):
         if self.connected or str(error) != self._last_problem:
             logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
         self._last_problem = str(error)
-        self.lost()
+        self.lost(answers=self._leaving or isinstance(error, DrainingError))
         self._waking = False
         self.pressure.look(connected=False)
 
@@ -285,7 +282,7 @@ class Sender(SendingEnd, Resumable):
         return self.identity.worker or super()._may_try_again(error)
 
     def _dismissed_because(self) -> TuplewireError | None:
-        if self._dismissed:
+        if self._dismissed and self._told_all:
             return DrainingError(f"{self.address} is draining; it takes nothing new")
         return None
 
@@ -293,15 +290,17 @@ class Sender(SendingEnd, Resumable):
         return self._write(stream), self._probe()
 
     async def _open(self, stream: ClientStream) -> None:
-        self._dismissed = False
-        hello = hello_to_wire(
-            topology=self.identity.topology,
-            sender_id=self.identity.sender_id,
-            incarnation=self.identity.incarnation,
-            worker=self.identity.worker,
-            processed=self._settings.ack_mode is AckMode.PROCESSED,
-            acknowledged=self.acknowledged,
-            receiver_incarnation=self.receiver_incarnation,
+        self._dismissed = self._told_all = False
+        identity, processed = self.identity, self._settings.ack_mode is AckMode.PROCESSED
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            topology=identity.topology,
+            sender_id=identity.sender_id,
+            incarnation=identity.incarnation,
+            kind=pb.PEER_KIND_WORKER if identity.worker else pb.PEER_KIND_CLIENT,
+            ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
+            acknowledged=self._window.acknowledged,
+            receiver_incarnation=self._window.receiver_incarnation,
             draining=self.draining(),
             receiver_id=self.receiver_id,
         )
@@ -319,9 +318,8 @@ class Sender(SendingEnd, Resumable):
             raise WrongWorkerError(
                 f"{self.address} is worker {welcome.receiver_id!r}, not {self.receiver_id!r}"
             )
-        self.opened(opened_from_wire(welcome))
+        self.opened(opened_from_wire(welcome), loads_from_wire(welcome.load))
         self._silence.heard(self._loop.time())
-        self._take_load(welcome.load)
         self.pressure.opened()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
         self._tell()
@@ -352,7 +350,7 @@ class Sender(SendingEnd, Resumable):
                 probe = pb.Probe(acknowledged=self._window.acknowledged)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
             self._waking = False
-            if watched := self.take_watched():
+            if watched := self.next_watched():
                 request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
                 await stream.write(request.SerializeToString())
             frame = self.next_frame()
@@ -398,7 +396,7 @@ class Sender(SendingEnd, Resumable):
                 self._tell()
                 self._due.set()
             elif kind == "load":
-                self._take_load(response.load)
+                self.take_load(loads_from_wire(response.load))
             elif kind == "backpressure":
                 self.take_status(response.backpressure.congested, response.backpressure.relieved)
             elif kind == "drain":
@@ -407,6 +405,4 @@ class Sender(SendingEnd, Resumable):
                 self._due.set()
             elif kind == "ended":
                 raise refused(code_name(response.ended.code), response.ended.detail)
-
-    def _take_load(self, report: pb.LoadReport) -> None:
-        self.take_load({entry.task: entry.load for entry in report.tasks})
+        self._told_all = True

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,36 +26,23 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.frame import OutFrame
-from tuplewire.session.ledger import DropReason, LedgerSnapshot, Settled
-from tuplewire.session.loads import ReportedCongestion, ReportedLoads
-from tuplewire.session.receive import AckUpdate
-from tuplewire.session.send import Opened, SendWindow
+from tuplewire.session.flow import OutFrame
+from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
+from tuplewire.session.pressure import ReportedLoads
+from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.send import SendWindow
+
+logger = logging.getLogger(__name__)
 
 CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""
 
-Told = Callable[[Sequence[Settled]], None]
 
-
-@dataclass(slots=True)
-class SendCounts:
-    """What was given out to be written, including what was written again."""
-
-    messages: int = 0
-    frames: int = 0
-    bytes: int = 0
-    connections: int = 0
-
-
-class SendingEnd:
+class SendingEnd(ABC):
     """Keeps what is sent until it is settled. From any thread."""
 
-    def __init__(self, address: str, settings: SessionSettings, wake: Callable[[], None]) -> None:
-        """Begin without a connection.
-
-        address: the receiver's, for errors. wake: called without the lock when there is something to write.
-        """
+    def __init__(self, address: str, settings: SessionSettings) -> None:
+        """Begin without a connection. address: the receiver's, for errors."""
         self.address = address
         self.connected = False
         self.closing = False
@@ -67,13 +55,13 @@ class SendingEnd:
         self.assignment_version: Callable[[], int] = lambda: 0
         self.draining: Callable[[], bool] = lambda: False
         self._settings = settings
-        self._wake = wake
         self._error: TuplewireError | None = None
         self._last_problem = "not connected yet"
         self._lock = threading.RLock()  # a signal handler may send while this thread sends
         self._moved = threading.Condition(self._lock)
         self._window = SendWindow(settings)
         self._asking = False
+        self._out_of_reach = False
         self._watched: set[int] = set()
         self._watched_told = True
         self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
@@ -81,7 +69,7 @@ class SendingEnd:
         self._attached: tuple[Told, Told] | None = None
         self._when_settled: set[Callable[[], object]] = set()
         self._loads = ReportedLoads(settings.load_expires_seconds)
-        self._congestion = ReportedCongestion(settings.load_expires_seconds)
+        self._congestion = ReportedLoads(settings.load_expires_seconds)
         self._refused = RefusedMessages(address)
 
     def __repr__(self) -> str:
@@ -93,9 +81,13 @@ class SendingEnd:
             f"pending_bytes={window.size_bytes} {connection}>"
         )
 
+    @abstractmethod
+    def _wake(self) -> None:
+        """Carry and tell what there is, or see that it is done; called without the lock."""
+
     # --- for whoever sends ---------------------------------------------------------------------
 
-    def try_send(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
+    def offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         """Accept all messages if there is room for them now, or can be made as the setting `overflow` says.
 
         retain: keep these until they are processed, whatever the mode of the session.
@@ -107,7 +99,7 @@ class SendingEnd:
             self._wake()
         return accepted
 
-    def send(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
+    def send(self, groups: Sequence[TaskGroup], /, *, timeout: float | None = None) -> None:
         """Accept all messages, waiting for room as the setting `overflow` says; never call it on the loop.
 
         Raises BufferFullError too.
@@ -141,7 +133,7 @@ class SendingEnd:
         self._window.check(groups)
         return not groups or self._offer_to_window(groups, token, retain=retain)
 
-    def _take_in(self) -> None:
+    def _take_in(self) -> None:  # noqa: B027 - nothing, where the caller itself takes in
         """Take in what callers have handed over meanwhile; with the lock, where the I/O runs."""
 
     def _offer_to_window(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
@@ -234,7 +226,7 @@ class SendingEnd:
         """The error for which the session has ended, if it has."""
         return self._error
 
-    def loads(self, tasks: Iterable[int]) -> dict[int, float]:
+    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """Return the last reported load of those tasks of which the worker has reported lately."""
         return self._loads.of(tasks, time.monotonic())
 
@@ -247,6 +239,12 @@ class SendingEnd:
         """Return the balance of this session."""
         with self._lock:
             return self._window.ledger()
+
+    @property
+    def unkept_messages(self) -> int:
+        """See HeldMessages.unkept."""
+        with self._lock:
+            return self._window.unkept()
 
     # --- for a worker that passes on -------------------------------------------------------------
 
@@ -284,27 +282,14 @@ class SendingEnd:
 
     # --- for whatever carries it -------------------------------------------------------------------
 
-    @property
-    def attached(self) -> bool:
-        """Whether anybody is told what has settled."""
-        return self._attached is not None
-
-    @property
-    def acknowledged(self) -> int:
-        """The last frame that is known to be accepted."""
-        return self._window.acknowledged
-
-    @property
-    def receiver_incarnation(self) -> int:
-        """The incarnation of the receiver that is known; 0: none."""
-        return self._window.receiver_incarnation
-
-    def opened(self, opened: Opened) -> None:
+    def opened(self, opened: Opened, loads: Mapping[int, float]) -> None:
         """Go on over a new connection, as the receiver's welcome says."""
+        self.take_load(loads)
         with self._lock:
             if self.ended:
                 return
             settled = self._window.opened(opened)
+            self._tell_perhaps_lost()
             self._refused.add_too_large(settled, self._window.max_message_bytes)
             self._refused.add(opened.update.refusals)
             self._settle(settled)
@@ -312,12 +297,29 @@ class SendingEnd:
             self.receiver_assignment_version = opened.assignment_version
             self.counts.connections += 1
             self.connected = True
+            self._out_of_reach = False
             self._notify()
 
-    def lost(self) -> None:
-        """Take account of a connection that has broken, or whose receiver is gone."""
+    def _tell_perhaps_lost(self) -> None:
+        lost = self._window.take_perhaps_lost()
+        if lost:
+            self.counts.perhaps_lost += lost
+            logger.warning(
+                "receiver.died: at most %d messages to %s died with it",
+                lost,
+                self.address,
+                extra={"peer": self.address, "messages": lost},
+            )
+
+    def lost(self, *, answers: bool = False) -> None:
+        """Take account of a connection that has broken, or whose receiver is gone.
+
+        answers: whether the receiver has said that it is about to end, and will account for what it has.
+        """
         with self._lock:
             self.connected = False
+            self._out_of_reach = True
+            self._window.receiver_answers |= answers
             self._notify()
 
     def next_frame(self) -> OutFrame | None:
@@ -341,7 +343,7 @@ class SendingEnd:
         """Whether it is time to look for flows that are not used, and to close them with the next frame."""
         return time.monotonic() >= self._close_unused_at
 
-    def take_watched(self) -> Collection[int]:
+    def next_watched(self) -> Collection[int]:
         """Return the tasks whose releases the receiver is to tell; none when it knows."""
         if self._watched_told:
             return ()
@@ -357,13 +359,14 @@ class SendingEnd:
                 self._refused.add(update.refusals)
                 self._notify()
 
-    def take_load(self, loads: dict[int, float]) -> None:
+    def take_load(self, loads: Mapping[int, float]) -> None:
         """Take account of what the receiver says."""
         self._loads.take(loads, time.monotonic())
 
     def take_status(self, congested: Iterable[int], relieved: Iterable[int]) -> None:
         """Take account of the receiver's backpressure status."""
-        self._congestion.take(congested, relieved, time.monotonic())
+        self._congestion.take(dict.fromkeys(congested, 1.0), time.monotonic())
+        self._congestion.forget(relieved)
 
     def tell(self) -> None:
         """Tell whoever has attached what has settled, and what is released; from one thread at a time."""
@@ -406,13 +409,16 @@ class SendingEnd:
             self._notify()
             return True
 
-    def take_back(self) -> list[tuple[TaskGroup, Any]] | None:
+    def _take_back(self) -> list[tuple[TaskGroup, Any]] | None:
         """End, and return what is pending as if it had never been accepted; None when it had ended before."""
         with self._lock:
             if self.ended:
                 return None
             self._take_in()
             self.closing = self.ended = True
+            if self._out_of_reach:
+                self._window.receiver_gone()
+                self._tell_perhaps_lost()
             left = self._window.take_back()
             self._notify()
             return left

@@ -1,17 +1,54 @@
-"""What a program shows of itself, and whom it takes for a worker: names of files, not what is in them."""
+"""What a program shows of itself, whom it takes for a worker, and the names in certificates."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from tuplewire.addresses import is_loopback, split_host_port
 from tuplewire.errors import ConfigError
-from tuplewire.identity.names import parse_names
 from tuplewire.settings import FILE, FLAG, Kind, Settings, setting, settings_of
+
+_LABEL = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Read a list of names, comma-separated: DNS names, IP addresses, URIs such as spiffe://prod/worker.
+
+    A DNS name may begin with `*.`, which stands for one label. Raises ConfigError for any other `*`.
+    """
+    names = tuple(name for part in text.split(",") if (name := part.strip()))
+    for name in names:
+        if "*" in name.removeprefix("*.") or name == "*.":
+            raise ConfigError(
+                f"{name!r} is no name in a certificate; write worker.example, *.workers.example, 10.0.0.1 or "
+                "spiffe://prod/worker, with commas between them"
+            )
+    return names
+
+
+def allowed(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Whether one of the names in a certificate is on a list."""
+    patterns = tuple(patterns)
+    return any(matches(name, pattern) for name in names for pattern in patterns)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a name in a certificate is the one of a list, or covered by its `*.`."""
+    if name == pattern:
+        return True
+    if "/" in name or ":" in name:  # the case of a URI matters
+        return False
+    name, pattern = name.lower(), pattern.lower()
+    if name == pattern:
+        return True
+    label, dot, rest = name.partition(".")
+    return bool(dot) and f"*.{rest}" == pattern and _LABEL.fullmatch(label) is not None
+
 
 NAMES = Kind(
     "NAMES",
@@ -26,7 +63,7 @@ NAMES = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials(Settings):
-    """Files and names; safe to print and to pickle. Every file is read again once it has changed.
+    """Names of files, not what is in them: safe to print and to pickle. A file is read again once it changes.
 
     A Unix socket is never TLS: who may open it is decided by its owner and mode.
     """

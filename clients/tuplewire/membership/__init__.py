@@ -3,7 +3,7 @@
 Source: Storm's `Nimbus` (`mkAssignments`), with the registration of its supervisors.
 """
 
+from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
 from tuplewire.membership.membership import Membership, Workers
-from tuplewire.membership.status import MembershipStatus, MemberStatus, Phase
 
 __all__ = ["MemberStatus", "Membership", "MembershipStatus", "Phase", "Workers"]

@@ -6,17 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self, TypeAlias, TypeVar
 
 from tuplewire.addresses import check_reachable
-from tuplewire.connection.channel import resolve_topology
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import resolve_topology
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials
-from tuplewire.membership.contacts import Contacts
-from tuplewire.membership.registry import Registry
-from tuplewire.membership.status import MembershipStatus, Phase
+from tuplewire.membership.member_status import MembershipStatus, Phase
+from tuplewire.membership.registry import Registry, Report
+from tuplewire.wire import control_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,9 @@ Workers: TypeAlias = Sequence[str] | Callable[[], Iterable[str] | Mapping[str, s
 
 _CALL_SECONDS = 3.0
 _WARNINGS = {"worker.silent", "worker.expired", "assignment.refused", "membership.superseded"}
+
+_AT_ONCE = 16
+_Answer = TypeVar("_Answer")
 
 
 class Membership:
@@ -91,9 +95,7 @@ class Membership:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -154,7 +156,8 @@ class Membership:
                 if self._registry.superseded:
                     reason = self._registry.superseded
                     return
-                self._closing.wait(self._pause())
+                # Less while something moves.
+                self._closing.wait(self._poll_seconds if self._status.settled else self._poll_seconds / 5)
         except Exception as error:
             logger.exception("membership.defect")
             reason = f"a defect: {error!r}"
@@ -163,10 +166,6 @@ class Membership:
             with self._moved:
                 self._ended = reason
                 self._moved.notify_all()
-
-    def _pause(self) -> float:
-        """Return how long to wait before the next look: less while something moves."""
-        return self._poll_seconds if self._status.settled else self._poll_seconds / 5
 
     def _round(self, contacts: Contacts) -> None:
         self._look_for_workers()
@@ -212,3 +211,65 @@ def _named(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
     for address in named:
         check_reachable(address)
     return named
+
+
+class Contacts:
+    """A client for each worker that is asked, kept while it answers. Belongs to one thread.
+
+    timeout: of each call, in seconds. credentials: see ControlClient.
+    """
+
+    def __init__(self, timeout: float, credentials: Credentials | None = None) -> None:
+        self._timeout = timeout
+        self._credentials = credentials
+        self._clients: dict[str, ControlClient] = {}
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "tuplewire-contact")
+
+    def close(self) -> None:
+        """Close the clients, and end the threads."""
+        self._pool.shutdown()
+        for address in list(self._clients):
+            self._drop(address)
+
+    def ask(self, addresses: Iterable[str], version: int) -> dict[str, Report | TuplewireError]:
+        """Return what each worker says of itself, or why not. version: of our own assignment."""
+        wanted = list(addresses)
+        for address in self._clients.keys() - wanted:
+            self._drop(address)
+
+        def report(control: ControlClient) -> Report:
+            status = control.status()
+            return Report(status, control.assignment() if status.assignment_version > version else None)
+
+        return self._each(wanted, report)
+
+    def tell(
+        self, addresses: Iterable[str], assignment: control_pb2.Assignment
+    ) -> dict[str, bool | TuplewireError]:
+        """Give each worker an assignment; return what has come of it."""
+        return self._each(addresses, lambda control: control.update_assignment(assignment))
+
+    def _each(
+        self, addresses: Iterable[str], call: Callable[[ControlClient], _Answer]
+    ) -> dict[str, _Answer | TuplewireError]:
+        def outcome(address: str) -> _Answer | TuplewireError:
+            try:
+                return call(self._client(address))
+            except TuplewireError as error:
+                return error
+
+        answers = dict(zip(addresses, self._pool.map(outcome, addresses), strict=True))
+        for address, answer in answers.items():
+            if isinstance(answer, UnreachableError):
+                self._drop(address)  # the channel would wait longer and longer before it tries again
+        return answers
+
+    def _client(self, address: str) -> ControlClient:
+        client = self._clients.get(address)
+        if client is None:
+            client = ControlClient(address, self._timeout, credentials=self._credentials)
+            self._clients[address] = client
+        return client
+
+    def _drop(self, address: str) -> None:
+        self._clients.pop(address).close()

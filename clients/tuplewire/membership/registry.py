@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tuplewire.errors import StaleAssignmentError, TuplewireError, UnreachableError
+from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
 from tuplewire.membership.spread import fill, spread
-from tuplewire.membership.status import MembershipStatus, MemberStatus, Phase
 from tuplewire.wire import control_pb2
 
 _LEAVING_STATES = {control_pb2.WORKER_STATE_DRAINING, control_pb2.WORKER_STATE_STOPPED}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup
@@ -35,14 +35,13 @@ class Arrived:
         return [delivery.group for delivery in self.deliveries]
 
 
+@dataclass(slots=True, eq=False)
 class _Task:
-    __slots__ = ("acknowledged", "epoch", "held_bytes", "received", "unacknowledged")
-
-    def __init__(self, epoch: int, start: int) -> None:
-        self.epoch = epoch
-        self.acknowledged = self.received = start
-        self.held_bytes = 0
-        self.unacknowledged: deque[tuple[int, int]] = deque()
+    epoch: int
+    acknowledged: int
+    received: int
+    held_bytes: int = 0
+    unacknowledged: deque[tuple[int, int]] = field(default_factory=deque)
 
     def acknowledge(self, last: int) -> None:
         self.acknowledged = max(self.acknowledged, last)
@@ -55,7 +54,7 @@ class ConsumeWindow:
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
         self._epoch = 0
-        self._tasks = {task: _Task(0, 0) for task in tasks}
+        self._tasks = {task: _Task(0, 0, 0) for task in tasks}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self._moved: dict[int, None] = {}
@@ -80,7 +79,7 @@ class ConsumeWindow:
     def _start_anew(self, task: int, received: int) -> None:
         if self._tasks[task].held_bytes:
             self._moved[task] = None  # the subscribe named less room than there is now
-        self._tasks[task] = _Task(self._epoch, received)
+        self._tasks[task] = _Task(self._epoch, received, received)
 
     def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
         """Take in messages, and return the new ones; MalformedError for a gap or an unsubscribed task."""

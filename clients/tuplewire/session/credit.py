@@ -9,12 +9,11 @@ Source: TCP's receive window; Flink's credits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
 from tuplewire.group import TaskGroup
-from tuplewire.session.pressure import Exhausted
 from tuplewire.session.shares import QueueShares, Window
 
 MAX_TASKS = 65_536
@@ -37,20 +36,18 @@ class Grant:
     processed: int
 
 
+@dataclass(slots=True, eq=False)
 class _Account:
-    __slots__ = (
-        "granted_bytes",
-        "granted_messages",
-        "received_bytes",
-        "received_messages",
-        "released_bytes",
-        "released_messages",
-    )
+    granted_messages: int
+    granted_bytes: int
+    received_messages: int = 0
+    received_bytes: int = 0
+    released_messages: int = 0
+    released_bytes: int = 0
 
-    def __init__(self, window: Window) -> None:
-        self.granted_messages, self.granted_bytes = window.messages, window.size_bytes
-        self.received_messages = self.received_bytes = 0
-        self.released_messages = self.released_bytes = 0
+    @classmethod
+    def of(cls, window: Window) -> _Account:
+        return cls(window.messages, window.size_bytes)
 
     @property
     def has_room(self) -> bool:
@@ -58,20 +55,27 @@ class _Account:
         return self.received_messages < self.granted_messages and self.received_bytes < self.granted_bytes
 
 
+@dataclass(slots=True, eq=False)
+class Exhausted:
+    """The tasks for which senders have used up their windows, with the number of these senders."""
+
+    tasks: dict[int, int] = field(default_factory=dict)
+
+    def add(self, task: int) -> None:
+        """Note that one more sender may send nothing to a task."""
+        self.tasks[task] = self.tasks.get(task, 0) + 1
+
+    def remove(self, task: int) -> None:
+        """Note that one of these senders has room again, or is gone."""
+        left = self.tasks[task] - 1
+        if left:
+            self.tasks[task] = left
+        else:
+            del self.tasks[task]
+
+
 class CreditBook:
     """One session's credit at the receiver."""
-
-    __slots__ = (
-        "_accounts",
-        "_changed",
-        "_exhausted",
-        "_max_message_bytes",
-        "_shares",
-        "_used_up",
-        "_wants_releases",
-        "_watched",
-        "initial",
-    )
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class CreditBook:
         self._max_message_bytes = max_message_bytes
         self._wants_releases = wants_releases
         self._watched: set[int] = set()
-        self._accounts = {task: _Account(shares.window(task)) for task in shares.crowded}
+        self._accounts = {task: _Account.of(shares.window(task)) for task in shares.crowded}
         self._changed: dict[int, None] = {}
         self._exhausted = exhausted or Exhausted()
         self._used_up: set[int] = set()
@@ -118,7 +122,7 @@ class CreditBook:
             for group in groups:
                 account = self._accounts.get(group.flow)
                 if account is None:
-                    account = self._accounts[group.flow] = _Account(self.initial)
+                    account = self._accounts[group.flow] = _Account.of(self.initial)
                 account.received_messages += len(group)
                 account.received_bytes += len(group.data)
                 counted.append(group)

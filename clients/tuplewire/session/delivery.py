@@ -9,8 +9,9 @@ Source: Storm's receive queue (there a Disruptor ring without acknowledgement); 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import LENGTH_BYTES, cut, starting_within, wire_bytes
@@ -37,50 +38,42 @@ class Done:
     accepted_micros: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
-    __slots__ = ("first", "group", "token")
-
-    def __init__(self, first: int, group: TaskGroup, token: Any) -> None:
-        self.first = first
-        self.group = group
-        self.token = token
+    first: int
+    group: TaskGroup
+    token: Any
 
     @property
     def last(self) -> int:
         return self.first + len(self.group) - 1
 
 
+@dataclass(slots=True, eq=False)
 class DeliveryLog:
     """The queue of one task. Sequences count messages, from 1; 0 stands for "none"."""
 
-    __slots__ = (
-        "_delivered",
-        "_marks",
-        "_taken_bytes",
-        "_waiting",
-        "acknowledged",
-        "queued_bytes",
-        "received",
-        "tail",
-        "taken",
-    )
+    tail: int = 0
+    """The sequence of the last message that was appended."""
+    taken: int = 0
+    """The sequence of the last message that was handed out."""
+    received: int = 0
+    """The sequence of the last message that is known to have arrived at the consumer."""
+    acknowledged: int = 0
+    """The sequence of the last message that the consumer has acknowledged."""
+    queued_bytes: int = 0
+    """Held payload bytes: waiting, or not acknowledged."""
+    unkept: int = 0
+    """Held messages that nobody else keeps (TaskGroup.kept)."""
+    _waiting: deque[_Entry] = field(default_factory=deque)
+    _delivered: deque[_Entry] = field(default_factory=deque)
+    _marks: deque[tuple[int, int]] = field(default_factory=deque)
+    _taken_bytes: int = 0
 
-    def __init__(self, start: int = 0) -> None:
-        """Begin empty, after sequence `start`."""
-        self.tail = start
-        """The sequence of the last message that was appended."""
-        self.taken = start
-        """The sequence of the last message that was handed out."""
-        self.received = start
-        """The sequence of the last message that is known to have arrived at the consumer."""
-        self.acknowledged = start
-        """The sequence of the last message that the consumer has acknowledged."""
-        self.queued_bytes = 0
-        """Held payload bytes: waiting, or not acknowledged."""
-        self._waiting: deque[_Entry] = deque()
-        self._delivered: deque[_Entry] = deque()
-        self._marks: deque[tuple[int, int]] = deque()
-        self._taken_bytes = 0
+    @classmethod
+    def after(cls, sequence: int) -> Self:
+        """Return an empty queue whose first message gets the sequence after this one."""
+        return cls(sequence, sequence, sequence, sequence)
 
     @property
     def queued_messages(self) -> int:
@@ -97,14 +90,23 @@ class DeliveryLog:
         self._waiting.append(_Entry(self.tail + 1, group, token))
         self.tail += len(group)
         self.queued_bytes += len(group.data)
+        if not group.kept:
+            self.unkept += len(group)
 
-    def take(self, credit: int, credit_bytes: int, max_bytes: int) -> list[Delivery]:
+    def take(
+        self,
+        credit: int,
+        credit_bytes: int,
+        max_bytes: int,
+        doubtful: Callable[[TaskGroup, Any], bool] | None = None,
+    ) -> list[Delivery]:
         """Hand out messages from the cursor on.
 
         credit: the last sequence that may be handed out.
         credit_bytes: a message may start while fewer bytes than this are on the way (after `received`).
         max_bytes: the same for this call, where lengths count too. The resulting frame holds less than twice
         that, and one message.
+        doubtful: returns whether a group, with its token, may have come before by another way; it is marked.
         """
         deliveries: list[Delivery] = []
         room = credit_bytes - self._taken_bytes
@@ -119,6 +121,8 @@ class DeliveryLog:
             if count < len(group):
                 _cut_first(self._waiting, count)
             entry = self._waiting.popleft()
+            if doubtful is not None and doubtful(entry.group, entry.token):
+                entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
             self.taken = entry.last
             size = len(entry.group.data)
@@ -146,6 +150,8 @@ class DeliveryLog:
             size = len(entry.group.data)
             done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
             self.queued_bytes -= size
+            if not entry.group.kept:
+                self.unkept -= len(entry.group)
         self.acknowledged = max(self.acknowledged, acknowledged)
         return done
 
@@ -178,7 +184,7 @@ class DeliveryLog:
         left = [(entry.group, entry.token) for entry in self._waiting]
         self._waiting.clear()
         self.acknowledged = self.received = self.taken = self.tail
-        self.queued_bytes = 0
+        self.queued_bytes = self.unkept = 0
         return left
 
 

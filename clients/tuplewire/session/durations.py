@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from dataclasses import dataclass, field
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """The upper bound of each bucket in seconds; one more bucket has everything longer."""
@@ -11,14 +12,12 @@ _ONE_TIME_SECONDS = 0.001
 """Messages that come within so much time share one time, so single messages need no number each."""
 
 
+@dataclass(slots=True, eq=False)
 class Durations:
     """Durations as a histogram: a count for each bucket, and the sum in seconds."""
 
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.seconds = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    seconds: float = 0.0
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Add `count` durations. A negative one, as two hosts' clocks may give, counts as 0."""
@@ -29,10 +28,7 @@ class Durations:
 
     def copy(self) -> Durations:
         """Return a copy, to be read while this one changes."""
-        copied = Durations()
-        copied.counts = self.counts.copy()
-        copied.seconds = self.seconds
-        return copied
+        return Durations(self.counts.copy(), self.seconds)
 
 
 class QueueTimes:
@@ -64,11 +60,6 @@ class QueueTimes:
                 until = last
             into.add(now - since, until - self._gone)
             self._gone = until
-
-    def skip(self, last: int) -> None:
-        """Forget the messages up to a number: they did not go to a consumer."""
-        self._came.clear()
-        self._gone = last
 
 
 class FrameTimes:

@@ -1,9 +1,11 @@
-"""One flow at its sender: messages that wait for credit, and messages that the receiver works on."""
+"""A sender's messages: in flows while they wait or the receiver works on them, in frames while on the way."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -11,27 +13,21 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pieces import cut, starting_within, wire_bytes
 
+_ONE_TIME_MICROS = 2_000
+"""Groups accepted within so much time after a frame's first share that one's time."""
 
+
+@dataclass(slots=True, eq=False)
 class Entry:
     """Held messages of one flow: a batch's, or a piece of them."""
 
-    __slots__ = ("accepted_micros", "age", "group", "retain", "token")
-
-    def __init__(
-        self,
-        group: TaskGroup,
-        token: Any,
-        age: int,
-        retain: bool,  # noqa: FBT001
-        accepted_micros: int,
-    ) -> None:
-        self.group = group
-        self.token = token
-        self.age = age
-        """Grows from batch to batch, from 1; 0 once the entry was written, and may have arrived."""
-        self.retain = retain
-        self.accepted_micros = accepted_micros
-        """See TaskGroup; a group without a time was accepted here."""
+    group: TaskGroup
+    token: Any
+    age: int
+    """Grows from batch to batch, from 1; 0 once the entry was written, and may have arrived."""
+    retain: bool
+    accepted_micros: int
+    """See TaskGroup; a group without a time was accepted here."""
 
     @property
     def messages(self) -> int:
@@ -47,51 +43,46 @@ class Entry:
         return self.having(self.group.as_redelivered())
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """Messages with credit and an order of their own: to a task, or forwarded to it (TaskGroup.flow)."""
 
-    __slots__ = (
-        "held",
-        "highest",
-        "limit_bytes",
-        "limit_messages",
-        "pending",
-        "processed",
-        "released",
-        "sent_bytes",
-        "sent_messages",
-        "since",
-        "unprocessed",
-        "used",
-        "worker",
-        "written",
-        "written_bytes",
-    )
-
-    def __init__(self, worker: int, since: int) -> None:
-        self.worker = worker
-        self.since = since
-        """What the receiver says is about this flow once it has accepted this frame; before, about one that
-        was closed."""
-        self.used = True
-        """Whether it was used since the window last closed what is not."""
-        self.pending: deque[Entry] = deque()
-        self.unprocessed: deque[Entry | Settled] = deque()
-        """Messages that the receiver has and has not released, in order: kept, or settled already."""
-        self.highest = 0
-        """The highest entry_sequence handed over since the flow was last all released."""
-        self.held = 0
-        self.written = self.written_bytes = 0
-        """How many of the held messages were written, and may have arrived."""
-        self.processed = 0
-        self.released = 0
-        self.sent_messages = self.sent_bytes = 0
-        self.limit_messages = self.limit_bytes = 0
+    worker: int
+    since: int
+    """What the receiver says is about this flow once it has accepted this frame; before, about one that was
+    closed."""
+    used: bool = True
+    """Whether it was used since the window last closed what is not."""
+    pending: deque[Entry] = field(default_factory=deque)
+    unprocessed: deque[Entry | Settled] = field(default_factory=deque)
+    """Messages that the receiver has and has not released, in order: kept, or settled already."""
+    highest: int = 0
+    """The highest entry_sequence handed over since the flow was last all released."""
+    held: int = 0
+    written: int = 0
+    """How many of the held messages were written, and may have arrived."""
+    written_bytes: int = 0
+    processed: int = 0
+    released: int = 0
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    limit_messages: int = 0
+    limit_bytes: int = 0
 
     @property
     def all_released(self) -> bool:
         """Whether the receiver has released everything that was handed over."""
         return not self.held and self.released >= self.sent_messages
+
+    @property
+    def unreleased(self) -> int:
+        """How many messages were sent, and are neither released nor kept here until they are processed."""
+        count, before = max(0, self.sent_messages - self.released), self.processed
+        for each in self.unprocessed:
+            if isinstance(each, Entry):
+                count -= min(each.messages, max(0, before + each.messages - self.released))
+            before += each.messages
+        return count
 
     @property
     def has_credit(self) -> bool:
@@ -149,3 +140,53 @@ class Flow:
             [each for each in unprocessed if isinstance(each, Entry)],
             [each for each in unprocessed if isinstance(each, Settled)],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class OutFrame:
+    """A frame to write: runs of groups, each run one (task, source) on the wire."""
+
+    sequence: int
+    runs: Sequence[Sequence[TaskGroup]]
+    accepted_micros: Sequence[int]
+    """When the first message of each run was accepted."""
+    messages: int
+    size_bytes: int
+    closed: Sequence[int] = ()
+    """The flows that the receiver may forget before it takes the messages in."""
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A frame that is not acknowledged."""
+
+    sequence: int
+    entries: list[Entry]
+    closed: Sequence[int] = ()
+
+    def out(self) -> OutFrame:
+        """Return the frame to write; groups that follow each other within (task, source) are one run."""
+        runs: list[list[TaskGroup]] = []
+        accepted: list[int] = []
+        messages = size = 0
+        last: TaskGroup | None = None
+        first_micros = self.entries[0].accepted_micros if self.entries else 0
+        for entry in self.entries:
+            group = entry.group
+            messages += len(group)
+            size += len(group.data)
+            micros = entry.accepted_micros
+            if 0 <= micros - first_micros < _ONE_TIME_MICROS:
+                micros = first_micros
+            if (
+                last is not None
+                and group.joins(last)
+                and group.entry_sequence == (last.entry_sequence and last.entry_sequence + len(last))
+                and micros - accepted[-1] < _ONE_TIME_MICROS
+            ):
+                runs[-1].append(group)
+            else:
+                runs.append([group])
+                accepted.append(micros)
+            last = group
+        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed)

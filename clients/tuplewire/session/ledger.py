@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,10 @@ class Settled:
     messages: int
     size_bytes: int
     dropped: DropReason | None
+
+
+Told = Callable[[Sequence[Settled]], None]
+"""Hears what became of messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +76,13 @@ class LedgerSnapshot:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Ledger:
     """Counts accepted messages and what became of them."""
 
-    __slots__ = ("accepted", "acknowledged", "dropped")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.acknowledged = 0
-        self.dropped: dict[DropReason, int] = dict.fromkeys(DropReason, 0)
+    accepted: int = 0
+    acknowledged: int = 0
+    dropped: dict[DropReason, int] = field(default_factory=lambda: dict.fromkeys(DropReason, 0))
 
     def snapshot(self, pending: int) -> LedgerSnapshot:
         """Return the balance. pending: how many messages are held now."""
@@ -89,3 +92,15 @@ class Ledger:
             {reason.value: count for reason, count in self.dropped.items()},
             pending,
         )
+
+
+@dataclass(slots=True)
+class SendCounts:
+    """What was given out to be written, including what was written again."""
+
+    messages: int = 0
+    frames: int = 0
+    bytes: int = 0
+    connections: int = 0
+    perhaps_lost: int = 0
+    """Messages that a receiver had acknowledged, and that may have died with it: at most so many."""

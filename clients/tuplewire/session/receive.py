@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuplewire.errors import RefusedError, ResourceLimitError, SequenceGapError
 from tuplewire.group import TaskGroup, route_of
@@ -42,30 +42,37 @@ class AckUpdate:
     """The refusals are those of all frames after this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The receiver's welcome, as far as the window needs it."""
+
+    receiver_incarnation: int
+    initial: Grant
+    """Holds for every task without a grant of its own."""
+    update: AckUpdate
+    max_message_bytes: int
+    """The largest payload that the receiver takes."""
+    max_request_bytes: int
+    """The largest request that the receiver takes."""
+    assignment_version: int = 0
+    """That of its assignment; 0: it has none."""
+    worker_incarnation: int = 0
+    """Differs after every restart of the receiver, whatever it remembers of the session; 0: not told."""
+
+
+@dataclass(slots=True, eq=False)
 class ReceiveSession:
     """State of one sender's session at its receiver; outlives the streams that carry it."""
 
-    __slots__ = (
-        "_asked",
-        "_new_refusals",
-        "_refusals",
-        "_reported",
-        "credit",
-        "incarnation",
-        "last_sequence",
-        "sender_id",
-    )
-
-    def __init__(self, sender_id: str, incarnation: int, credit: CreditBook) -> None:
-        self.sender_id = sender_id
-        self.incarnation = incarnation
-        self.credit = credit
-        self.last_sequence = 0
-        """The last frame that was accepted."""
-        self._reported = 0
-        self._asked: int | None = None
-        self._refusals: deque[Refusal] = deque()
-        self._new_refusals: list[Refusal] = []
+    sender_id: str
+    incarnation: int
+    credit: CreditBook
+    last_sequence: int = 0
+    """The last frame that was accepted."""
+    _reported: int = 0
+    _asked: int | None = None
+    _refusals: deque[Refusal] = field(default_factory=deque)
+    _new_refusals: list[Refusal] = field(default_factory=list)
 
     def accept(
         self,

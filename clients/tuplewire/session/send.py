@@ -9,79 +9,42 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tuplewire.config import AckMode, Overflow, SessionSettings
+from tuplewire.config import SessionSettings
 from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes, entry_worker, flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
-from tuplewire.session.flow import Entry, Flow
-from tuplewire.session.frame import InFlight, OutFrame
-from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
-from tuplewire.session.overflow import OldestTask, excess
-from tuplewire.session.pieces import by_size, cut_off, frame_pieces
-from tuplewire.session.receive import AckUpdate, Refusal
+from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
+from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.overflow import BoundedMessages
+from tuplewire.session.pieces import by_size, frame_pieces
+from tuplewire.session.receive import AckUpdate, Opened, Refusal
 
 MAX_FRAMES_IN_FLIGHT = 8
 """Frames that may be unacknowledged at once. A stream takes any number of frames without complaint and queues
 them inside. Held back here, their messages go into few large frames instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The receiver's welcome, as far as the window needs it."""
-
-    receiver_incarnation: int
-    initial: Grant
-    """Holds for every task without a grant of its own."""
-    update: AckUpdate
-    max_message_bytes: int
-    """The largest payload that the receiver takes."""
-    max_request_bytes: int
-    """The largest request that the receiver takes."""
-    assignment_version: int = 0
-    """That of its assignment; 0: it has none."""
-
-
-class SendWindow:
-    """State of one session at its sender; outlives the streams that carry it.
-
-    Bounded by the settings in messages and bytes, in total and per task. A batch larger than a bound is taken
-    when nothing else counts against that bound. The policy `drop_oldest` makes room: it gives up messages
-    that have never been written. Written ones stay, as they may have arrived.
-    """
+class SendWindow(BoundedMessages):
+    """State of one session at its sender; outlives the streams that carry it."""
 
     def __init__(self, settings: SessionSettings) -> None:
-        self._settings = settings
-        self._retain = settings.ack_mode is AckMode.PROCESSED
-        self._flows: dict[int, Flow] = {}
-        self._flows_to: dict[int, list[Flow]] = {}
-        self._ready: dict[int, None] = {}
-        self._in_flight: deque[InFlight] = deque()
-        self._resend: deque[InFlight] = deque()
+        super().__init__(settings)
         self._next_sequence = 1
         self._initial = Grant(0, 0, 0, 0)
         self._exceptions: dict[int, Grant] = {}
         self._closing: dict[int, None] = {}
         self._closed: dict[int, int] = {}
-        self._ledger = Ledger()
-        self._released: list[Settled] = []
-        self._drops_oldest = settings.overflow is Overflow.DROP_OLDEST
-        self._oldest = OldestTask()
-        self._overflowed: list[Settled] = []
-        self._written = self._written_bytes = 0
-        self.without_credit: dict[int, None] = {}
-        """The flows with messages to send and no credit for them, as of the last next_frame()."""
-        self.messages = 0
-        """Held messages: waiting, on the way, or not processed."""
-        self.size_bytes = 0
-        """The same in payload bytes."""
         self.acknowledged = 0
         """The last frame that the receiver is known to have accepted."""
         self.receiver_incarnation = 0
         """The incarnation of the receiver that this numbering belongs to; 0 before the first welcome."""
+        self.receiver_answers = False
+        """Whether the receiver has said that it is about to end: what it then has, it accounts for itself."""
+        self._worker_incarnation = 0
+        self._perhaps_lost = 0
         self.max_message_bytes = settings.max_message_bytes
         """The largest payload: our setting, or the receiver's where that is smaller."""
         self._max_frame_bytes = settings.max_frame_bytes
@@ -134,88 +97,6 @@ class SendWindow:
             self.size_bytes += len(group.data)
             self._ledger.accepted += messages
 
-    def fits(self, groups: Iterable[TaskGroup], more_messages: int, more_bytes: int) -> bool:
-        """Whether there is room for messages beside so many others, which may be to the same tasks."""
-        settings = self._settings
-        messages = size = 0
-        to_task: dict[int, int] = {}
-        for group in groups:
-            messages += len(group)
-            size += len(group.data)
-            offered = to_task[group.flow] = to_task.get(group.flow, 0) + len(group)
-            held = self.held_of(group.flow) + more_messages
-            if excess(held, offered, settings.max_pending_task_messages):
-                return False
-        return not (
-            excess(self.messages + more_messages, messages, settings.max_pending_messages)
-            or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
-        )
-
-    def held_of(self, number: int) -> int:
-        """Return how many messages of a flow are held."""
-        flow = self._flows.get(number)
-        return flow.held if flow is not None else 0
-
-    def _has_room(self, groups: Iterable[TaskGroup], messages: int, size: int) -> bool:
-        """Return True if there is room for so many messages and bytes, or if it could be made."""
-        settings = self._settings
-        most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
-        most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
-        crowded = self._crowded(groups)
-        if not crowded and most == self.messages and most_bytes == self.size_bytes:
-            return True
-        return self._drops_oldest and self._make_room(crowded, most, most_bytes)
-
-    def _crowded(self, groups: Iterable[TaskGroup]) -> dict[int, int]:
-        """Return each task whose bound would be passed, with how many of its messages may stay."""
-        limit = self._settings.max_pending_task_messages
-        offered: dict[int, int] = {}
-        crowded: dict[int, int] = {}
-        for group in groups:
-            flow = self._flows.get(group.flow)
-            if flow is not None and flow.held:
-                count = offered[group.flow] = offered.get(group.flow, 0) + len(group)
-                if too_many := excess(flow.held, count, limit):
-                    crowded[group.flow] = flow.held - too_many
-        return crowded
-
-    def _make_room(self, crowded: dict[int, int], most: int, most_bytes: int) -> bool:
-        """Give up the oldest messages that have never been written, no more than needed.
-
-        crowded: per flow, how many messages may stay. most, most_bytes: the total that may stay.
-        Returns False, and gives up nothing, if the written messages alone exceed that.
-        """
-        flows = self._flows
-        if self._written > most or self._written_bytes > most_bytes:
-            return False
-        if any(flows[number].written > stay for number, stay in crowded.items()):
-            return False
-        for number, stay in crowded.items():
-            while (too_many := flows[number].held - stay) > 0:
-                self._give_up(number, too_many, 0)
-        while self.messages > most or self.size_bytes > most_bytes:
-            number = self._oldest.find(lambda each: flows[each].oldest if each in flows else 0)
-            self._give_up(number, self.messages - most, self.size_bytes - most_bytes)
-        return True
-
-    def _give_up(self, number: int, messages: int, size_bytes: int) -> None:
-        """Drop a flow's oldest unwritten entry; cut a larger one, and drop no more than must go."""
-        flow = self._flows[number]
-        first = flow.first_unwritten
-        flow.pending.rotate(-first)
-        entry = flow.pending.popleft()
-        gone, *rest = cut_off(entry.group, messages, size_bytes)
-        flow.pending.extendleft(entry.having(piece) for piece in reversed(rest))
-        flow.pending.rotate(first)
-        if not flow.pending:
-            self.without_credit.pop(number, None)
-        self._settle(entry.having(gone), DropReason.OVERFLOW, self._overflowed)
-
-    def take_overflowed(self) -> list[Settled]:
-        """Take out the messages that were given up for room since the last call."""
-        overflowed, self._overflowed = self._overflowed, []
-        return overflowed
-
     def _new_flow(self, number: int) -> Flow:
         task, forwarded = task_and_forwarded(number)
         flow = Flow(entry_worker(forwarded), self._closed.pop(number, self.acknowledged))
@@ -250,6 +131,11 @@ class SendWindow:
             )
         if known:
             self._check_sent(opened.update)
+        same_worker = opened.worker_incarnation == self._worker_incarnation != 0
+        if not known and not same_worker:
+            self.receiver_gone()
+        self.receiver_answers = False
+        self._worker_incarnation = opened.worker_incarnation
         self._initial = opened.initial
         self.receiver_incarnation = opened.receiver_incarnation
         if known:
@@ -263,6 +149,19 @@ class SendWindow:
         self._ready = {number: None for number, flow in self._flows.items() if flow.pending}
         self.without_credit.clear()
         return settled
+
+    def receiver_gone(self) -> None:
+        """Count what may have died with the receiver, unless it has said that it was about to end."""
+        if not self.receiver_answers:
+            self._perhaps_lost += self.with_receiver()
+
+    def take_perhaps_lost(self) -> int:
+        """Take out how many messages may have died with a receiver since the last call: at most so many.
+
+        The receiver had acknowledged and not released them, and they are not kept here to be sent again.
+        """
+        lost, self._perhaps_lost = self._perhaps_lost, 0
+        return lost
 
     def _fit(self, opened: Opened) -> list[Settled]:
         """Keep to the receiver's limits: give up messages over its limit, cut groups into smaller frames."""
@@ -486,107 +385,3 @@ class SendWindow:
         if flow.pending and flow.has_credit:
             self._ready[group.flow] = None
             self.without_credit.pop(group.flow, None)
-
-    def _settle(self, entry: Entry, dropped: DropReason | None, settled: list[Settled]) -> None:
-        settled.append(self._account(entry, dropped))
-        if entry.token is not None and (dropped is not None or entry.retain):
-            self._released.append(settled[-1])
-
-    def _account(self, entry: Entry, dropped: DropReason | None) -> Settled:
-        group = entry.group
-        count, size = len(group), len(group.data)
-        self._let_go(entry, count, size)
-        if dropped is None:
-            self._ledger.acknowledged += count
-        else:
-            self._ledger.dropped[dropped] += count
-        return Settled(entry.token, group.task, count, size, dropped)
-
-    def _let_go(self, entry: Entry, messages: int, size_bytes: int) -> None:
-        """Take an entry of so many messages off the counts."""
-        flow = self._flows[entry.group.flow]
-        self.messages -= messages
-        self.size_bytes -= size_bytes
-        flow.held -= messages
-        if not entry.age:
-            flow.written -= messages
-            flow.written_bytes -= size_bytes
-            self._written -= messages
-            self._written_bytes -= size_bytes
-
-    def take_released(self) -> list[Settled]:
-        """Take out what the receiver released since the last call; only messages with a token.
-
-        A release comes after the settlement; at once for refused messages, or if the receiver is gone.
-        """
-        released, self._released = self._released, []
-        return released
-
-    def all_released(self, task: int) -> bool:
-        """Whether the receiver has released every message to a task, and none is held here."""
-        return all(flow.all_released for flow in self._flows_to.get(task, ()))
-
-    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
-        """Return True while the receiver has unreleased messages with a lower entry sequence.
-
-        workers: the numbers of the entry workers that count; 0 stands for this sender.
-        """
-        return any(
-            flow.highest < entry_sequence and not flow.all_released and flow.worker in workers
-            for flow in self._flows_to.get(task, ())
-        )
-
-    # --- the end --------------------------------------------------------------------------------
-
-    def abandon(self, reason: DropReason) -> list[Settled]:
-        """Give up every held message, and return it.
-
-        In the mode `queued`, messages that the receiver has accepted were kept only in case it dies. They
-        count as acknowledged, and nobody has released them.
-        """
-        settled: list[Settled] = []
-        if not self._retain:
-            for flow in self._flows.values():
-                accepted, released = flow.unsettled()
-                self._released += released
-                settled += [self._account(entry, None) for entry in accepted]
-        for entry in self._remove_all():
-            self._settle(entry, reason, settled)
-        return settled
-
-    def take_back(self) -> list[tuple[TaskGroup, Any]]:
-        """Take out every held message as if it had never been accepted; in order within each task.
-
-        Messages that were on the way may have arrived all the same, and are marked as redelivered.
-        """
-        left: list[tuple[TaskGroup, Any]] = []
-        for entry in self._remove_all():
-            group = entry.group
-            self._let_go(entry, len(group), len(group.data))
-            self._ledger.accepted -= len(group)
-            left.append((group if entry.age else group.as_redelivered(), entry.token))
-        return left
-
-    def _remove_all(self) -> list[Entry]:
-        entries: list[Entry] = []
-        for flow in self._flows.values():
-            kept, released = flow.unsettled()
-            entries += kept
-            self._released += released
-        entries += [entry for frame in self._in_flight for entry in frame.entries]
-        entries += [entry for flow in self._flows.values() for entry in flow.pending]
-        for flow in self._flows.values():
-            flow.pending.clear()
-        self._in_flight.clear()
-        self._resend.clear()
-        self._ready.clear()
-        self.without_credit.clear()
-        return entries
-
-    def ledger(self) -> LedgerSnapshot:
-        """Return the balance; pending messages are counted entry by entry."""
-        pending = sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
-        for flow in self._flows.values():
-            pending += sum(len(entry.group) for entry in flow.pending)
-            pending += sum(len(each.group) for each in flow.unprocessed if isinstance(each, Entry))
-        return self._ledger.snapshot(pending)

@@ -24,8 +24,6 @@ class QueueShares:
     one, and few tasks are so full.
     """
 
-    __slots__ = ("_announced", "_left", "_sessions", "_share", "least", "total")
-
     def __init__(self, total: Window, least: Window) -> None:
         """Share out so much of each task's queue; no share is under `least` while there is room at all."""
         self.total = total

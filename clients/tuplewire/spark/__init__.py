@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from tuplewire.spark.executors import membership
 
 __all__ = ["ClientHandle", "membership", "register"]
+_HOMES = {"ClientHandle": "tuplewire.spark.client_handle", "membership": "tuplewire.spark.executors"}
 
 
 def register(spark: SparkSession) -> None:
@@ -24,13 +26,12 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(TuplewireDataSource)
 
 
+def is_remote(spark: SparkSession) -> bool:
+    """Whether a session is one of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def __getattr__(name: str) -> Any:
-    if name == "ClientHandle":
-        from tuplewire.spark.client_handle import ClientHandle
-
-        return ClientHandle
-    if name == "membership":
-        from tuplewire.spark.executors import membership
-
-        return membership
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

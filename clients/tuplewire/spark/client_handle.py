@@ -8,18 +8,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from types import TracebackType
 from typing import Any
 from weakref import ref
 
 from tuplewire.client import Client, Subscription
 from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import ADDRESS_VARIABLE, resolve_address
+from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.spark.shipped import Shipped
-from tuplewire.spark.task_end import check_at_task_end
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}
@@ -61,7 +59,8 @@ class TaskClient:
     def __init__(self, client: Client, attempt: int | None) -> None:
         self._client: Client | None = client
         self._attempt = attempt
-        self._depth = 0
+        self.depth = 0
+        """How many blocks are open."""
         self._unflushed = False
 
     def __del__(self) -> None:
@@ -115,16 +114,6 @@ class TaskClient:
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
         """See Client.recv; close what it returns within the block."""
         return self._open().recv(tasks, timeout=timeout)
-
-    def enter(self) -> None:
-        """Open a block."""
-        self._depth += 1
-
-    def leave(self) -> None:
-        """Refuse everything from now on, unless there is another block."""
-        self._depth -= 1
-        if self._depth == 0:
-            self.end()
 
     def end(self) -> None:
         """Refuse everything from now on."""
@@ -202,9 +191,8 @@ class ClientHandle(Shipped):
         attempt = _attempt()
         if attempt is None:
             _raise_unheard()
-            _watch_exit()
         else:
-            check_at_task_end(_check_task)
+            _watch_task_ends()
         with _lock:
             block = _block(key)
             if block is None:
@@ -213,15 +201,10 @@ class ClientHandle(Shipped):
                     client = _clients[key] = Client(**self._arguments)
                 block = TaskClient(client, attempt)
                 _blocks[key] = ref(block) if attempt is None else lambda: block
-            block.enter()
+            block.depth += 1
         return block
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for acknowledgements; after an error give up what was not sent yet.
 
         Raises FlushTimeoutError, RefusedMessagesError, or what has ended the session; the connection is then
@@ -246,7 +229,31 @@ class ClientHandle(Shipped):
             raise
         finally:
             with _lock:
-                block.leave()
+                block.depth -= 1
+                if not block.depth:
+                    block.end()
+
+
+@lru_cache(1)
+def _watch_task_ends() -> None:
+    """Have _check_task called at the end of each Spark task that this process runs.
+
+    That is when the task's function has ended and all that it yields is handed out, and before Spark hears of
+    a success: what it raises is the error of this very task. It is not called after another error.
+
+    PySpark has no listeners for that. The last thing that its worker does in the block whose errors are the
+    task's (`invoke_udf` in pyspark/worker.py) is to put the TaskContext away; so that is where we look.
+    """
+    from pyspark import TaskContext
+
+    put_away = vars(TaskContext)["_setTaskContext"].__func__
+
+    def put_away_and_check(cls: type[TaskContext], context: TaskContext | None) -> None:
+        put_away(cls, context)
+        if context is None:
+            _check_task()
+
+    TaskContext._setTaskContext = classmethod(put_away_and_check)  # type: ignore[assignment, method-assign]
 
 
 def _check_task() -> None:
@@ -268,16 +275,14 @@ def _raise_unheard() -> None:
         raise ForgottenFlushError(texts)
 
 
-@lru_cache(1)
-def _watch_exit() -> None:
-    atexit.register(_tell_at_exit)
-
-
 def _tell_at_exit() -> None:
     """Say what a driver has forgotten that ends without another block."""
     open_blocks = [block for key in list(_blocks) if (block := _block(key)) is not None and block.forgotten]
     for text in {*_unheard, *(block.story() for block in open_blocks)}:
         print(f"tuplewire: {text}", file=sys.stderr)
+
+
+atexit.register(_tell_at_exit)
 
 
 def _block(key: _Key) -> TaskClient | None:

@@ -1,25 +1,97 @@
-"""The format `tuplewire` of Spark: source and sink, batch and streaming."""
+"""The format `tuplewire` of Spark, source and sink, batch and streaming, and its columns."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource
 
+from tuplewire.arrow import record_batch
 from tuplewire.errors import ConfigError
-from tuplewire.spark.options import sink_options, source_options
-from tuplewire.spark.schema import READ_SCHEMA, check_read_schema, check_write_schema
+from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.shipped import Shipped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql.types import StructType
 
+    from tuplewire.session.delivery import Delivery
     from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
     from tuplewire.spark.writer import TuplewireBatchWriter, TuplewireStreamWriter
 
+READ_SCHEMA = "task int, message binary, source int, sequence bigint, timestamp timestamp"
+"""source is null where the sender was no task. sequence counts the task's messages at its worker, from 1.
+timestamp is when the query, or the batch read, first saw the message; it stays the same in every attempt."""
+
+_ARROW_SCHEMA = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("message", pa.binary()),
+        ("source", pa.int32()),
+        ("sequence", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+_TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
+_KEY_TYPES = (*_TASK_TYPES, "string", "binary")
+
+
+def check_read_schema(schema: StructType) -> None:
+    """Raise ConfigError for a schema of the user's own."""
+    shown = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
+    if shown != READ_SCHEMA:
+        raise ConfigError(
+            f"the format tuplewire has the columns {READ_SCHEMA}, not {shown}: leave .schema() out, and "
+            "convert afterwards, as in .selectExpr('cast(message as string)')"
+        )
+
+
+def check_write_schema(schema: StructType, grouping: GroupingName) -> None:
+    """Raise ConfigError unless the columns are those that a grouping needs, of types that it can take."""
+    wanted: dict[str, tuple[str, ...]] = {"message": ("binary", "string")}
+    if grouping is GroupingName.DIRECT:
+        wanted["task"] = _TASK_TYPES
+    elif grouping is GroupingName.FIELDS:
+        wanted["key"] = _KEY_TYPES
+    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name, kinds in wanted.items():
+        if found.get(name) not in kinds:
+            given = f"is {found[name]}" if name in found else "is missing"
+            raise ConfigError(f"column {name} {given}: {_needs(grouping, wanted)}")
+    if extra := sorted(found.keys() - wanted.keys()):
+        raise ConfigError(f"column {', '.join(extra)} has no place in a message: {_needs(grouping, wanted)}")
+
+
+def _needs(grouping: GroupingName, wanted: dict[str, tuple[str, ...]]) -> str:
+    columns = " and ".join(f"{name} ({' or '.join(kinds)})" for name, kinds in sorted(wanted.items()))
+    return f"with grouping={grouping} the rows to write have {columns}; select these, with cast where needed"
+
+
+def read_batch(deliveries: Sequence[Delivery], timestamp_millis: int) -> pa.RecordBatch:
+    """Return messages of one task that follow each other, in the columns of READ_SCHEMA."""
+    columns = record_batch([delivery.group for delivery in deliveries])
+    count = columns.num_rows
+    before = deliveries[0].first_sequence - 1
+    sequences = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=before)
+    timestamp = pa.scalar(timestamp_millis * 1000, pa.int64()).cast(_ARROW_SCHEMA.field("timestamp").type)
+    return pa.RecordBatch.from_arrays(
+        [
+            columns.column("task"),
+            columns.column("message"),
+            columns.column("source"),
+            sequences,
+            pa.repeat(timestamp, count),
+        ],
+        schema=_ARROW_SCHEMA,
+    )
+
 
 class TuplewireDataSource(Shipped, DataSource):
-    """`.format("tuplewire")`. Options: tuplewire.spark.options; columns: tuplewire.spark.schema.
+    """`.format("tuplewire")`. Options: tuplewire.spark.options.
 
     Every method raises ConfigError for options or columns that are wrong, before anything runs.
     """
@@ -51,18 +123,17 @@ class TuplewireDataSource(Shipped, DataSource):
         """Return a writer of a whole DataFrame."""
         from tuplewire.spark.writer import TuplewireBatchWriter
 
-        if overwrite:
-            raise ConfigError("messages that were sent cannot be overwritten: use .mode('append')")
-        options = sink_options(self.options)
-        check_write_schema(schema, options.grouping)
-        return TuplewireBatchWriter(options)
+        return TuplewireBatchWriter(self._sink_options(schema, overwrite, ".mode('append')"))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TuplewireStreamWriter:  # noqa: FBT001, N802
         """Return a writer of micro-batches."""
         from tuplewire.spark.writer import TuplewireStreamWriter
 
+        return TuplewireStreamWriter(self._sink_options(schema, overwrite, ".outputMode('append')"))
+
+    def _sink_options(self, schema: StructType, overwrite: bool, instead: str) -> SinkOptions:  # noqa: FBT001
         if overwrite:
-            raise ConfigError("messages that were sent cannot be replaced: use .outputMode('append')")
+            raise ConfigError(f"messages that were sent cannot be overwritten: use {instead}")
         options = sink_options(self.options)
         check_write_schema(schema, options.grouping)
-        return TuplewireStreamWriter(options)
+        return options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.addresses import join_host_port
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.membership import Membership, Workers
-from tuplewire.spark.connect import is_remote
+from tuplewire.spark import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import logging
+import queue
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
+import grpc
 import pyarrow as pa
 
-from tuplewire.config import SessionSettings
+from tuplewire.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import SERVICE, channel_options, dialler_for, error_of
 from tuplewire.errors import (
     DrainingError,
     NotLocalError,
     NotReadyError,
+    ProtocolError,
     SequenceGapError,
     SupersededError,
     UnknownTaskError,
     UnreachableError,
+    refused,
 )
-from tuplewire.session.backoff import Backoff
+from tuplewire.session.delivery import Delivery
+from tuplewire.session.retry import Backoff
+from tuplewire.spark.data_source import read_batch
 from tuplewire.spark.offsets import DataLossError, Held, Range, TaskOffset
 from tuplewire.spark.options import SourceOptions
-from tuplewire.spark.recv_stream import RecvStream, Stretch, within
-from tuplewire.spark.schema import read_batch
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_recv_response, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.translate import code_name
 
 logger = logging.getLogger(__name__)
 
+CONSUMER_ID = "tuplewire-spark"
+"""All of Spark's readers are one consumer by name, so that the worker lets each go on where another was: a
+second attempt of a task, the driver that acknowledges. A consumer by another name is never superseded."""
+_SESSION = SessionSettings()
+"""The defaults: the format has no options for a session."""
 _POLL_SECONDS = 0.1
+_INCARNATION = 1
+_ROOM_BYTES = 2**62
+"""What is read is bounded by sequences, and by what the worker's queue holds."""
 
 
 class RangeReader:
@@ -42,9 +61,7 @@ class RangeReader:
         self._wanted = wanted
         self._options = options
         self._position = wanted.start
-        settings = SessionSettings()
-        self._settings = settings
-        self._backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
+        self._backoff = Backoff(_SESSION.backoff_initial_seconds, _SESSION.backoff_max_seconds, random.random)
         self._failing_since: float | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -78,10 +95,8 @@ class RangeReader:
 
     def _stream(self) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
-        stretch = Stretch(wanted.start, self._position, wanted.end)
-        with RecvStream(
-            wanted.address, self._options.topology, wanted.worker, {wanted.task: stretch}, self._settings
-        ) as stream:
+        stretches = {wanted.task: Stretch(wanted.start, self._position, wanted.end)}
+        with RecvStream(wanted.address, self._options.topology, wanted.worker, stretches) as stream:
             if stream.worker != wanted.worker:
                 self._lost(wanted.end, f"was at a worker at {wanted.address} that has been restarted")
             elif stream.starts[wanted.task] > self._position:
@@ -112,9 +127,7 @@ class RangeReader:
         self._succeeded()
 
 
-def acknowledge(
-    offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str, settings: SessionSettings
-) -> None:
+def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str) -> None:
     """Tell the workers that a query is done with the messages up to these offsets, for good.
 
     A offset at a worker that is gone is passed over. What was read by this module needs no reading again;
@@ -128,8 +141,148 @@ def acknowledge(
             stretches = by_worker.setdefault((each.address, each.worker), {})
             stretches[task] = Stretch(sequence, sequence, sequence)
     for (address, worker), stretches in by_worker.items():
-        with RecvStream(address, topology, worker, stretches, settings) as stream:
+        with RecvStream(address, topology, worker, stretches) as stream:
             if stream.worker == worker:
                 for _ in stream.frames():
                     pass
                 stream.acknowledge()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of one task's sequence: what comes is after `received`, up to `end`.
+
+    acknowledged: up to here everything is done with for good; the worker is told so.
+    """
+
+    acknowledged: int
+    received: int
+    end: int
+
+
+class RecvStream:
+    """One Recv stream that gets a stretch of each of some tasks; use it as a context manager.
+
+    worker: the incarnation to which the sequences belong.
+
+    Entering raises the RefusedError of the worker (SupersededError: another consumer has a task), or
+    UnreachableError; so does reading.
+    """
+
+    def __init__(self, address: str, topology: str, worker: int, stretches: Mapping[int, Stretch]) -> None:
+        self.address = address
+        self.worker = 0
+        """The incarnation of the worker that has answered."""
+        self.starts: dict[int, int] = {}
+        """For each task the sequence before the first message that comes."""
+        self._subscribe = pb.Subscribe(
+            protocol_version=PROTOCOL_VERSION,
+            topology=topology,
+            consumer_id=CONSUMER_ID,
+            incarnation=_INCARNATION,
+            worker_incarnation=worker,
+            tasks=[_cursor(task, each, each.received) for task, each in stretches.items()],
+        )
+        self._stretches = stretches
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        dialler = dialler_for(None)
+        metadata = dialler.metadata(self.address)
+        self._channel = dialler.blocking_channel(self.address, channel_options(_SESSION))
+        method: Any = self._channel.stream_stream(f"/{SERVICE}/Recv")
+        self._call: Any = method(iter(self._requests.get, None), metadata=metadata)
+        try:
+            self._requests.put(pb.RecvRequest(subscribe=self._subscribe).SerializeToString())
+            subscribed = self._subscribed()
+        except BaseException:
+            self._end()
+            raise
+        self.worker = subscribed.worker_incarnation
+        self.starts = {cursor.task: cursor.received for cursor in subscribed.tasks}
+        # For a newcomer the worker counts credit from what is acknowledged there; this is absolute.
+        self._progress([_cursor(task, each, self.starts[task]) for task, each in self._stretches.items()])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _subscribed(self) -> pb.Subscribed:
+        first = self._read()
+        if isinstance(first, OpaqueFrame) or not first.HasField("subscribed"):
+            raise ProtocolError(f"{self.address} does not answer a subscribe as a Tuplewire worker does")
+        return first.subscribed
+
+    def _end(self) -> None:
+        self._call.cancel()
+        self._requests.put(None)
+        self._channel.close()
+
+    def frames(self) -> Iterator[list[Delivery]]:
+        """Yield what comes, frame by frame, until every task's end has come."""
+        received = dict(self.starts)
+        while any(received[task] < each.end for task, each in self._stretches.items()):
+            response = self._read()
+            if not isinstance(response, OpaqueFrame):
+                continue  # load, or a question to which the answer would not matter
+            deliveries = [
+                Delivery(group.first_sequence, columns)
+                for group, columns in zip(response.groups, groups_of(response), strict=True)
+            ]
+            for each in deliveries:
+                received[each.group.task] = each.first_sequence + len(each.group) - 1
+            yield deliveries
+
+    def acknowledge(self) -> None:
+        """Say that all that was asked for is done with, and wait until the worker has read it."""
+        ends = {task: Stretch(each.end, each.end, each.end) for task, each in self._stretches.items()}
+        self._progress([_cursor(task, each, each.end) for task, each in ends.items()])
+        self._requests.put(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
+        self._requests.put(None)
+        try:
+            for _ in self._call:
+                pass
+        except grpc.RpcError as error:
+            raise self._error(error) from error
+
+    def _progress(self, cursors: Sequence[pb.TaskCursor]) -> None:
+        self._requests.put(pb.RecvRequest(progress=pb.Progress(tasks=cursors)).SerializeToString())
+
+    def _read(self) -> pb.RecvResponse | OpaqueFrame:
+        try:
+            response = decode_recv_response(next(self._call))
+        except StopIteration:
+            raise ProtocolError(f"{self.address} ended a Recv stream without a word") from None
+        except grpc.RpcError as error:
+            raise self._error(error) from error
+        if not isinstance(response, OpaqueFrame) and response.HasField("ended"):
+            raise refused(code_name(response.ended.code), response.ended.detail)
+        return response
+
+    def _error(self, error: Any) -> Exception:
+        return error_of(error.code(), error.details() or "", error.trailing_metadata(), self.address)
+
+
+def _cursor(task: int, stretch: Stretch, received: int) -> pb.TaskCursor:
+    return pb.TaskCursor(
+        task=task,
+        acknowledged=stretch.acknowledged,
+        received=received,
+        credit=stretch.end,
+        credit_bytes=_ROOM_BYTES,
+    )
+
+
+def within(deliveries: Sequence[Delivery], start: int, end: int) -> list[Delivery]:
+    """Return those messages that come after start and not after end."""
+    found = []
+    for each in deliveries:
+        first = max(start + 1, each.first_sequence)
+        stop = min(end, each.first_sequence + len(each.group) - 1) + 1
+        if first < stop:
+            begin = first - each.first_sequence
+            group = each.group
+            if stop - first < len(group):
+                group = group.slice(begin, begin + stop - first)
+            found.append(Delivery(first, group))
+    return found

@@ -6,7 +6,7 @@ Pure: what there is comes in, what to read goes out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
@@ -64,18 +64,13 @@ class Offset:
         """Return what Spark keeps."""
         return {
             "seen": self.seen_millis,
-            "tasks": {
-                str(task): {"worker": offset.worker, "sequence": offset.sequence}
-                for task, offset in self.offsets.items()
-            },
+            "tasks": {str(task): asdict(offset) for task, offset in self.offsets.items()},
         }
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any], tasks: Iterable[int]) -> Offset:
         """Read what to_json() wrote; ConfigError when it is not for these tasks."""
-        offsets = {
-            int(task): TaskOffset(each["worker"], each["sequence"]) for task, each in offset["tasks"].items()
-        }
+        offsets = {int(task): TaskOffset(**each) for task, each in offset["tasks"].items()}
         if offsets.keys() != set(tasks):
             raise ConfigError(
                 f"the checkpoint is of tasks {sorted(offsets)}, and the option tasks says {sorted(tasks)}: "

@@ -18,10 +18,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tuplewire.config import SessionSettings
 from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.spark.fetch import RangeReader, acknowledge
-from tuplewire.spark.held import HeldTasks
 from tuplewire.spark.offsets import (
     Held,
     Offset,
@@ -35,6 +33,7 @@ from tuplewire.spark.offsets import (
 )
 from tuplewire.spark.options import SourceOptions
 from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.task_workers import HeldTasks
 
 logger = logging.getLogger(__name__)
 
@@ -49,25 +48,30 @@ class RangePartition(InputPartition):
     wanted: Range
 
 
-def _partitions(start: Offset, end: Offset, addresses: dict[int, str]) -> list[InputPartition]:
+def _partitions(start: Offset, end: Offset, held: dict[int, Held]) -> list[InputPartition]:
+    addresses = {task: each.address for task, each in held.items()}
     return [RangePartition(each) for each in ranges(start, end, addresses)]
 
 
-def _read(partition: InputPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, RangePartition):
-        return iter(())  # Spark plans one empty partition where there are none
-    return iter(RangeReader(partition.wanted, options))
+class RangePartitionReader(Shipped):
+    """What both readers share: their options, and the reading of a partition in a Spark task."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the messages of a partition, in order."""
+        if not isinstance(partition, RangePartition):
+            return iter(())  # Spark plans one empty partition where there are none
+        return iter(RangeReader(partition.wanted, self._options))
 
 
-class TuplewireBatchReader(Shipped, DataSourceReader):
+class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
     """Reads what the workers hold of some tasks, and acknowledges nothing: it stays for whoever consumes it.
 
     Spark plans it once: a DataFrame has what was there at its first use. Once that is acknowledged by
     somebody else, another use of the same DataFrame raises DataLossError.
     """
-
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
 
     def partitions(self) -> list[InputPartition]:
         """Return one for each task of which something is held."""
@@ -75,14 +79,10 @@ class TuplewireBatchReader(Shipped, DataSourceReader):
         with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
             held = tasks.look()
         end = Offset(tails(held), time.time_ns() // 1_000_000)
-        return _partitions(initial_offset(held), end, {task: each.address for task, each in held.items()})
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a partition."""
-        return _read(partition, self._options)
+        return _partitions(initial_offset(held), end, held)
 
 
-class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads some tasks for a streaming query, of which it is the one consumer.
 
     Guarantee: while the workers live, every message is in exactly one micro-batch, also when the driver is
@@ -91,8 +91,7 @@ class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvai
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        self._options = options
-        self._settings = SessionSettings()
+        super().__init__(options)
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
@@ -151,12 +150,7 @@ class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvai
         """Return one for each task of which a micro-batch has something."""
         tasks = self._options.tasks
         held = self._held or self._tasks.look()
-        addresses = {task: each.address for task, each in held.items()}
-        return _partitions(Offset.from_json(start, tasks), Offset.from_json(end, tasks), addresses)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a partition, in order."""
-        return _read(partition, self._options)
+        return _partitions(Offset.from_json(start, tasks), Offset.from_json(end, tasks), held)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge what is committed."""
@@ -165,7 +159,7 @@ class TuplewireStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvai
     def _acknowledge(self, offset: Offset) -> None:
         """Acknowledge up to an offset. A failure does no harm: the next time says it again."""
         try:
-            acknowledge(offset.offsets, self._tasks.look(), self._options.topology, self._settings)
+            acknowledge(offset.offsets, self._tasks.look(), self._options.topology)
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 

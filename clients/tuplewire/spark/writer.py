@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -19,21 +21,24 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from tuplewire.client import Client
 from tuplewire.config import MIB
-from tuplewire.connection.channel import resolve_address
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import WrongTopologyError
+from tuplewire.connection.grpc_channel import resolve_address
+from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
-from tuplewire.spark.options import SinkOptions
-from tuplewire.spark.publish import Publisher
-from tuplewire.spark.routing import RowRouter
+from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.spark.shipped import Shipped
+from tuplewire.spark.task_workers import Publisher, check_topology
+from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
+from tuplewire.topology.load_aware import LoadAwareShuffle
 
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 8 * MIB
 _QUERY_ID = "sql.streaming.queryId"
 """The property by which Spark tells its tasks; it is kept in the checkpoint."""
+_REFRESH_SECONDS = 1.0
+_LOAD_SECONDS = 1.0
 
 
 @dataclass
@@ -73,7 +78,8 @@ class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
 
     def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
         options = self._options
-        partition, attempt = _attempt(_context())
+        context = _context()
+        partition, attempt = context.partitionId(), context.taskAttemptId()
         _check_worker(options)
         router = RowRouter(options, partition)
         count = 0
@@ -135,27 +141,18 @@ def _context() -> TaskContext:
     return context
 
 
-def _attempt(context: TaskContext) -> tuple[int, int]:
-    return context.partitionId(), context.taskAttemptId()
-
-
 def _check_worker(options: SinkOptions) -> None:
     """Raise UnreachableError or WrongTopologyError at once, and not once a queue is full or a flush late."""
     with ControlClient(options.address, timeout=options.timeout) as control:
         control.wait_ready(options.timeout)
-        found = control.status().topology
-    if found != options.topology:
-        raise WrongTopologyError(
-            f"the worker at {control.address} serves topology {found!r}, not {options.topology!r}: set the "
-            "option topology"
-        )
+        check_topology(control.address, control.status().topology, options.topology)
 
 
 def _gathered(options: SinkOptions, sink: str, batches: Iterable[pa.RecordBatch]) -> Part:
-    partition, attempt = _attempt(_context())
-    router = RowRouter(options, partition)
+    context = _context()
+    router = RowRouter(options, context.partitionId())
     groups = [group for batch in batches for group in router.groups(batch)]
-    return Part(sink, partition, attempt, sum(map(len, groups)), groups)
+    return Part(sink, context.partitionId(), context.taskAttemptId(), sum(map(len, groups)), groups)
 
 
 def _publish(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
@@ -175,3 +172,68 @@ def _send(client: Client, groups: Iterable[TaskGroup], timeout: float) -> None:
     for group in groups:
         for piece in group.split(_PIECE_BYTES) if len(group.data) > _PIECE_BYTES else (group,):
             client.send(TaskMessageBatch.from_groups([piece]), timeout=timeout)
+
+
+class RowRouter:
+    """Turns batches of rows into groups of messages by task, without an object per row.
+
+    partition: of the write; the turns of a shuffle begin at different tasks in different partitions.
+    """
+
+    def __init__(self, options: SinkOptions, partition: int) -> None:
+        self._options = options
+        self._shuffle: SingleGrouping | None = None
+        if options.grouping is GroupingName.SHUFFLE:
+            self._shuffle = shuffle(options.tasks, partition)
+
+    def groups(self, batch: pa.RecordBatch) -> tuple[TaskGroup, ...]:
+        """Return the rows as messages, in order within each task.
+
+        Raises MalformedError for a null task or message, and InvalidTaskError for an id out of range.
+        """
+        if not batch.num_rows:
+            return ()
+        tasks = self._tasks(batch)
+        return TaskMessageBatch.from_arrow(tasks, batch.column("message"), self._options.source).groups
+
+    def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
+        options = self._options
+        if options.grouping is GroupingName.DIRECT:
+            return batch.column("task")
+        if options.grouping is GroupingName.FIELDS:
+            keys = batch.column("key").dictionary_encode(null_encoding="encode")
+            chosen = _fields(options.tasks).choose(keys.dictionary.to_pylist())
+            return pa.array(chosen, pa.int32()).take(keys.indices)
+        grouping = self._shuffle
+        if grouping is None:
+            grouping = _load_aware(resolve_address(options.address), options.tasks).refreshed()
+        return pa.array(grouping.choose(range(batch.num_rows)), pa.int32())
+
+
+class _LoadAware:
+    def __init__(self, address: str, tasks: tuple[int, ...]) -> None:
+        self._address = address
+        self._tasks = tasks
+        self._looked = time.monotonic()
+        self._grouping = LoadAwareShuffle(GroupingContext(tasks, source=0, loads=self._loads))
+
+    def _loads(self) -> dict[int, float]:
+        try:
+            with ControlClient(self._address, timeout=_LOAD_SECONDS) as control:
+                return control.load(self._tasks)
+        except TuplewireError:
+            return {}  # whether the worker is there, sending will show
+
+    def refreshed(self) -> SingleGrouping:
+        """Return the grouping, once a second after another look at the loads."""
+        now = time.monotonic()
+        if now - self._looked >= _REFRESH_SECONDS:
+            self._looked = now
+            self._grouping.refresh()
+        return self._grouping
+
+
+# One of each in a process: the one remembers the tasks of keys, and the other takes longer than a micro-batch
+# to learn the loads.
+_fields = lru_cache(8)(fields)
+_load_aware = lru_cache(8)(_LoadAware)

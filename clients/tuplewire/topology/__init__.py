@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from tuplewire.topology.builder import TopologyBuilder
 from tuplewire.topology.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
-from tuplewire.topology.component import BasicBolt, Bolt, FailedError, Spout
-from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.component import BasicBolt, Bolt, FailedError, Spout, TopologyContext
 from tuplewire.topology.description import Topology
 from tuplewire.topology.grouping import (
     CustomStreamGrouping,
@@ -18,8 +17,7 @@ from tuplewire.topology.grouping import (
     fields,
     shuffle,
 )
-from tuplewire.topology.streams import DEFAULT_STREAM, Stream
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.tuples import DEFAULT_STREAM, Stream, Tuple
 
 __all__ = [
     "DEFAULT_STREAM",

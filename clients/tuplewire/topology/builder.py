@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 from tuplewire.errors import TopologyError
 from tuplewire.topology.component import BasicBolt, BasicBoltExecutor, Bolt, Spout, streams_of
@@ -16,7 +17,9 @@ from tuplewire.topology.description import (
     check_reserved,
 )
 from tuplewire.topology.grouping import CustomStreamGrouping
-from tuplewire.topology.streams import DEFAULT_STREAM
+from tuplewire.topology.tuples import DEFAULT_STREAM
+
+_Declarer = TypeVar("_Declarer", bound="ComponentDeclarer")
 
 
 class TopologyBuilder:
@@ -41,9 +44,7 @@ class TopologyBuilder:
         """Add a spout under an id of its own, with so many executors; TopologyError for what is no spout."""
         if not isinstance(spout, Spout):
             raise TopologyError(f"spout {name!r} is of type {type(spout).__name__}, which is no Spout")
-        declarer = ComponentDeclarer(ComponentKind.SPOUT, name, spout, parallelism)
-        self._add(declarer)
-        return declarer
+        return self._add(ComponentDeclarer(ComponentKind.SPOUT, name, spout, parallelism))
 
     def set_bolt(self, name: str, bolt: Bolt | BasicBolt, parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt under an id of its own, with so many executors; TopologyError for what is no bolt."""
@@ -51,58 +52,42 @@ class TopologyBuilder:
             bolt = BasicBoltExecutor(bolt)
         if not isinstance(bolt, Bolt):
             raise TopologyError(f"bolt {name!r} is of type {type(bolt).__name__}, which is no Bolt")
-        declarer = BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism)
-        self._add(declarer)
-        return declarer
+        return self._add(BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism))
 
     def create_topology(self) -> Topology:
         """Return the topology; TopologyError for what does not hold together, naming it."""
-        components = [declarer.component() for declarer in self._declarers.values()]
+        components = [declarer.component for declarer in self._declarers.values()]
         for component in components:
             check_reserved(component)
         return Topology(components)
 
-    def _add(self, declarer: ComponentDeclarer) -> None:
-        if declarer.id in self._declarers:
-            raise TopologyError(f"the id {declarer.id!r} is taken: every component has one of its own")
-        self._declarers[declarer.id] = declarer
+    def _add(self, declarer: _Declarer) -> _Declarer:
+        name = declarer.component.id
+        if name in self._declarers:
+            raise TopologyError(f"the id {name!r} is taken: every component has one of its own")
+        self._declarers[name] = declarer
+        return declarer
 
 
 class ComponentDeclarer:
-    """Says more of a component that was added to a builder; each call returns the declarer."""
+    """Says more of a component that was added to a builder; each call returns the declarer.
+
+    component: what was declared so far.
+    """
 
     def __init__(self, kind: ComponentKind, name: str, template: Spout | Bolt, parallelism: int) -> None:
-        self.id = name
-        self._kind = kind
-        self._template = template
-        self._streams = streams_of(template.outputs, f"{kind} {name!r}")
-        self._parallelism = parallelism
-        self._n_tasks: int | None = None
-        self._configuration: dict[str, Any] = {}
-        self._inputs: list[Input] = []
+        streams = streams_of(template.outputs, f"{kind} {name!r}")
+        self.component = Component(name, kind, streams, (), parallelism, parallelism, {}, template)
 
     def set_num_tasks(self, count: int) -> Self:
         """Have so many tasks, divided among the executors; one for each executor if not set."""
-        self._n_tasks = count
+        self.component = replace(self.component, n_tasks=count)
         return self
 
     def add_configuration(self, key: str, value: Any) -> Self:
         """Give the component a setting of its own."""
-        self._configuration[key] = value
+        self.component = replace(self.component, configuration={**self.component.configuration, key: value})
         return self
-
-    def component(self) -> Component:
-        """Return what was declared."""
-        return Component(
-            self.id,
-            self._kind,
-            self._streams,
-            tuple(self._inputs),
-            self._parallelism,
-            self._parallelism if self._n_tasks is None else self._n_tasks,
-            self._configuration,
-            self._template,
-        )
 
 
 class BoltDeclarer(ComponentDeclarer):
@@ -161,7 +146,7 @@ class BoltDeclarer(ComponentDeclarer):
         """Have a grouping of one's own choose; TopologyError for what is no CustomStreamGrouping."""
         if not isinstance(grouping, CustomStreamGrouping):
             raise TopologyError(
-                f"the custom grouping of {self.id!r} is of type {type(grouping).__name__}, "
+                f"the custom grouping of {self.component.id!r} is of type {type(grouping).__name__}, "
                 "which is no CustomStreamGrouping"
             )
         return self._subscribe(component, stream, GroupingType.CUSTOM, custom=grouping)
@@ -175,5 +160,6 @@ class BoltDeclarer(ComponentDeclarer):
         custom: CustomStreamGrouping | None = None,
     ) -> Self:
         names = (fields,) if isinstance(fields, str) else tuple(fields)
-        self._inputs.append(Input(component, stream, grouping, names, custom))
+        source = Input(component, stream, grouping, names, custom)
+        self.component = replace(self.component, inputs=(*self.component.inputs, source))
         return self

@@ -7,13 +7,12 @@ task emits in one go travels together. It does no I/O; acks, fails and errors go
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.errors import MessageError
 from tuplewire.topology.description import Topology
-from tuplewire.topology.streams import DEFAULT_STREAM
-from tuplewire.topology.tuples import UNANCHORED, MessageId, Tuple, TupleSource
+from tuplewire.topology.tuples import DEFAULT_STREAM, UNANCHORED, MessageId, Tuple, TupleSource
 
 
 @dataclass(slots=True)
@@ -43,15 +42,12 @@ class Outbox:
     def __init__(self, topology: Topology, task: int) -> None:
         self.task = task
         self._component = topology.component_of(task)
-        self._ports = {
-            stream.name: _Port(topology.source(task, stream.name), len(stream.fields), None)
-            for stream in self._component.streams
-        }
-        for name, port in self._ports.items():
-            if port.source.stream.direct:
-                targets = topology.targets_of(self._component.id, name)
-                named = frozenset(target for bolt, _ in targets for target in topology.tasks_of(bolt))
-                self._ports[name] = replace(port, direct=named)
+        self._ports: dict[str, _Port] = {}
+        for stream in self._component.streams:
+            bolts = [bolt for bolt, _ in topology.targets_of(self._component.id, stream.name)]
+            named = frozenset(target for bolt in bolts for target in topology.tasks_of(bolt))
+            source = topology.source(task, stream.name)
+            self._ports[stream.name] = _Port(source, len(stream.fields), named if stream.direct else None)
         self._emitted: list[Emitted] = []
         self._count = 0
 
@@ -106,15 +102,20 @@ class Outbox:
         return MessageError(f"task {task} does not subscribe to {what}; those that do are {known}")
 
 
-class SpoutOutputCollector:
-    """What a spout emits through. Source: Storm's `SpoutOutputCollector`.
+class _Collector:
+    """errors: told of what a spout or bolt reports."""
 
-    errors: told of what the spout reports.
-    """
-
-    def __init__(self, outbox: Outbox, errors: Callable[[Exception], None]) -> None:
+    def __init__(self, outbox: Outbox, errors: Callable[[Exception], object]) -> None:
         self._outbox = outbox
         self._errors = errors
+
+    def report_error(self, error: Exception) -> None:
+        """Tell of an error that the spout or bolt goes on after."""
+        self._errors(error)
+
+
+class SpoutOutputCollector(_Collector):
+    """What a spout emits through. Source: Storm's `SpoutOutputCollector`."""
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
         """Emit a tuple on one of the spout's streams.
@@ -131,18 +132,14 @@ class SpoutOutputCollector:
         """Emit a tuple to one task that subscribes to a direct stream; MessageError for another."""
         self._outbox.put(stream, values, self._root(message_id), task)
 
-    def report_error(self, error: Exception) -> None:
-        """Tell of an error that the spout goes on after."""
-        self._errors(error)
-
     def _root(self, message_id: Any) -> MessageId:
         return UNANCHORED if message_id is None else ((self._outbox.task, message_id),)
 
 
-class OutputCollector:
+class OutputCollector(_Collector):
     """What a bolt emits, acks and fails through. Source: Storm's `OutputCollector`.
 
-    acked, failed: told of each tuple, once the bolt is done with it. errors: told of what the bolt reports.
+    acked, failed: told of each tuple, once the bolt is done with it.
     """
 
     def __init__(
@@ -150,12 +147,11 @@ class OutputCollector:
         outbox: Outbox,
         acked: Callable[[Tuple], None],
         failed: Callable[[Tuple], None],
-        errors: Callable[[Exception], None],
+        errors: Callable[[Exception], object],
     ) -> None:
-        self._outbox = outbox
+        super().__init__(outbox, errors)
         self._acked = acked
         self._failed = failed
-        self._errors = errors
 
     def emit(
         self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, anchors: Tuple | Iterable[Tuple] = ()
@@ -185,10 +181,6 @@ class OutputCollector:
     def fail(self, message: Tuple) -> None:
         """Say that a tuple could not be processed."""
         self._failed(message)
-
-    def report_error(self, error: Exception) -> None:
-        """Tell of an error that the bolt goes on after."""
-        self._errors(error)
 
 
 class BasicOutputCollector:

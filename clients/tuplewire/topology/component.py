@@ -4,13 +4,43 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.topology.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
-from tuplewire.topology.context import TopologyContext
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.description import Component, Topology
+from tuplewire.topology.tuples import Stream, Tuple
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyContext:
+    """One task's place in a topology; `topology` answers what else there is to ask.
+
+    topology_id: the name under which the topology runs. worker_port: the one that its worker listens on; 0
+    where it has none. worker_tasks: those of its worker when the task was opened.
+    """
+
+    topology_id: str
+    topology: Topology
+    task: int
+    worker_port: int = 0
+    worker_tasks: frozenset[int] = frozenset()
+
+    @property
+    def component(self) -> Component:
+        """The component that the task is one of."""
+        return self.topology.component_of(self.task)
+
+    @property
+    def component_tasks(self) -> range:
+        """All tasks of that component."""
+        return self.topology.tasks_of(self.component.id)
+
+    @property
+    def task_index(self) -> int:
+        """Which of them this is, from 0."""
+        return self.component_tasks.index(self.task)
 
 
 class FailedError(TuplewireError):
@@ -156,3 +186,26 @@ def streams_of(outputs: Any, what: str) -> tuple[Stream, ...]:
     raise TopologyError(
         f"the outputs of {what} are {outputs!r}; they are a tuple of field names, or of Streams"
     )
+
+
+class TaskError(TuplewireError):
+    """A spout, bolt or grouping has raised, or reported, an error, which is the cause of this one.
+
+    component, task: where. tuple: what was being processed; None where nothing was.
+    """
+
+    def __init__(self, component: str, task: int, error: BaseException, message: Tuple | None = None) -> None:
+        about = "" if message is None else f", at {message!r}"
+        super().__init__(f"task {task} of {component!r}: {type(error).__name__}: {error}{about}")
+        self.component = component
+        self.task = task
+        self.tuple = message
+        self.__cause__ = error
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A tuple that could not be processed or sent, and why."""
+
+    tuple: Tuple
+    error: TaskError

@@ -14,8 +14,15 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
-from tuplewire.topology.streams import DEFAULT_STREAM, Stream, check_name
-from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, TupleSource
+from tuplewire.topology.tuples import (
+    ACK_STREAM,
+    DEFAULT_STREAM,
+    FAIL_STREAM,
+    INIT_STREAM,
+    Stream,
+    TupleSource,
+    check_name,
+)
 
 FIRST_TASK = 1
 SYSTEM_PREFIX = "__"

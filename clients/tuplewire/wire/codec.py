@@ -8,6 +8,7 @@ hold it against the generated code. Decoding is the protobuf library's, through 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -15,6 +16,8 @@ from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
+
+_Message = TypeVar("_Message", SendRequest, RecvResponse)
 
 # Protobuf tags: field number << 3 | wire type.
 _FRAME = b"\x12"
@@ -29,6 +32,7 @@ _FIRST_SEQUENCE = b"\x28"
 _REDELIVERED = b"\x30\x01"
 _FORWARDED = b"\x39"
 _ACCEPTED = b"\x41"
+_KEPT = b"\x48\x01"
 _FRAME_ACCEPTED = b"\x21"
 _CLOSED = b"\x2a"
 
@@ -88,6 +92,8 @@ def encode_frame(
             head += _FORWARDED + group.forwarded.to_bytes(8, "little")
         if accepted_micros and accepted_micros[index] != frame_accepted:
             head += _ACCEPTED + accepted_micros[index].to_bytes(8, "little")
+        if group.kept:
+            head += _KEPT
         head += _LENGTHS + varint(lengths_size)
         middle = _DATA + varint(data_size)
         size = len(head) + lengths_size + len(middle) + data_size
@@ -98,28 +104,24 @@ def encode_frame(
 
 def decode_send_request(data: bytes) -> SendRequest | OpaqueFrame:
     """Read a SendRequest; one that holds a frame comes back as the opaque frame. Raises MalformedError."""
-    try:
-        if (body := _frame_body(data)) is not None:
-            return OpaqueFrame.FromString(body)
-        request = SendRequest.FromString(data)
-        if request.HasField("frame"):
-            return OpaqueFrame.FromString(request.frame.SerializeToString())
-    except DecodeError as error:
-        raise MalformedError(f"{len(data)} bytes are not a SendRequest: {error}") from error
-    return request
+    return _decode(SendRequest, data)
 
 
 def decode_recv_response(data: bytes) -> RecvResponse | OpaqueFrame:
-    """Read a RecvResponse; one that holds a frame comes back as the opaque frame. Raises MalformedError."""
+    """Read a RecvResponse; see decode_send_request."""
+    return _decode(RecvResponse, data)
+
+
+def _decode(kind: type[_Message], data: bytes) -> _Message | OpaqueFrame:
     try:
         if (body := _frame_body(data)) is not None:
             return OpaqueFrame.FromString(body)
-        response = RecvResponse.FromString(data)
-        if response.HasField("frame"):
-            return OpaqueFrame.FromString(response.frame.SerializeToString())
+        message = kind.FromString(data)
+        if message.HasField("frame"):
+            return OpaqueFrame.FromString(message.frame.SerializeToString())
     except DecodeError as error:
-        raise MalformedError(f"{len(data)} bytes are not a RecvResponse: {error}") from error
-    return response
+        raise MalformedError(f"{len(data)} bytes are not a {kind.__name__}: {error}") from error
+    return message
 
 
 def _frame_body(data: bytes) -> bytes | None:
@@ -146,7 +148,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
     """Return the groups of a frame, checked; MalformedError or InvalidTaskError says what is wrong."""
     accepted = frame.accepted_unix_micros
     return [
-        TaskGroup.checked(
+        TaskGroup(
             group.task,
             group.source if group.HasField("source") else None,
             group.lengths,
@@ -155,6 +157,7 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             forwarded=group.forwarded,
             entry_sequence=group.first_sequence,
             accepted_micros=group.accepted_unix_micros or accepted,
-        )
+            kept=group.kept,
+        ).checked()
         for group in frame.groups
     ]

@@ -28,6 +28,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
     ERROR_CODE_WRONG_WORKER: _ClassVar[ErrorCode]
     ERROR_CODE_TOO_MANY_HOPS: _ClassVar[ErrorCode]
+    ERROR_CODE_STALE_EPOCH: _ClassVar[ErrorCode]
 
 class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -59,6 +60,7 @@ ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_PERMISSION_DENIED: ErrorCode
 ERROR_CODE_WRONG_WORKER: ErrorCode
 ERROR_CODE_TOO_MANY_HOPS: ErrorCode
+ERROR_CODE_STALE_EPOCH: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
 ACK_MODE_QUEUED: AckMode
 ACK_MODE_PROCESSED: AckMode
@@ -91,7 +93,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., sender_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., kind: _Optional[_Union[PeerKind, str]] = ..., acknowledged: _Optional[int] = ..., receiver_incarnation: _Optional[int] = ..., draining: bool = ..., receiver_id: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "receiver_id", "receiver_incarnation", "last_sequence", "ack_mode", "initial_credit", "credits", "max_message_bytes", "max_frame_bytes", "refusals", "assignment_version", "load")
+    __slots__ = ("protocol_version", "receiver_id", "receiver_incarnation", "last_sequence", "ack_mode", "initial_credit", "credits", "max_message_bytes", "max_frame_bytes", "refusals", "assignment_version", "load", "worker_incarnation")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,7 @@ class Welcome(_message.Message):
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     receiver_id: str
     receiver_incarnation: int
@@ -116,10 +119,11 @@ class Welcome(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     assignment_version: int
     load: LoadReport
-    def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+    worker_incarnation: int
+    def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., worker_incarnation: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +132,7 @@ class Group(_message.Message):
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -136,7 +141,8 @@ class Group(_message.Message):
     redelivered: bool
     forwarded: int
     accepted_unix_micros: int
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
+    kept: bool
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")

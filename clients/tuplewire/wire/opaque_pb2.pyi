@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpaqueGroup(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class OpaqueGroup(_message.Message):
     REDELIVERED_FIELD_NUMBER: _ClassVar[int]
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
     lengths: bytes
@@ -24,7 +25,8 @@ class OpaqueGroup(_message.Message):
     redelivered: bool
     forwarded: int
     accepted_unix_micros: int
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ...) -> None: ...
+    kept: bool
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
     __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")

@@ -4,42 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.group import flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
-from tuplewire.session.receive import AckUpdate, Refusal
-from tuplewire.session.send import Opened
+from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.wire import messaging_pb2 as pb
 
 _MOST_WORDS = 1 << 18
 """The characters of all refusals in one message."""
-
-
-def hello_to_wire(
-    *,
-    topology: str,
-    sender_id: str,
-    incarnation: int,
-    worker: bool,
-    processed: bool,
-    acknowledged: int,
-    receiver_incarnation: int,
-    draining: bool,
-    receiver_id: str = "",
-) -> pb.Hello:
-    """Return the hello of a sender."""
-    return pb.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        topology=topology,
-        sender_id=sender_id,
-        incarnation=incarnation,
-        ack_mode=pb.ACK_MODE_PROCESSED if processed else pb.ACK_MODE_QUEUED,
-        kind=pb.PEER_KIND_WORKER if worker else pb.PEER_KIND_CLIENT,
-        acknowledged=acknowledged,
-        receiver_incarnation=receiver_incarnation,
-        draining=draining,
-        receiver_id=receiver_id,
-    )
 
 
 def grant_to_wire(grant: Grant) -> pb.TaskCredit:
@@ -86,19 +57,6 @@ def code_name(code: pb.ErrorCode) -> str:
     return pb.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
 
 
-def refusal_from_wire(refusal: pb.Refusal) -> Refusal:
-    """Return a refusal."""
-    return Refusal(
-        refusal.sequence,
-        refusal.task,
-        refusal.messages,
-        code_name(refusal.code),
-        refusal.detail,
-        refusal.owner,
-        refusal.forwarded,
-    )
-
-
 def update_to_wire(update: AckUpdate) -> pb.Ack:
     """Return an acknowledgement with its grants and refusals."""
     return pb.Ack(
@@ -116,7 +74,10 @@ def update_from_wire(
     return AckUpdate(
         sequence,
         [grant_from_wire(entry) for entry in credit],
-        [refusal_from_wire(refusal) for refusal in refusals],
+        [
+            Refusal(r.sequence, r.task, r.messages, code_name(r.code), r.detail, r.owner, r.forwarded)
+            for r in refusals
+        ],
         after,
     )
 
@@ -130,4 +91,10 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
         welcome.max_message_bytes,
         welcome.max_frame_bytes,
         welcome.assignment_version,
+        welcome.worker_incarnation,
     )
+
+
+def loads_from_wire(report: pb.LoadReport) -> dict[int, float]:
+    """Return the load of each task."""
+    return {entry.task: entry.load for entry in report.tasks}

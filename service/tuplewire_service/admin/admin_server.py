@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import BindError
-from tuplewire_service.admin.exposition import encoder_for
+from tuplewire_service.admin.families import encoder_for
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Probe = Callable[[], str]
 """Returns an empty string when all is well, else one line that says what is not; from any thread."""
 
 
-class AdminServer:
+class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
     """Serves the admin port from threads of its own until close(); bound when constructed.
 
     Raises BindError when the address cannot be bound. At most 16 connections are served at a time: one more
@@ -43,18 +43,30 @@ class AdminServer:
     for 5 seconds is closed.
     """
 
+    allow_reuse_port = False
+    request_queue_size = 64
+    # With threads that are not daemons, server_close waits for them.
+    daemon_threads = False
+
     def __init__(self, listen: str, registry: CollectorRegistry, live: Probe, ready: Probe) -> None:
+        self.registry, self.live, self.ready = registry, live, ready
+        self.scraped = threading.Event()
+        self._open: dict[socket.socket, None] = {}  # the oldest first
+        self._open_lock = threading.Lock()
         try:
-            self._server = _Server(split_host_port(listen), registry, live, ready)
+            (self.address_family, _, _, _, bound) = socket.getaddrinfo(
+                *split_host_port(listen), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            super().__init__((str(bound[0]), int(bound[1])), _Handler)
         except OSError as error:
             raise BindError(
                 f"cannot listen on {listen} for the admin port: {error.strerror}; "
                 "stop what uses it, or choose another address with --admin"
             ) from error
-        host, port = self._server.server_address[:2]
+        host, port = self.server_address[:2]
         self.address = join_host_port(str(host), int(port))
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="tuplewire-admin"
+            target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="tuplewire-admin"
         )
         self._thread.start()
 
@@ -65,40 +77,24 @@ class AdminServer:
 
     def await_scrape(self, timeout: float) -> None:
         """Wait until somebody has scraped what the metrics say from now on; at most so many seconds."""
-        self._server.scraped = threading.Event()
-        self._server.scraped.wait(timeout)
+        self.scraped = threading.Event()
+        self.scraped.wait(timeout)
 
     def close(self) -> None:
         """Stop listening and cut off what is under way."""
-        self._server.shutdown()
+        self.shutdown()
         self._thread.join()
-        self._server.cut_off()
-        self._server.server_close()
-
-
-class _Server(socketserver.ThreadingMixIn, HTTPServer):
-    allow_reuse_port = False
-    request_queue_size = 64
-    # With threads that are not daemons, server_close waits for them.
-    daemon_threads = False
-
-    def __init__(
-        self, address: tuple[str, int], registry: CollectorRegistry, live: Probe, ready: Probe
-    ) -> None:
-        self.registry, self.live, self.ready = registry, live, ready
-        self.scraped = threading.Event()
-        self._open: dict[socket.socket, None] = {}  # the oldest first
-        self._open_lock = threading.Lock()
-        (self.address_family, _, _, _, bound) = socket.getaddrinfo(
-            *address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        super().__init__((str(bound[0]), int(bound[1])), _Handler)
+        with self._open_lock:
+            for connection in self._open:
+                _shut_down(connection)
+        self.server_close()
 
     def server_bind(self) -> None:
-        # HTTPServer would look its own name up in the DNS here, which may take long and which nobody needs.
+        """Bind alone: HTTPServer would look its name up in the DNS, which may take long and nobody needs."""
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own."""
         with self._open_lock:
             if len(self._open) >= _MAX_CONNECTIONS:
                 oldest = next(iter(self._open))
@@ -108,19 +104,15 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in this thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             with self._open_lock:
                 self._open.pop(request, None)
 
-    def cut_off(self) -> None:
-        with self._open_lock:
-            for connection in self._open:
-                _shut_down(connection)
-
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as in the base class
-        # A prober that hangs up in the middle is no event of ours.
+        """Log what is no prober that hangs up in the middle."""
         if not isinstance(sys.exception(), OSError):
             logger.error(
                 "admin.request_failed", extra={"client": str(client_address)}, exc_info=sys.exception()
@@ -134,7 +126,7 @@ def _shut_down(connection: socket.socket) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: AdminServer
     timeout = _SILENCE_SECONDS
     server_version = "tuplewire"
     sys_version = ""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import add
 
 import grpc
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -25,7 +25,7 @@ from tuplewire_service.messaging.base import ReceiveCount
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.worker.status import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot
+from tuplewire_service.worker.worker_snapshot import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot
 
 _CODES = [
     name.removeprefix("ERROR_CODE_")
@@ -40,6 +40,12 @@ _CONFIG_SHOWN = (
     "max_frame_bytes",
     "keepalive_seconds",
     "keepalive_timeout_seconds",
+    "max_connections",
+    "max_connection_streams",
+    "max_silent_streams",
+    "hello_seconds",
+    "idle_connection_seconds",
+    "max_connection_seconds",
     "drain_seconds",
     "metrics_tasks",
     "metrics_peers",
@@ -47,23 +53,12 @@ _CONFIG_SHOWN = (
 """What a dashboard compares between workers: sizes and times; no names, paths or secrets."""
 
 
-def make_registry(
-    read: Callable[[], WorkerSnapshot], assignment_errors: Callable[[], int], config: WorkerConfig
-) -> CollectorRegistry:
-    """Return a registry of the worker's metrics and those of its process.
+class WorkerCollector(Collector):
+    """Turns snapshots into metric families. Remembers which tasks and peers have series of their own.
 
     read: returns a snapshot, from any thread; what it raises fails the scrape. assignment_errors: how often
     the assignment file could not be used.
     """
-    registry = CollectorRegistry()
-    registry.register(WorkerCollector(read, assignment_errors, config))
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
-    return registry
-
-
-class WorkerCollector(Collector):
-    """Turns snapshots into metric families. Remembers which tasks and peers have series of their own."""
 
     def __init__(
         self,
@@ -77,6 +72,7 @@ class WorkerCollector(Collector):
         self._lock = threading.Lock()
         self._tasks = Names(config.metrics_tasks)
         self._peers = Names(config.metrics_peers)
+        self._losers = Names(config.metrics_peers, always=(OTHER,))
         self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER))
         self._sent = Totals()
         self._received = Totals()
@@ -117,26 +113,35 @@ class WorkerCollector(Collector):
             "How often the assignment file could not be read or used; the assignment before it stayed.",
             self._assignment_errors(),
         )
-        yield from self._received_families(snapshot.received)
+        yield from self._received_families(snapshot.servers.received)
         yield gauges(
             "sessions",
             "Senders by state: connected, with a share of the queues, or gone and resumable, without one.",
             "state",
-            {"connected": snapshot.sessions, "resumable": snapshot.resumable_sessions}.items(),
+            {
+                "connected": snapshot.servers.sessions,
+                "resumable": snapshot.servers.resumable_sessions,
+            }.items(),
+        )
+        yield gauge(
+            "silent_streams",
+            "Streams that have not said hello yet; beyond max_silent_streams, the oldest is refused.",
+            snapshot.servers.silent_streams,
         )
         yield counters(
             "refused_streams",
             "Streams refused to whoever opened them, or ended with an error, by the code of the error.",
             "code",
-            _with_zeros(_CODES, snapshot.refused_streams).items(),
+            _with_zeros(_CODES, snapshot.servers.refused_streams).items(),
         )
         yield counters(
             "refused_messages",
             "Messages refused to their sender one by one, by the code of the error.",
             "code",
-            _with_zeros(_CODES, snapshot.refused_messages).items(),
+            _with_zeros(_CODES, snapshot.servers.refused_messages).items(),
         )
         yield from _ledger(snapshot)
+        yield from self._lost_families(snapshot)
         yield from self._peer_families(snapshot.peers)
         yield from self._task_families(snapshot.tasks)
         yield from _times(snapshot.timings)
@@ -146,10 +151,24 @@ class WorkerCollector(Collector):
         by_name = self._received.add_up(
             {c.source: (names[c.source], (c.messages, c.batches, c.bytes)) for c in received}
         )
-        source = "source: a worker's id, client for all programs, or executors for its own."
-        yield _column("received_messages", f"Messages received, by {source}", "source", by_name, 0)
-        yield _column("received_batches", f"Batches received, by {source}", "source", by_name, 1)
-        yield _column("received_bytes", f"Payload bytes received, by {source}", "source", by_name, 2)
+        yield from _columns(counters, _RECEIVED, "source", by_name)
+
+    def _lost_families(self, snapshot: WorkerSnapshot) -> Iterator[Metric]:
+        names = self._losers.of(snapshot.perhaps_lost)
+        by_name: dict[str, int] = {}
+        for worker_id, lost in snapshot.perhaps_lost.items():
+            by_name[names[worker_id]] = by_name.get(names[worker_id], 0) + lost
+        yield counters(
+            "peer_perhaps_lost_messages",
+            "Messages that another worker had acknowledged and that may have died with it: at most so many.",
+            "peer",
+            by_name.items(),
+        )
+        yield gauge(
+            "predecessor_perhaps_lost_messages",
+            "Messages that may have died with the process before this one: at most so many.",
+            snapshot.predecessor_lost,
+        )
 
     def _peer_families(self, peers: Sequence[PeerSnapshot]) -> Iterator[Metric]:
         names = self._peers.of(peer.worker_id for peer in peers)
@@ -159,23 +178,13 @@ class WorkerCollector(Collector):
         for peer in peers:
             counts, ledger = peer.statistics, peer.statistics.ledger
             name = names[peer.worker_id]
-            rows[peer.number] = (
-                name,
-                (
-                    counts.sent_messages,
-                    counts.sent_batches,
-                    counts.sent_bytes,
-                    counts.reconnects,
-                    ledger.accepted,
-                    ledger.acknowledged,
-                    sum(ledger.dropped.values()),
-                ),
-            )
+            sent = (counts.sent_messages, counts.sent_batches, counts.sent_bytes, counts.reconnects)
+            settled = (ledger.acknowledged, sum(ledger.dropped.values()))
+            rows[peer.number] = (name, (*sent, ledger.accepted, *settled))
             pending[name] = pending.get(name, 0) + ledger.pending
             up[name] = min(up.get(name, 1), int(peer.connected))
         by_name = self._sent.add_up(rows)
-        for column, (family, help_text) in enumerate(_SENT):
-            yield _column(family, help_text, "peer", by_name, column)
+        yield from _columns(counters, _SENT, "peer", by_name)
         yield gauges(
             "pending_messages",
             "Messages for another worker that it has not acknowledged yet.",
@@ -195,15 +204,9 @@ class WorkerCollector(Collector):
         for name, task in zip(names.values(), tasks, strict=True):
             row = (task.queued_messages, task.queued_bytes, task.capacity_messages, int(task.subscribed))
             before = sums.get(name)
-            if before is None:
-                sums[name] = list(row)
-            else:
-                sums[name] = [
-                    *(a + b for a, b in zip(before[:3], row[:3], strict=True)),
-                    min(before[3], row[3]),
-                ]
-        for column, (family, help_text) in enumerate(_QUEUE):
-            yield gauges(family, help_text, "task", ((name, row[column]) for name, row in sums.items()))
+            # Counts add up; of subscriptions, whether all have one.
+            sums[name] = [*map(add, before[:3], row[:3]), min(before[3], row[3])] if before else list(row)
+        yield from _columns(gauges, _QUEUE, "task", sums)
         yield gauge(
             "fullest_queue_ratio",
             "How full the fullest of all receive queues is, in messages or bytes: 0 to 1.",
@@ -211,6 +214,12 @@ class WorkerCollector(Collector):
         )
 
 
+_SOURCE = "by source: a worker's id, client for all programs, or executors for its own."
+_RECEIVED = (
+    ("received_messages", f"Messages received, {_SOURCE}"),
+    ("received_batches", f"Batches received, {_SOURCE}"),
+    ("received_bytes", f"Payload bytes received, {_SOURCE}"),
+)
 _SENT = (
     ("sent_messages", "Messages sent to another worker."),
     ("sent_batches", "Batches sent to another worker."),
@@ -233,7 +242,7 @@ def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
     yield counter("accepted_messages", "Messages taken over from clients and peers.", ledger.accepted)
     yield counter(
         "acknowledged_messages",
-        "Messages passed on and acknowledged by whoever took them.",
+        "Messages forwarded or delivered, and acknowledged by whoever took them.",
         ledger.acknowledged,
     )
     yield counters(
@@ -291,10 +300,14 @@ def _times(timings: Timings) -> Iterator[Metric]:
     )
 
 
-def _column(
-    family: str, help_text: str, label: str, rows: Mapping[str, Sequence[int]], column: int
-) -> Metric:
-    return counters(family, help_text, label, ((name, row[column]) for name, row in rows.items()))
+def _columns(
+    make: Callable[[str, str, str, Iterable[tuple[str, float]]], Metric],
+    families: Iterable[tuple[str, str]],
+    label: str,
+    rows: Mapping[str, Sequence[int]],
+) -> Iterator[Metric]:
+    for column, (family, help_text) in enumerate(families):
+        yield make(family, help_text, label, [(name, row[column]) for name, row in rows.items()])
 
 
 def _with_zeros(names: Iterable[str], counts: Mapping[str, int]) -> dict[str, int]:

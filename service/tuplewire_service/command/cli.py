@@ -7,16 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.identity.credentials import Credentials
-from tuplewire_service.command.run import add_run_parser
-from tuplewire_service.command.setting_flags import add_setting_flags, credentials_of, given_flags
+from tuplewire.settings import Settings, settings_of
 from tuplewire_service.process.config_sources import CONFIG_VARIABLE, load, to_toml
-from tuplewire_service.process.program_settings import beneath
 from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
 
 Handler = Callable[[argparse.Namespace], int]
 
+ENTRY_POINT_GROUP = "tuplewire.run"
+"""An entry point's name is the job's, its object an AddJob."""
+
+AddJob = Callable[[Any, str], None]
+"""Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
 _EXTRA_OF = {
     "prometheus_client": "service",
     "zmq": "zmq",
@@ -86,34 +90,44 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_worker(commands)
     if "run" in arguments[:1]:
-        add_run_parser(commands)
+        _add_run(commands)
     else:
         # Only listed: its parser knows the jobs, which other commands need not load.
         commands.add_parser("run", help="run a job on local workers and PySpark")
-    _add_status(commands)
-    _add_assign(commands)
-    _add_drain(commands)
+    _add_asking_commands(commands)
     return parser
 
 
-def _add(commands: Any, name: str, help_text: str, example: str, handler: Handler) -> argparse.ArgumentParser:
+def _add(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add the command that has the handler's name."""
+    name = handler.__name__.removeprefix("_")
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_text,
         description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example: {example}",
+        epilog=f"example: tuplewire {name} {example}",
     )
     parser.set_defaults(handler=handler)
+    return parser
+
+
+def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add a command that asks a running worker."""
+    parser = _add(commands, handler, help_text, f"127.0.0.1:6700 {example}".rstrip())
+    parser.add_argument("address", metavar="ADDRESS", help="of the worker: host:port, or unix:///path")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
+    )
+    _add_setting_flags(parser, Credentials)
     return parser
 
 
 def _add_worker(commands: Any) -> None:
     parser = _add(
         commands,
-        "worker",
-        "run a worker: it holds the queues and connections of its tasks, and runs those of a topology",
-        "tuplewire worker --listen 127.0.0.1:6700 --listen-unix /run/tuplewire/worker.sock",
         _worker,
+        "run a worker: it holds the queues and connections of its tasks, and runs those of a topology",
+        "--listen 127.0.0.1:6700 --listen-unix /run/tuplewire/worker.sock",
     )
     parser.add_argument(
         "--config",
@@ -138,11 +152,11 @@ def _add_worker(commands: Any) -> None:
         default=[],
         help="keep what this component emits, for whoever started the worker; may be given again",
     )
-    add_setting_flags(parser, WorkerConfig)
+    _add_setting_flags(parser, WorkerConfig)
 
 
 def _worker(arguments: argparse.Namespace) -> int:
-    loaded = load(WorkerConfig, given_flags(arguments, WorkerConfig), os.environ, arguments.config, beneath)
+    loaded = load(_given_flags(arguments, WorkerConfig), os.environ, arguments.config)
     if arguments.print_config:
         print(to_toml(loaded))
         return EXIT_OK
@@ -165,51 +179,17 @@ def _silence_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def _add_address(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("address", metavar="ADDRESS", help="of the worker: host:port, or unix:///path")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
-    )
-    add_setting_flags(parser, Credentials)
-
-
 def _control_of(arguments: argparse.Namespace) -> ControlClient:
     _silence_grpc()
     from tuplewire.connection.control_client import ControlClient
 
-    return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))
+    return ControlClient(arguments.address, arguments.timeout, credentials=_credentials_of(arguments))
 
 
-def _add_status(commands: Any) -> None:
-    parser = _add(
-        commands,
-        "status",
-        "show a worker's state, ledger, tasks and connections",
-        "tuplewire status 127.0.0.1:6700",
-        _status,
-    )
-    _add_address(parser)
+def _add_asking_commands(commands: Any) -> None:
+    parser = _add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import status_as_json, status_as_text
-
-    with _control_of(arguments) as client:
-        status = client.status()
-    print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
-    return EXIT_OK
-
-
-def _add_assign(commands: Any) -> None:
-    parser = _add(
-        commands,
-        "assign",
-        "put an assignment in force on a worker",
-        "tuplewire assign 127.0.0.1:6700 assignment.json",
-        _assign,
-    )
-    _add_address(parser)
+    parser = _add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -222,6 +202,19 @@ def _add_assign(commands: Any) -> None:
         action="store_true",
         help="take a version that is more than 2^32 ahead, or leaves no more than that for later ones",
     )
+    about = "make a worker deliver or forward what it holds, and exit"
+    parser = _add_asking(commands, _drain, about, "--deadline 10")
+    about = "how long it may take (default: as it is configured)"
+    parser.add_argument("--deadline", metavar="SECONDS", type=float, help=about)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.command.status_report import status_as_json, status_as_text
+
+    with _control_of(arguments) as client:
+        status = client.status()
+    print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
+    return EXIT_OK
 
 
 def _assign(arguments: argparse.Namespace) -> int:
@@ -236,23 +229,6 @@ def _assign(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _add_drain(commands: Any) -> None:
-    parser = _add(
-        commands,
-        "drain",
-        "make a worker pass on what it holds and exit",
-        "tuplewire drain 127.0.0.1:6700 --deadline 10",
-        _drain,
-    )
-    _add_address(parser)
-    parser.add_argument(
-        "--deadline",
-        metavar="SECONDS",
-        type=float,
-        help="how long it may take (default: as it is configured)",
-    )
-
-
 def _drain(arguments: argparse.Namespace) -> int:
     if arguments.deadline is not None and arguments.deadline <= 0:
         raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
@@ -260,3 +236,65 @@ def _drain(arguments: argparse.Namespace) -> int:
         started = client.drain(arguments.deadline)
     print(f"{arguments.address} {'is draining' if started else 'was draining already'}")
     return EXIT_OK
+
+
+def _add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
+    """Add a flag for each setting of a class."""
+    for known in settings_of(settings).values():
+        default = f"; default {known.kind.shown(known.default)}" if known.default else ""
+        parser.add_argument(
+            known.flag,
+            dest=f"setting_{known.name}",
+            metavar=known.kind.metavar,
+            nargs="?" if known.is_flag else None,
+            const="true" if known.is_flag else None,
+            default=None,
+            help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),
+        )
+
+
+def _given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dict[str, str]:
+    """Return the texts of those flags that were given, by the settings' names."""
+    given = {name: getattr(arguments, f"setting_{name}") for name in settings_of(settings)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _credentials_of(arguments: argparse.Namespace) -> Credentials:
+    """Return what the flags say, and the environment where they say nothing; ConfigError."""
+    known = settings_of(Credentials)
+    given = _given_flags(arguments, Credentials).items()
+    return Credentials.from_environment(
+        flags={name: known[name].parse(value, f"flag {known[name].flag}") for name, value in given}
+    )
+
+
+def _add_run(commands: Any) -> None:
+    """Add `run` with the jobs that are installed to the subparsers of the command.
+
+    Raises ConfigError when there is none, or one cannot be loaded.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="run a job on local workers and PySpark",
+        description="Start local workers and PySpark, run a job through them, and check its result.",
+        epilog="`tuplewire run JOB --help` has the options of a job, and an example.",
+    )
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP))
+    if not found:
+        raise ConfigError(
+            f"there is no job to run: no installed package has an entry point in {ENTRY_POINT_GROUP!r}; "
+            "install one that has, as tuplewire[demo]"
+        )
+    jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+    for point in found:
+        _load(point)(jobs, point.name)
+
+
+def _load(point: EntryPoint) -> AddJob:
+    try:
+        job: AddJob = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"cannot load the job {point.name!r} from {point.value}: {error}; install what declares it again"
+        ) from error
+    return job

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any
+
+from google.protobuf.message import Message
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2
@@ -25,70 +27,23 @@ def ledger_of(ledger: control_pb2.Ledger) -> LedgerSnapshot:
 
 def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
     """Return the status as plain values; counts are numbers, which protobuf's own JSON makes strings."""
-    return {
-        "worker_id": status.worker_id,
-        "incarnation": status.incarnation,
-        "topology": status.topology,
-        "version": status.version,
-        "state": state_name(status.state),
-        "not_ready_because": status.not_ready_because,
-        "assignment_version": status.assignment_version,
-        "newest_assignment_version": status.newest_assignment_version,
-        "moving_tasks": status.moving_tasks,
-        "addresses": list(status.addresses),
-        "peer_addresses": list(status.peer_addresses),
-        "ledger": _ledger(status.ledger),
-        "peers": [
-            {
-                "address": peer.address,
-                "connected": peer.connected,
-                "reconnects": peer.reconnects,
-                "congested": list(peer.congested),
-                "ledger": _ledger(peer.ledger),
-            }
-            for peer in status.peers
-        ],
-        "tasks": [
-            {
-                "task": task.task,
-                "queued_messages": task.queued_messages,
-                "queued_bytes": task.queued_bytes,
-                "subscribed": task.subscribed,
-                "acknowledged_sequence": task.acknowledged_sequence,
-                "congested": task.congested,
-            }
-            for task in status.tasks
-        ],
-        "received": [
-            {
-                "source": count.source,
-                "messages": count.messages,
-                "batches": count.batches,
-                "bytes": count.bytes,
-            }
-            for count in status.received
-        ],
-        "state_seconds": dict(status.state_seconds),
-        "blocking": [
-            {"task": each.task, "where": each.where, "seconds": each.seconds} for each in status.blocking
-        ],
-    }
+    return {**_plain(status), "state": state_name(status.state)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | float | int):
+        return value
+    if isinstance(value, Message):
+        fields = {each.name: _plain(getattr(value, each.name)) for each in value.DESCRIPTOR.fields}
+        if isinstance(value, control_pb2.Ledger):
+            fields["balanced"] = ledger_of(value).balanced
+        return fields
+    return dict(value) if isinstance(value, Mapping) else list(map(_plain, value))
 
 
 def status_as_text(status: control_pb2.GetStatusResponse) -> str:
     """Return the status as lines for a terminal."""
     return "\n".join(_lines(status))
-
-
-def _ledger(ledger: control_pb2.Ledger) -> dict[str, Any]:
-    balance = ledger_of(ledger)
-    return {
-        "accepted": balance.accepted,
-        "acknowledged": balance.acknowledged,
-        "dropped": balance.dropped,
-        "pending": balance.pending,
-        "balanced": balance.balanced,
-    }
 
 
 def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:

@@ -1,30 +1,36 @@
-"""The control service: thin, from the wire to the worker and back."""
+"""The control service, from the wire to the worker and back; and what serves it beside Messaging."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError, WrongTopologyError
 from tuplewire.group import check_sizes
-from tuplewire.wire import control_pb2
+from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import assignment_from_wire, assignment_to_wire, status_to_wire
-from tuplewire_service.messaging.access import IAccess
-from tuplewire_service.messaging.grpc.refuse import refuse
-from tuplewire_service.messaging.streamed.streamed_stream import check_id
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
+from tuplewire_service.messaging.grpc.grpc_stream import GrpcServerStream, refuse
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_id, log_refusal
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Check = Callable[[Context, str], None]
+"""Raises RefusedError when the caller may not call /SERVICE/METHOD."""
 
 
+# ruff: noqa: N802 - methods have the wire's names
 class ControlServicer(Servicer):
     """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
 
@@ -34,30 +40,24 @@ class ControlServicer(Servicer):
         self._admit = admit
         self._stop = stop
 
-    async def GetStatus(  # noqa: N802 - the wire's name
-        self, _request: control_pb2.GetStatusRequest, _context: Context
-    ) -> control_pb2.GetStatusResponse:
+    async def GetStatus(self, _request: pb.GetStatusRequest, _context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
         return status_to_wire(self._worker.snapshot())
 
-    async def GetLoad(  # noqa: N802 - the wire's name
-        self, request: control_pb2.GetLoadRequest, _context: Context
-    ) -> control_pb2.GetLoadResponse:
+    async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
         """Return the load of the named tasks."""
-        return control_pb2.GetLoadResponse(loads=self._worker.loads(request.tasks))
+        return pb.GetLoadResponse(loads=self._worker.loads(request.tasks))
 
-    async def GetAssignment(  # noqa: N802 - the wire's name
-        self, _request: control_pb2.GetAssignmentRequest, _context: Context
-    ) -> control_pb2.GetAssignmentResponse:
+    async def GetAssignment(
+        self, _request: pb.GetAssignmentRequest, _context: Context
+    ) -> pb.GetAssignmentResponse:
         """Return the assignment in force, if any."""
-        assignment = self._worker.assignment
-        return control_pb2.GetAssignmentResponse(
-            assignment=None if assignment is None else assignment_to_wire(assignment)
-        )
+        found = self._worker.assignment
+        return pb.GetAssignmentResponse(assignment=None if found is None else assignment_to_wire(found))
 
-    async def UpdateAssignment(  # noqa: N802 - the wire's name
-        self, request: control_pb2.UpdateAssignmentRequest, context: Context
-    ) -> control_pb2.UpdateAssignmentResponse:
+    async def UpdateAssignment(
+        self, request: pb.UpdateAssignmentRequest, context: Context
+    ) -> pb.UpdateAssignmentResponse:
         """Put a newer assignment in force."""
         topology = self._worker.settings.topology
         try:
@@ -72,19 +72,17 @@ class ControlServicer(Servicer):
             await refuse(context, error)
         except ConfigError as error:
             await refuse(context, MalformedError(str(error)))
-        return control_pb2.UpdateAssignmentResponse(version=assignment.version, changed=changed)
+        return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
-    async def Publish(  # noqa: N802 - the wire's name
-        self, request: control_pb2.PublishRequest, context: Context
-    ) -> control_pb2.PublishResponse:
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """Take a piece of an epoch."""
         try:
             published = self._publish(request, self._admit(context))
         except (RefusedError, MessageError) as error:
             await refuse(context, error)
-        return control_pb2.PublishResponse(published=published)
+        return pb.PublishResponse(published=published)
 
-    def _publish(self, request: control_pb2.PublishRequest, access: IAccess) -> int:
+    def _publish(self, request: pb.PublishRequest, access: IAccess) -> int:
         settings = self._worker.settings
         check_id("sink", request.sink)
         if request.topology != settings.topology:
@@ -98,17 +96,79 @@ class ControlServicer(Servicer):
         if not groups:
             raise MalformedError("a piece of an epoch has at least one message")
         if any(group.forwarded or group.entry_sequence for group in groups):
-            raise MalformedError("only a worker passes messages on")
+            raise MalformedError("only a worker forwards messages")
         for _, denied in access.refused(groups):
             raise denied
         check_sizes(groups, settings.session.max_message_bytes)
-        return self._worker.publish(request.sink, request.epoch, request.piece, groups, last=request.last)
+        return self._worker.publish(
+            (access.owner, request.sink), request.epoch, request.piece, groups, last=request.last
+        )
 
-    async def Drain(  # noqa: N802 - the wire's name
-        self, request: control_pb2.DrainRequest, context: Context
-    ) -> control_pb2.DrainResponse:
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
         stop = StopRequest("drain-call", deadline_seconds=deadline)
         context.add_done_callback(lambda _: self._stop.request(stop))  # type: ignore[arg-type]  # stub
-        return control_pb2.DrainResponse(started=not self._stop.requested)
+        return pb.DrainResponse(started=not self._stop.requested)
+
+
+class Services(grpc.GenericRpcHandler):
+    """The methods that the generated add_..._to_server functions would add to a server.
+
+    Each is served as a stream, which looks the same from outside: gRPC calls a handler with one request only
+    once it is there, and waits for it as long as its caller likes.
+
+    Guarantee: no method is reached that `check` refuses, and its caller is told before a request is read. A
+    request that is no protobuf is refused as MALFORMED; gRPC by itself answers UNKNOWN, and logs a traceback.
+    """
+
+    def __init__(self, check: Check, limits: ConnectionLimits) -> None:
+        self._added: list[grpc.GenericRpcHandler] = []
+        self._check = check
+        self.silent = SilentStreams(limits)
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        """Take a service's handlers."""
+        self._added.extend(handlers)
+
+    def add_registered_method_handlers(self, _service: str, _handlers: dict[str, Any]) -> None:
+        """Do nothing: the generic handlers serve the same methods, also on servers without this shortcut."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """See grpc.GenericRpcHandler."""
+        found: list[Any] = [each.service(handler_call_details) for each in self._added]
+        method = next(filter(None, found), None)
+        if method is None:
+            return None
+        path = str(handler_call_details.method)
+
+        async def answer(_: object, context: Context) -> None:
+            wire = GrpcServerStream(context, None)
+            with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+                request = await self._read(path, method, context, wire)
+                if method.response_streaming:
+                    async for response in method.unary_stream(request, context):
+                        await wire.write(method.response_serializer(response))
+                else:
+                    response = await method.unary_unary(request, context)
+                    await wire.write(method.response_serializer(response))
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    async def _read(self, path: str, method: Any, context: Context, wire: GrpcServerStream) -> Any:
+        try:
+            self._check(context, path)
+            return _request(method, await self.silent.first(wire.read, "request"))
+        except (RefusedError, MalformedError) as error:
+            log_refusal(wire.peer, error)
+            await wire.refuse(error)
+
+
+def _request(method: Any, data: bytes | None) -> Any:
+    if data is None:
+        raise MalformedError("a call without a request")
+    try:
+        return method.request_deserializer(data)
+    except DecodeError as error:
+        problem = f"{len(data)} bytes are not a request of this method: {error}"
+        raise MalformedError(problem) from error

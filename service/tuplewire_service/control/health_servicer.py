@@ -11,16 +11,20 @@ import grpc
 
 from tuplewire.wire import health_pb2
 from tuplewire.wire.health_pb2_grpc import HealthServicer as Servicer
-from tuplewire_service.worker.status import WorkerState
 from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_snapshot import WorkerState
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
 
 READINESS = ""
 LIVENESS = "liveness"
+_MOST_WATCHERS = 1000
+"""Nobody has to show a token to watch."""
 
 
+# ruff: noqa: N802 - methods have the wire's names
 class HealthServicer(Servicer):
     """Serves grpc.health.v1.Health for one worker; all methods run on its event loop.
 
@@ -46,9 +50,7 @@ class HealthServicer(Servicer):
             async with asyncio.timeout(timeout):
                 await self._ended.wait()
 
-    async def Check(  # noqa: N802 - the wire's name
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> Response:
+    async def Check(self, request: Request, context: Context) -> Response:
         """Return the state now."""
         status = self._status(request.service)
         if status == Response.SERVICE_UNKNOWN:
@@ -58,10 +60,13 @@ class HealthServicer(Servicer):
             )
         return Response(status=status)
 
-    async def Watch(  # noqa: N802 - the wire's name
-        self, request: health_pb2.HealthCheckRequest, context: Context
-    ) -> AsyncIterator[Response]:
+    async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
         """Yield the state now, and again whenever it changes, until the worker drains."""
+        if len(self._watchers) >= _MOST_WATCHERS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_MOST_WATCHERS} watch the health of this worker already; call Check instead",
+            )
         changed = asyncio.Event()
         self._watchers.add(changed)
         context.add_done_callback(lambda _: self._closed(changed))  # type: ignore[arg-type]  # stub

@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 import heapq
+from functools import cache
 from operator import itemgetter
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 import tuplewire
-from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.wire import control_pb2
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
-from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
+from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
 
 _MOST_BLOCKING = 10
-_STATES = {
-    WorkerState.STARTING: control_pb2.WORKER_STATE_STARTING,
-    WorkerState.READY: control_pb2.WORKER_STATE_READY,
-    WorkerState.DRAINING: control_pb2.WORKER_STATE_DRAINING,
-    WorkerState.STOPPED: control_pb2.WORKER_STATE_STOPPED,
-}
+
+_Message = TypeVar("_Message", bound=Message)
 
 
-def assignment_to_wire(assignment: Assignment) -> control_pb2.Assignment:
-    """Return the assignment as it travels."""
-    return control_pb2.Assignment(
-        version=assignment.version,
-        topology=assignment.topology,
-        workers=[
-            control_pb2.AssignedWorker(
-                worker_id=worker.worker_id,
-                address=worker.address,
-                tasks=worker.tasks,
-                node=worker.node,
-                peer_address=worker.peer_address,
-            )
-            for worker in assignment.workers
-        ],
+def _filled(kind: type[_Message], value: object, **further: Any) -> _Message:
+    """Return a message whose fields are a value's attributes by the same names, but for further ones."""
+    return kind(
+        **{name: getattr(value, name) for name in _names(kind.DESCRIPTOR) if name not in further}, **further
     )
 
 
-def assignment_from_wire(assignment: control_pb2.Assignment) -> Assignment:
+@cache
+def _names(descriptor: Descriptor) -> tuple[str, ...]:
+    return tuple(descriptor.fields_by_name)
+
+
+def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
+    """Return the assignment as it travels."""
+    workers = [_filled(pb.AssignedWorker, worker) for worker in assignment.workers]
+    return _filled(pb.Assignment, assignment, workers=workers)
+
+
+def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
     """Read an assignment; ConfigError or InvalidTaskError when it does not hold together."""
     return Assignment(
         version=assignment.version,
@@ -52,39 +52,29 @@ def assignment_from_wire(assignment: control_pb2.Assignment) -> Assignment:
     )
 
 
-def ledger_to_wire(ledger: LedgerSnapshot) -> control_pb2.Ledger:
-    """Return the balance as it travels."""
-    return control_pb2.Ledger(
-        accepted=ledger.accepted,
-        acknowledged=ledger.acknowledged,
-        dropped=ledger.dropped,
-        pending=ledger.pending,
-    )
-
-
-def status_to_wire(snapshot: WorkerSnapshot) -> control_pb2.GetStatusResponse:
+def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
     """Return the snapshot as it travels."""
-    return control_pb2.GetStatusResponse(
-        worker_id=snapshot.worker_id,
-        incarnation=snapshot.incarnation,
-        topology=snapshot.topology,
+    timings = snapshot.timings
+    blocking = heapq.nlargest(_MOST_BLOCKING, timings.blocking_seconds.items(), key=itemgetter(1))
+    return _filled(
+        pb.GetStatusResponse,
+        snapshot,
         version=tuplewire.__version__,
-        state=_STATES[snapshot.state],
-        assignment_version=snapshot.assignment_version,
+        state=pb.WorkerState.Value(f"WORKER_STATE_{snapshot.state.name}"),
         newest_assignment_version=snapshot.newest_version,
-        ledger=ledger_to_wire(snapshot.ledger),
+        ledger=_filled(pb.Ledger, snapshot.ledger),
         peers=[
-            control_pb2.PeerStatus(
-                address=peer.address,
-                connected=peer.connected,
-                ledger=ledger_to_wire(peer.statistics.ledger),
+            _filled(
+                pb.PeerStatus,
+                peer,
+                ledger=_filled(pb.Ledger, peer.statistics.ledger),
                 reconnects=peer.statistics.reconnects,
                 congested=sorted(peer.congested),
             )
             for peer in snapshot.peers
         ],
-        tasks=[
-            control_pb2.TaskStatus(
+        tasks=[  # there may be 10,000
+            pb.TaskStatus(
                 task=task.task,
                 queued_messages=task.queued_messages,
                 queued_bytes=task.queued_bytes,
@@ -94,21 +84,7 @@ def status_to_wire(snapshot: WorkerSnapshot) -> control_pb2.GetStatusResponse:
             )
             for task in snapshot.tasks
         ],
-        received=[
-            control_pb2.ReceiveCount(
-                source=count.source, messages=count.messages, batches=count.batches, bytes=count.bytes
-            )
-            for count in snapshot.received
-        ],
-        addresses=snapshot.addresses,
-        peer_addresses=snapshot.peer_addresses,
-        moving_tasks=snapshot.moving_tasks,
-        not_ready_because=snapshot.not_ready_because,
-        state_seconds=snapshot.timings.state_seconds,
-        blocking=[
-            control_pb2.Blocking(task=task, where=where, seconds=seconds)
-            for (task, where), seconds in heapq.nlargest(
-                _MOST_BLOCKING, snapshot.timings.blocking_seconds.items(), key=itemgetter(1)
-            )
-        ],
+        received=[_filled(pb.ReceiveCount, count) for count in snapshot.servers.received],
+        state_seconds=timings.state_seconds,
+        blocking=[pb.Blocking(task=task, where=where, seconds=took) for (task, where), took in blocking],
     )

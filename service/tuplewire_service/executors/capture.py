@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
@@ -15,8 +16,7 @@ from tuplewire.errors import TopologyError
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.component import Spout
 from tuplewire.topology.description import ComponentKind, Topology
-from tuplewire.topology.streams import DEFAULT_STREAM, Stream
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.tuples import DEFAULT_STREAM, Stream, Tuple
 
 
 class FeederSpout(Spout):
@@ -31,42 +31,28 @@ class FeederSpout(Spout):
         self.failed: list[Any] = []
         self._feed: deque[tuple[str, Sequence[Any], Any]] = deque()
 
-    def __deepcopy__(self, memo: object) -> _Feeding:
-        return _Feeding(self)
+    def __deepcopy__(self, memo: object) -> Self:
+        return copy(self)  # with the same feed
 
     def feed(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
         """Have a tuple emitted; from any thread."""
         self._feed.append((stream, values, message_id))
 
-    def take(self) -> tuple[str, Sequence[Any], Any] | None:
-        """Return what is to be emitted next; None when there is nothing."""
+    def next_tuple(self) -> None:
+        """Emit what comes next, if there is something."""
         try:
-            return self._feed.popleft()
+            stream, values, message_id = self._feed.popleft()
         except IndexError:
-            return None
-
-    def next_tuple(self) -> None:
-        """Never called: each task has a copy, which emits."""
-        raise TopologyError("a FeederSpout runs in a topology only")
-
-
-class _Feeding(Spout):
-    """What a task of a FeederSpout runs."""
-
-    def __init__(self, feeder: FeederSpout) -> None:
-        self._feeder = feeder
-
-    def next_tuple(self) -> None:
-        fed = self._feeder.take()
-        if fed is not None:
-            stream, values, message_id = fed
-            self.collector.emit(values, stream=stream, message_id=message_id)
+            return
+        self.collector.emit(values, stream=stream, message_id=message_id)
 
     def ack(self, message_id: Any) -> None:
-        self._feeder.acked.append(message_id)
+        """Note it."""
+        self.acked.append(message_id)
 
     def fail(self, message_id: Any) -> None:
-        self._feeder.failed.append(message_id)
+        """Note it."""
+        self.failed.append(message_id)
 
 
 class FixedTupleSpout(Spout):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Container, Sequence
 
 from tuplewire.config import AckMode
-from tuplewire.errors import ClosedError, RefusedError
+from tuplewire.connection.log_rate import LogRate
+from tuplewire.errors import ClosedError
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.worker.router import Router
@@ -38,7 +38,8 @@ class Entrance:
 
     In the mode `processed` what was sent is kept until it is executed, and sent again should a worker die.
     free: tasks to which nobody waits. messages, batches, size_bytes: what has entered. refused: what the
-    router did not take, by the error's code.
+    router did not take, by the error's code. pending: messages that were sent, and are neither released nor
+    refused.
     """
 
     source = "executors"
@@ -62,17 +63,11 @@ class Entrance:
         self._changed = threading.Condition()
         self._tasks: dict[int, _Outstanding] = {}
         self._blocked: dict[int, None] = {}
-        self._unsaid: Counter[int] = Counter()
-        self._said: dict[int, float] = {}
-        self._pending = 0
+        self._log_rate = LogRate()
+        self.pending = 0
         self._gathered: list[TaskGroup] = []
         self._scheduled = False
         self._closed = False
-
-    @property
-    def pending(self) -> int:
-        """Messages that were sent, and are neither released nor refused."""
-        return self._pending
 
     @property
     def gathered(self) -> bool:
@@ -101,7 +96,7 @@ class Entrance:
                     raise ClosedError("the link to the worker is closed")
                 task.messages += len(group)
                 task.size_bytes += len(group.data)
-                self._pending += len(group)
+                self.pending += len(group)
                 self._gathered.append(group)
             self._hand_over()
 
@@ -151,19 +146,10 @@ class Entrance:
         self._router.recv(batch)
         for group, error in batch.refusals:
             self.refused[error.code] += len(group)
-            self._unsaid[group.task] += len(group)
             self.release(group.task, len(group), len(group.data))
-            self._say(group.task, error)
-
-    def _say(self, task: int, error: RefusedError) -> None:
-        """Log what was refused for a task since the last time, once a minute."""
-        now = time.monotonic()
-        if now >= self._said.get(task, -math.inf) + _SAY_AGAIN_SECONDS:
-            self._said[task] = now
-            messages = self._unsaid.pop(task)
-            logger.warning(
-                "messages.refused", extra={"task": task, "messages": messages, "reason": str(error)}
-            )
+            if messages := self._log_rate.due(group.task, len(group)):
+                extra = {"task": group.task, "messages": messages, "reason": str(error)}
+                logger.warning("messages.refused", extra=extra)
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
@@ -171,7 +157,7 @@ class Entrance:
             outstanding = self._tasks[task]
             outstanding.messages -= messages
             outstanding.size_bytes -= size_bytes
-            self._pending -= messages
+            self.pending -= messages
             if outstanding.waiting:
                 self._changed.notify_all()
             if not outstanding.messages and not outstanding.waiting:

@@ -6,8 +6,9 @@ queues and threads are told by executor. So there are as many series as a topolo
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -17,39 +18,101 @@ from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.statistics import Counts, ExecutorStatistics, Latency
 
 _PREFIX = "tuplewire_"
-_SOURCED = ("component", "source", "stream")
 
-_OWN_STREAMS: Sequence[tuple[str, str, Callable[[Counts], Iterable[tuple[str, int]]]]] = [
-    (
-        "emitted_tuples",
+_Snapshot = TypeVar("_Snapshot", bound=ExecutorStatistics | ExecutorBeat)
+_Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Labels beside the component, and a number."""
+_Table = Mapping[str, tuple[str, Callable[[_Snapshot], _Samples]]]
+
+
+def _told(each: ExecutorStatistics | ExecutorBeat, value: float) -> _Samples:
+    """Return a sample of its own for an executor."""
+    return [((f"{each.tasks[0]}-{each.tasks[-1]}",), value)]
+
+
+_BY_STREAM: _Table[ExecutorStatistics] = {
+    "emitted_tuples": (
         "Tuples that a component emitted, by its stream. Storm: __emit-count.",
-        lambda counts: counts.emitted_by.items(),
+        lambda each: [((stream,), count) for stream, count in each.counts.emitted_by.items()],
     ),
-    (
-        "transferred_tuples",
+    "transferred_tuples": (
         "Copies of what a component emitted, one for each task that gets one. Storm: __transfer-count.",
-        lambda counts: counts.transferred_by.items(),
+        lambda each: [((stream,), count) for stream, count in each.counts.transferred_by.items()],
     ),
-]
-
-_SOURCE_STREAMS: Sequence[tuple[str, str, Callable[[Counts], Iterable[tuple[tuple[str, str], int]]]]] = [
-    (
-        "executed_tuples",
+}
+_BY_SOURCE: _Table[ExecutorStatistics] = {
+    "executed_tuples": (
         "Tuples that a component executed, by who emitted them. Storm: __execute-count.",
-        lambda counts: counts.executed_by.items(),
+        lambda each: each.counts.executed_by.items(),
     ),
-    (
-        "acked_tuples",
+    "acked_tuples": (
         "Tuples that a bolt acked, or that a spout was told are processed. Storm: __ack-count.",
-        lambda counts: counts.acked_by.items(),
+        lambda each: each.counts.acked_by.items(),
     ),
-    (
-        "failed_tuples",
+    "failed_tuples": (
         "Tuples that a bolt failed, or that a spout was told have failed. Storm: __fail-count.",
-        lambda counts: counts.failed_by.items(),
+        lambda each: each.counts.failed_by.items(),
     ),
-]
-
+}
+_BY_COMPONENT: _Table[ExecutorStatistics] = {
+    "task_errors": (
+        "Errors that tasks raised or reported.",
+        lambda each: [((), each.counts.errors)],
+    ),
+    "sending_seconds": (
+        "Time until what was emitted had found room. Storm, of spouts: __skipped-backpressure-ms.",
+        lambda each: [((), each.counts.sending_seconds)],
+    ),
+}
+_PENDING: _Table[ExecutorStatistics] = {
+    "spout_pending_tuples": ("Tuples of a spout that are on the way.", lambda each: [((), each.pending)]),
+}
+_QUEUES: _Table[ExecutorStatistics] = {
+    "receive_queue_tuples": (
+        "Tuples in an executor's queue. Storm: __receive-population.",
+        lambda each: _told(each, each.queue.population),
+    ),
+    "receive_queue_capacity_tuples": (
+        "Bound of an executor's queue. Storm: __receive-capacity.",
+        lambda each: _told(each, each.queue.capacity),
+    ),
+    "receive_queue_fill_ratio": (
+        "How full an executor's queue is, 0 to 1. Storm: __receive-pct_full.",
+        lambda each: _told(each, each.queue.fill),
+    ),
+    "receive_queue_overflow_tuples": (
+        "Tuples in an executor's queue over its bound. Storm: __receive-overflow.",
+        lambda each: _told(each, each.queue.overflow),
+    ),
+    "receive_queue_arrivals_per_second": (
+        "Tuples that arrive in an executor's queue, over ten seconds. Storm: __receive-arrival_rate_secs.",
+        lambda each: _told(each, each.queue.arrival_rate),
+    ),
+    "receive_queue_sojourn_seconds": (
+        "How long a tuple waits in an executor's queue. Storm: __receive-sojourn_time_ms.",
+        lambda each: _told(each, each.queue.sojourn_seconds),
+    ),
+}
+_ARRIVED: _Table[ExecutorStatistics] = {
+    "receive_queue_arrived_tuples": (
+        "Tuples that have arrived in an executor's queue.",
+        lambda each: _told(each, each.queue.arrived),
+    ),
+}
+_BEATS: _Table[ExecutorBeat] = {
+    "executor_call_seconds": (
+        "For how long an executor has been in one call of a spout or bolt, at the last heartbeat.",
+        lambda each: _told(each, each.call_seconds),
+    ),
+    "executor_loop_age_seconds": (
+        "How long before the last heartbeat an executor's loop had begun anew.",
+        lambda each: _told(each, each.turned_seconds),
+    ),
+    "executor_stuck": (
+        "1 while that call takes longer than nimbus.task.timeout.secs, else 0.",
+        lambda each: _told(each, each.stuck),
+    ),
+}
 _LATENCIES: Sequence[tuple[str, str, Callable[[Counts], Latency]]] = [
     (
         "execute_latency_seconds",
@@ -65,66 +128,6 @@ _LATENCIES: Sequence[tuple[str, str, Callable[[Counts], Latency]]] = [
         "complete_latency_seconds",
         "Time from a spout's emit until it is told that the tuple is processed. Storm: __complete-latency.",
         lambda counts: counts.complete,
-    ),
-]
-
-_TOTALS: Sequence[tuple[str, str, Callable[[Counts], float]]] = [
-    ("task_errors", "Errors that tasks raised or reported.", lambda counts: counts.errors),
-    (
-        "sending_seconds",
-        "Time until what was emitted had found room. Storm, of spouts: __skipped-backpressure-ms.",
-        lambda counts: counts.sending_seconds,
-    ),
-]
-
-_QUEUE_GAUGES: Sequence[tuple[str, str, Callable[[ExecutorStatistics], float]]] = [
-    (
-        "receive_queue_tuples",
-        "Tuples in an executor's queue. Storm: __receive-population.",
-        lambda executor: executor.queue.population,
-    ),
-    (
-        "receive_queue_capacity_tuples",
-        "Bound of an executor's queue. Storm: __receive-capacity.",
-        lambda executor: executor.queue.capacity,
-    ),
-    (
-        "receive_queue_fill_ratio",
-        "How full an executor's queue is, 0 to 1. Storm: __receive-pct_full.",
-        lambda executor: executor.queue.fill,
-    ),
-    (
-        "receive_queue_overflow_tuples",
-        "Tuples in an executor's queue over its bound. Storm: __receive-overflow.",
-        lambda executor: executor.queue.overflow,
-    ),
-    (
-        "receive_queue_arrivals_per_second",
-        "Tuples that arrive in an executor's queue, over ten seconds. Storm: __receive-arrival_rate_secs.",
-        lambda executor: executor.queue.arrival_rate,
-    ),
-    (
-        "receive_queue_sojourn_seconds",
-        "How long a tuple waits in an executor's queue. Storm: __receive-sojourn_time_ms.",
-        lambda executor: executor.queue.sojourn_seconds,
-    ),
-]
-
-_BEAT_GAUGES: Sequence[tuple[str, str, Callable[[ExecutorBeat], float]]] = [
-    (
-        "executor_call_seconds",
-        "For how long an executor has been in one call of a spout or bolt, at the last heartbeat.",
-        lambda beat: beat.call_seconds,
-    ),
-    (
-        "executor_loop_age_seconds",
-        "How long before the last heartbeat an executor's loop had begun anew.",
-        lambda beat: beat.turned_seconds,
-    ),
-    (
-        "executor_stuck",
-        "1 while that call takes longer than nimbus.task.timeout.secs, else 0.",
-        lambda beat: beat.stuck,
     ),
 ]
 
@@ -146,75 +149,40 @@ class ExecutorCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family, all of them from one look at the executors."""
         statistics = self._statistics()
-        yield from _counts(statistics)
-        yield from _queues(statistics)
-        for name, text, value in _BEAT_GAUGES:
-            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=["component", "executor"])
-            for beat in self._beats():
-                gauge.add_metric([beat.component, _name(beat.tasks)], float(value(beat)))
-            yield gauge
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
+        yield from _families(counter, _BY_STREAM, statistics, "stream")
+        yield from _families(counter, _BY_SOURCE, statistics, "source", "stream")
+        yield from _latencies(statistics)
+        yield from _families(counter, _BY_COMPONENT, statistics)
+        yield from _families(gauge, _PENDING, statistics)
+        yield from _families(gauge, _QUEUES, statistics, "executor")
+        yield from _families(counter, _ARRIVED, statistics, "executor")
+        yield from _families(gauge, _BEATS, self._beats(), "executor")
 
 
-def _counts(statistics: Sequence[ExecutorStatistics]) -> Iterator[Metric]:
-    for name, text, own in _OWN_STREAMS:
-        sums: Counter[tuple[str, ...]] = Counter()
-        for executor in statistics:
-            for stream, count in own(executor.counts):
-                sums[executor.component, stream] += count
-        yield _counter(name, text, ("component", "stream"), sums)
-    for name, text, sourced in _SOURCE_STREAMS:
-        sums = Counter()
-        for executor in statistics:
-            for (source, stream), count in sourced(executor.counts):
-                sums[executor.component, source, stream] += count
-        yield _counter(name, text, _SOURCED, sums)
-    components = sorted({executor.component for executor in statistics})
+def _families(
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    table: _Table[_Snapshot],
+    snapshots: Sequence[_Snapshot],
+    *labels: str,
+) -> Iterator[Metric]:
+    for name, (text, samples) in table.items():
+        sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for each in snapshots:
+            for own, number in samples(each):
+                sums[each.component, *own] += number
+        family = kind(_PREFIX + name, text, labels=["component", *labels])
+        for values, total in sorted(sums.items()):
+            family.add_metric(values, total)
+        yield family
+
+
+def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[Metric]:
     for name, text, latency_of in _LATENCIES:
         summary = SummaryMetricFamily(_PREFIX + name, text, labels=["component"])
-        for component in components:
+        for component in sorted({executor.component for executor in statistics}):
             timed = [latency_of(each.counts) for each in statistics if each.component == component]
             count, seconds = sum(each.count for each in timed), sum(each.seconds for each in timed)
             if count:  # a bolt completes nothing, and a spout executes nothing
                 summary.add_metric([component], count, seconds)
         yield summary
-    for name, text, total in _TOTALS:
-        counter = CounterMetricFamily(_PREFIX + name, text, labels=["component"])
-        for component in components:
-            totals = (total(each.counts) for each in statistics if each.component == component)
-            counter.add_metric([component], sum(totals))
-        yield counter
-    pending = GaugeMetricFamily(
-        f"{_PREFIX}spout_pending_tuples", "Tuples of a spout that are on the way.", labels=["component"]
-    )
-    for component in components:
-        on_the_way = (each.pending for each in statistics if each.component == component)
-        pending.add_metric([component], sum(on_the_way))
-    yield pending
-
-
-def _counter(name: str, text: str, labels: Sequence[str], sums: Counter[tuple[str, ...]]) -> Metric:
-    counter = CounterMetricFamily(_PREFIX + name, text, labels=labels)
-    for values, count in sorted(sums.items()):
-        counter.add_metric(values, count)
-    return counter
-
-
-def _queues(statistics: Iterable[ExecutorStatistics]) -> Iterator[Metric]:
-    labels = ["component", "executor"]
-    for name, text, value in _QUEUE_GAUGES:
-        gauge = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
-        for executor in statistics:
-            gauge.add_metric([executor.component, _name(executor.tasks)], value(executor))
-        yield gauge
-    arrived = CounterMetricFamily(
-        f"{_PREFIX}receive_queue_arrived_tuples",
-        "Tuples that have arrived in an executor's queue.",
-        labels=labels,
-    )
-    for executor in statistics:
-        arrived.add_metric([executor.component, _name(executor.tasks)], executor.queue.arrived)
-    yield arrived
-
-
-def _name(tasks: range) -> str:
-    return f"{tasks[0]}-{tasks[-1]}"

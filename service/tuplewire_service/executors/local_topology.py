@@ -14,8 +14,8 @@ from typing import Any
 from tuplewire.errors import ClosedError, TopologyError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acking.acker import Acker, Root
+from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.description import Topology, shares_of
-from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.running.executor import Executor
 from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.receive_queue import AddressedTuples
@@ -25,7 +25,7 @@ from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.local_worker import HostedWorker, LocalWorker, assignment_of, rests
 from tuplewire_service.messaging.factory import TransportFactory
-from tuplewire_service.process.program_settings import transport_settings_in
+from tuplewire_service.process.config_sources import transport_settings_in
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class LocalTopology:
 
     captured: all that its components emitted and received; only what some emitted, where these are named
     to be collected.
-    errors, dead_letters: the last thousand of each. topology: what runs.
+    errors, dead_letters: the last thousand of each. topology: what runs. timer: of simulated time, if any.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalTopology:
         self.errors: deque[TaskError] = deque(maxlen=_REMEMBERED)
         self.dead_letters: deque[DeadLetter] = deque(maxlen=_REMEMBERED)
         self._conf = conf
-        self._timer = timer
+        self.timer = timer
         self._active = False
         self._moved = threading.Condition()
         self._changing = threading.RLock()
@@ -104,7 +104,7 @@ class LocalTopology:
             self._moved,
             topology_id=self.name,
             conf=self._conf,
-            timer=self._timer,
+            timer=self.timer,
             acker=self._acker,
             error=self.errors.append,
             dead_letter=self.dead_letters.append,
@@ -125,7 +125,7 @@ class LocalTopology:
     def _tell(self, column: AddressedTuples) -> None:
         worker = self._worker_of[column.task]
         try:
-            worker.executors.tell(column)
+            worker.transfer.tell(column)
         except ClosedError:
             if not worker.dead:
                 raise
@@ -136,7 +136,7 @@ class LocalTopology:
         """Open every task, then have the spouts asked; the TaskError of what cannot be opened."""
         try:
             for worker in self._workers:
-                worker.executors.start()
+                worker.start()
         except BaseException:
             self.close(0.0)
             raise
@@ -147,14 +147,14 @@ class LocalTopology:
         with self._changing:
             self._active = True
             for worker in self._workers:
-                worker.executors.activate()
+                worker.activate()
 
     def deactivate(self) -> None:
         """Have them asked no longer; what is on the way goes on. Source: Storm's `deactivate`."""
         with self._changing:
             self._active = False
             for worker in self._workers:
-                worker.executors.deactivate()
+                worker.deactivate()
 
     def wait(self, timeout: float = WAIT_SECONDS) -> None:
         """Wait until nothing is left to do: no tuple is on the way, and no spout has another now.
@@ -181,7 +181,7 @@ class LocalTopology:
             while True:
                 for worker in self._living():
                     if worker not in epochs:
-                        epochs[worker] = worker.executors.idle.new_epoch()
+                        epochs[worker] = worker.idle.new_epoch()
                 if self.failure is not None or (self._changes <= changes and rests(epochs)):
                     return True
                 left = deadline - time.monotonic()
@@ -196,21 +196,21 @@ class LocalTopology:
         """
         self.wait(timeout)
         for worker in self._living():
-            worker.executors.tick()
+            worker.tick()
         self.wait(timeout)
         return self.captured
 
     @property
     def failure(self) -> TuplewireError | None:
         """The error by which it has failed, if it has."""
-        failures = (worker.executors.failure for worker in self._living())
+        failures = (worker.failure for worker in self._living())
         return next((failure for failure in failures if failure is not None), None)
 
     def status(self) -> TopologyStatus:
         """Return a snapshot."""
         state = "FAILED" if self.failure is not None else "ACTIVE" if self._active else "INACTIVE"
         return TopologyStatus(
-            self.name, state, [each for worker in self._workers for each in worker.executors.statistics()]
+            self.name, state, [each for worker in self._workers for each in worker.statistics()]
         )
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
@@ -223,7 +223,7 @@ class LocalTopology:
 
     def beats(self) -> list[ExecutorBeat]:
         """Return what every executor was doing at its worker's last heartbeat."""
-        return [beat for worker in self._living() for beat in worker.executors.heartbeat.executors]
+        return [beat for worker in self._living() for beat in worker.heartbeat.executors]
 
     def close(self, timeout: float = KILL_SECONDS) -> None:
         """Deactivate it, let what is on the way finish, at most so many seconds, and end every worker.
@@ -234,8 +234,8 @@ class LocalTopology:
         self.deactivate()
         self._wait_idle(timeout)
         with self._stack:
-            if self._timer is not None:
-                self._stack.callback(self._timer.close)
+            if self.timer is not None:
+                self._stack.callback(self.timer.close)
             for worker in self._workers:
                 rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
                 self._stack.callback(worker.close, rest)
@@ -243,11 +243,6 @@ class LocalTopology:
                 self._stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
 
     # --- what happens to workers ------------------------------------------------------------------------
-
-    @property
-    def n_workers(self) -> int:
-        """How many workers share the tasks out."""
-        return len(self._workers)
 
     def worker_of(self, task: int) -> int:
         """Return the number, from 0, of the worker that has a task; TopologyError for an unknown task."""
@@ -274,9 +269,9 @@ class LocalTopology:
                 return
             source.remove(tasks, timeout)
             self._settle(tasks)
-            target.make_room(tasks)
+            target.tasks |= frozenset(tasks)
             self._assign()
-            target.executors.add(tasks)
+            target.add(tasks)
 
     def kill_worker(self, worker: int, timeout: float = WAIT_SECONDS) -> None:
         """End a worker as in a crash, then start it anew, as Storm's supervisor does; tuples flow meanwhile.
@@ -298,7 +293,7 @@ class LocalTopology:
                 self._settle(())
                 self._workers[worker] = self._make_worker(worker, dead.tasks)
                 self._assign()
-                self._workers[worker].executors.start()
+                self._workers[worker].start()
 
     def _worker(self, number: int) -> LocalWorker:
         if not 0 <= number < len(self._workers):
@@ -314,8 +309,8 @@ class LocalTopology:
         self._changes += 1
         with contextlib.ExitStack() as stack:
             for worker in self._living():
-                worker.executors.pause()
-                stack.callback(worker.executors.resume)
+                worker.pause()
+                stack.callback(worker.resume)
             stack.callback(self._go_on)
             self._rest(timeout, self._changes)
             yield
@@ -334,6 +329,6 @@ class LocalTopology:
         spouts = dead.union(gone)
         held: Counter[Root] = Counter()
         for worker in self._living():
-            for bolt in worker.executors.bolts:
+            for bolt in worker.bolts:
                 held += bolt.held(spouts)
         self._acker.lose(held, spouts)

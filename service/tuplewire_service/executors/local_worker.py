@@ -13,12 +13,12 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.executor import Executor
 from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.idle import IdleWatch
+from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.process.program_settings import settings_in, transport_settings_in
+from tuplewire_service.process.config_sources import settings_in, transport_settings_in
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.worker import Worker
@@ -38,11 +38,11 @@ class HostedWorker:
     def __init__(self, worker_id: str, topology_id: str, topology: Topology, conf: Mapping[str, Any]) -> None:
         given = settings_in(conf, of_processes=False)
         config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology_id})
-        settings, incarnation = config.worker_settings(), time.time_ns()
-        transport = TransportSettings(**of_transport(settings, incarnation))
+        incarnation = time.time_ns()
+        transport = TransportSettings(**of_transport(config, incarnation))
         self._loop = messaging_loop()
         self._context = TransportFactory.make_context({**transport_settings_in(conf), **transport.conf()})
-        self.worker = self._loop.call(lambda: Worker(settings, self._context, incarnation))
+        self.worker = self._loop.call(lambda: Worker(config, self._context, incarnation))
         self._loop.run(self.worker.start(0))
         self.port = int(self.worker.servers.addresses[0].rpartition(":")[2])
         self.link = WorkerLink(self.worker, self._loop, topology, TopologySettings.from_conf(conf))
@@ -80,11 +80,11 @@ class HostedWorker:
         self._context.term()
 
 
-class LocalWorker:
-    """Some tasks of a topology. Source: Storm's `Worker`, as its `LocalContainer` runs it.
+class LocalWorker(ExecutorWorker):
+    """Executors, and the worker around them. Source: Storm's `Worker`, as its `LocalContainer` runs it.
 
-    hosted: the worker around the executors; None for one that is alone. moved: see IdleWatch. settings:
-    further arguments of ExecutorWorker. dead: whether it was killed.
+    hosted: that worker; None for executors that are alone. moved: see IdleWatch. settings: further arguments
+    of ExecutorWorker. dead: whether it was killed.
     """
 
     def __init__(
@@ -95,62 +95,42 @@ class LocalWorker:
         moved: threading.Condition,
         **settings: Any,
     ) -> None:
-        self.tasks = frozenset(tasks)
         self.dead = False
         self.hosted = hosted
-        link = None if hosted is None else hosted.link
+        if hosted is None:
+            super().__init__(topology, tasks, idle=IdleWatch(moved), **settings)
+            return
         try:
-            self.executors = ExecutorWorker(
-                topology,
-                tasks,
-                link=link,
-                idle=IdleWatch(moved),
-                port=0 if hosted is None else hosted.port,
-                **settings,
+            super().__init__(
+                topology, tasks, link=hosted.link, idle=IdleWatch(moved), port=hosted.port, **settings
             )
         except BaseException:
-            if hosted is not None:
-                hosted.abort()
+            hosted.abort()
             raise
-        if link is not None:
-            link.executors = self.executors
+        hosted.link.executors = self
 
     @property
     def pending(self) -> int:
         """Messages that are on the way to other workers."""
         return 0 if self.hosted is None else self.hosted.link.pending
 
-    @property
-    def begun(self) -> int:
-        """Everything that has ever begun here: the same twice means that nothing has in between."""
-        return self.executors.idle.begun
-
     def assign(self, assignment: Assignment, dead: Collection[tuple[str, str]]) -> None:
         """Send to other workers, and take, by an assignment."""
         if self.hosted is not None and not self.dead:
             self.hosted.assign(assignment, dead)
 
-    def remove(self, tasks: range, timeout: float) -> None:
-        """End an executor; see ExecutorWorker.remove."""
-        self.executors.remove(tasks, timeout)
-        self.tasks = self.tasks.difference(tasks)
-
-    def make_room(self, tasks: range) -> None:
-        """Note that an executor is about to come."""
-        self.tasks = self.tasks.union(tasks)
-
     def kill(self, timeout: float) -> list[Executor[Any]]:
         """End it as if its process were killed; see ExecutorWorker.kill."""
         self.dead = True
-        left = self.executors.kill(0.0)
+        left = super().kill(0.0)
         if self.hosted is not None:
             self.hosted.abort()
         return [executor for executor in left if not executor.join(timeout)]
 
-    def close(self, timeout: float) -> None:
-        """End it in good order."""
+    def close(self, timeout: float = 10.0) -> None:
+        """End it in good order; see ExecutorWorker.close."""
         try:
-            self.executors.close(timeout)
+            super().close(timeout)
         finally:
             if self.hosted is not None and not self.dead:
                 self.hosted.close(timeout)
@@ -176,9 +156,9 @@ def rests(epochs: Mapping[LocalWorker, int]) -> bool:
     other; that nothing has begun anywhere meanwhile says that what was seen of each still holds for all.
     """
     living = [(worker, epoch) for worker, epoch in epochs.items() if not worker.dead]
-    before = [worker.begun for worker, _ in living]
+    before = [worker.idle.begun for worker, _ in living]
     return (
-        all(worker.executors.idle.empty and worker.executors.at_rest(epoch) for worker, epoch in living)
+        all(worker.idle.empty and worker.at_rest(epoch) for worker, epoch in living)
         and not any(worker.pending for worker, _ in living)
-        and before == [worker.begun for worker, _ in living]
+        and before == [worker.idle.begun for worker, _ in living]
     )

@@ -36,7 +36,9 @@ def load_topology(reference: str) -> Topology:
             f"ending in {SUFFIX}"
         )
     file = Path(module) if module.endswith(".py") else None
-    _look_in(Path.cwd() if file is None else file.parent.resolve())
+    directory = str(Path.cwd() if file is None else file.parent.resolve())
+    if directory not in sys.path:  # look there as well, as Python does for a program that is run there
+        sys.path.append(directory)
     try:
         found = getattr(importlib.import_module(module if file is None else file.stem), name)
     except (ImportError, AttributeError) as error:
@@ -47,24 +49,18 @@ def load_topology(reference: str) -> Topology:
     return topology
 
 
-def _look_in(directory: Path) -> None:
-    """Look for modules there as well, as Python does for a program that is run there."""
-    if str(directory) not in sys.path:
-        sys.path.append(str(directory))
-
-
 def save_topology(topology: Topology, path: Path, user: str | None = None) -> str:
     """Write a topology, with the objects of its components, and return the path as load_topology takes it.
 
     user: whose process is to read it; None: this one's. Only that user can. Raises TopologyError for a
     component that cannot be written, or that the other process could not find.
     """
-    components = [each for each in topology.components.values() if _in_main(each.template)]
-    if components:
-        raise TopologyError(
-            f"the class of {components[0].id!r} is defined in the program that is run: put it into a module "
-            "that can be imported, so that other processes find it"
-        )
+    for each in topology.components.values():
+        if type(getattr(each.template, "bolt", each.template)).__module__ == "__main__":
+            raise TopologyError(
+                f"the class of {each.id!r} is defined in the program that is run: put it into a module "
+                "that can be imported, so that other processes find it"
+            )
     try:
         content = pickle.dumps(topology)
     except Exception as error:
@@ -74,11 +70,6 @@ def save_topology(topology: Topology, path: Path, user: str | None = None) -> st
         ) from error
     write_private(path, content, user)
     return str(path)
-
-
-def _in_main(template: object) -> bool:
-    inner = getattr(template, "bolt", template)
-    return type(inner).__module__ == "__main__"
 
 
 def _unpickle(path: Path) -> Topology:

@@ -17,13 +17,13 @@ from tuplewire.session.consume import Cursor
 from tuplewire.topology.description import ComponentKind, Topology
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import Failed, Link, Receive
-from tuplewire.topology.running.routing import outbound_tasks
+from tuplewire.topology.running.outgoing import outbound_tasks
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.entrance import Entrance
 from tuplewire_service.messaging.base import ReceiveCount, ServerStatistics
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.program import IProgram
+from tuplewire_service.worker.servers import IProgram
 from tuplewire_service.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,6 @@ class WorkerLink(Link, IProgram):
         self._loop.call(subscribe)
 
     def leave(self, tasks: range) -> None:
-        """See Link."""
 
         def unsubscribe() -> None:
             consumer = self._consumers.pop(tasks, None)
@@ -102,7 +101,6 @@ class WorkerLink(Link, IProgram):
 
     @property
     def not_ready(self) -> str:
-        """See Link."""
         return self._loop.call(self._not_connected)
 
     def _not_connected(self) -> str:
@@ -112,7 +110,6 @@ class WorkerLink(Link, IProgram):
         return f"no connection to {', '.join(missing)}" if missing else ""
 
     def loads(self) -> Mapping[int, float]:
-        """See Link."""
         return self._loads
 
     def report(self, loads: Mapping[int, float]) -> None:
@@ -143,12 +140,10 @@ class WorkerLink(Link, IProgram):
 
     @property
     def not_ready_because(self) -> str:
-        """See IProgram."""
         return "the executors are starting" if self.executors is None else self.executors.not_ready
 
     @property
     def busy(self) -> bool:
-        """See IProgram."""
         executors = self.executors
         if executors is None or executors.failure is not None:
             return False
@@ -164,17 +159,14 @@ class WorkerLink(Link, IProgram):
         self.missing = missing
 
     def exchange_loads(self, known: Mapping[int, float]) -> Mapping[int, float]:
-        """See IProgram."""
         self._loads = known
         return self._own_loads
 
     @property
     def exhausted(self) -> Collection[int]:
-        """See IProgram."""
         return self._entrance.blocked
 
     def statistics(self) -> ServerStatistics:
-        """See IProgram."""
         entrance = self._entrance
         received = ReceiveCount(entrance.source, entrance.messages, entrance.batches, entrance.size_bytes)
         return ServerStatistics([received], 1, refused_messages=dict(entrance.refused))
@@ -198,6 +190,7 @@ class _Consumer:
         self._finished: deque[TaskGroup] = deque()
         request = SubscribeRequest(
             worker.settings.topology,
+            "",
             f"{worker.settings.worker_id} {tasks[0]}",
             worker.incarnation,
             0,

@@ -1,27 +1,81 @@
-"""The process of one worker, as whoever started it sees it. Source: Storm's `Container` and `Slot`."""
+"""The process of one worker, as whoever started it sees it, and the channel between the two.
+
+Source: Storm's `Container` and `Slot`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from tuplewire.addresses import join_host_port, split_host_port
-from tuplewire.errors import TuplewireError, UnreachableError
+from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
 from tuplewire.processes import Child, Command, LaunchError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.topology.running.heartbeat import ExecutorBeat
-from tuplewire.topology.running.reporting import to_beat, to_report, to_statistics
-from tuplewire.topology.running.statistics import ExecutorStatistics
-from tuplewire.topology.running.termination import Failure, ProcessFailedError, ProcessReport
+from tuplewire.topology.running.heartbeat import ExecutorBeat, to_beat
+from tuplewire.topology.running.statistics import ExecutorStatistics, to_statistics
+from tuplewire.topology.running.termination import Failure, ProcessFailedError, ProcessReport, to_report
+from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.serial.unpacking import FAULTS, read_value
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.channel import Channel, channel_pair
 from tuplewire_service.launching.launch_settings import LaunchSettings
 from tuplewire_service.launching.supervisor import Supervisor
 from tuplewire_service.worker.assignment import Assignment
+
+_MOST_BYTES = 256 * 1024 * 1024
+
+
+class Channel:
+    """One end of a socket pair; used from one thread at a time.
+
+    A message is a kind and values, in the form of a tuple's values (MessagePack), which runs nothing when it
+    is read: the two processes may be of different users. Raises UnreachableError once the other end is gone.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = Connection(descriptor)
+
+    def send(self, kind: str, *values: Any) -> None:
+        """Send a message."""
+        try:
+            self._connection.send_bytes(pack_values([kind, *values]))
+        except OSError as error:
+            raise UnreachableError("the process at the other end of the channel is gone") from error
+
+    def receive(self, timeout: float | None) -> tuple[str, list[Any]] | None:
+        """Return the next message as its kind and values; None when there is none in so many seconds.
+
+        Raises MalformedError for what is no message.
+        """
+        try:
+            if not self._connection.poll(timeout):
+                return None
+            payload = self._connection.recv_bytes(_MOST_BYTES)
+        except (EOFError, OSError) as error:
+            raise UnreachableError("the process at the other end of the channel is gone") from error
+        try:
+            (kind, *values), _ = read_value(payload, 0)
+        except (*FAULTS, TypeError) as error:
+            raise MalformedError(f"{len(payload)} bytes on the channel are no message: {error}") from error
+        if not isinstance(kind, str):
+            raise MalformedError(f"a message on the channel is of the kind {kind!r}")
+        return kind, values
+
+    def close(self) -> None:
+        """End it; does nothing the second time."""
+        self._connection.close()
+
+
+def channel_pair() -> tuple[Channel, socket.socket]:
+    """Return one end, and the socket of the other, for a process to inherit."""
+    ours, theirs = socket.socketpair()
+    return Channel(ours.detach()), theirs
+
 
 _ANSWER_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
@@ -79,7 +133,7 @@ class WorkerProcess:
         """Wait until it has bound its port; LaunchError, with its last words, when it does not."""
         child = child or self._supervisor.child
         try:
-            bound = self._receive("bound", self._settings.start_seconds)
+            _, bound = self._receive("bound", self._settings.start_seconds)
             self.address, self.peer_address, self.metrics_url = bound
             self._port = split_host_port(self.address)[1]
         except UnreachableError as error:
@@ -120,15 +174,17 @@ class WorkerProcess:
                 raise UnreachableError(f"{self.name} has not been started")
             self._channel.send(kind, *values)
 
-    def _receive(self, wanted: str, timeout: float) -> list[Any]:
-        """Return the values of the next message, which is of the kind that is wanted."""
-        kind, values = self._next(timeout)
-        if kind != wanted:
-            raise self._surprise(kind, wanted)
-        return values
+    def _ask(self, kind: str, *values: Any) -> list[Any]:
+        """Send it a message, and return the values of the answer, which is of the same kind."""
+        with self._lock:
+            self.tell(kind, *values)
+            return self._receive(kind, _ANSWER_SECONDS)[1]
 
-    def _next(self, timeout: float) -> tuple[str, list[Any]]:
-        """Return the next message; raises the failure that it tells, and LaunchError where none comes."""
+    def _receive(self, wanted: str, timeout: float, otherwise: str = "") -> tuple[str, list[Any]]:
+        """Return the next message, of the kind that is wanted, or otherwise possible.
+
+        Raises the failure that it tells, and LaunchError where another comes or none.
+        """
         if self._channel is None:
             raise UnreachableError(f"{self.name} has not been started")
         message = self._channel.receive(timeout)
@@ -139,10 +195,11 @@ class WorkerProcess:
         if message[0] == "failed":
             self.failure = ProcessFailedError(self.name, Failure(*message[1]))
             raise self.failure
+        if message[0] not in {wanted, otherwise}:
+            raise LaunchError(
+                f"{self.name} answers {message[0]!r} where {wanted!r} was to come: two releases?"
+            )
         return message
-
-    def _surprise(self, kind: str, wanted: str) -> LaunchError:
-        return LaunchError(f"{self.name} answers {kind!r} where {wanted!r} was to come: two releases?")
 
     def report(self, wave: int) -> ProcessReport | None:
         """Return what it has to say; None while it is being started again.
@@ -150,10 +207,7 @@ class WorkerProcess:
         Raises the error by which it has failed for good.
         """
         try:
-            with self._lock:
-                self.tell("report", wave)
-                _, *values = self._receive("report", _ANSWER_SECONDS)
-            return to_report(values)
+            return to_report(self._ask("report", wave)[1:])
         except (UnreachableError, ProcessFailedError):
             self.check()
             return None
@@ -167,21 +221,15 @@ class WorkerProcess:
 
     def statistics(self) -> list[ExecutorStatistics]:
         """Return a snapshot of its executors."""
-        with self._lock:
-            self.tell("statistics")
-            return list(map(to_statistics, self._receive("statistics", _ANSWER_SECONDS)))
+        return list(map(to_statistics, self._ask("statistics")))
 
     def beats(self) -> list[ExecutorBeat]:
         """Return what its executors were doing at its last heartbeat."""
-        with self._lock:
-            self.tell("beats")
-            return list(map(to_beat, self._receive("beats", _ANSWER_SECONDS)))
+        return list(map(to_beat, self._ask("beats")))
 
     def ledger(self) -> LedgerSnapshot:
         """Return its balance."""
-        with self._lock:
-            self.tell("ledger")
-            return LedgerSnapshot(*self._receive("ledger", _ANSWER_SECONDS))
+        return LedgerSnapshot(*self._ask("ledger"))
 
     def collect(self, captured: Captured) -> None:
         """Take over what it has kept of the tuples that its components emitted.
@@ -191,11 +239,9 @@ class WorkerProcess:
         with self._lock:
             self.tell("collect")
             while True:
-                kind, values = self._next(_ANSWER_SECONDS)
+                kind, values = self._receive("rows", _ANSWER_SECONDS, otherwise="collected")
                 if kind == "collected":
                     return
-                if kind != "rows":
-                    raise self._surprise(kind, "rows")
                 try:
                     component, stream, rows = values
                     captured.add_values(component, stream, [read_value(row, 0)[0] for row in rows])

@@ -142,10 +142,7 @@ class LaunchSettings(Settings):
     def interpreter_options(self, *, port: int, worker_id: str, topology_id: str) -> list[str]:
         """Return the options of a worker's interpreter, with its names in place."""
         names = {"%ID%": str(port), "%WORKER-ID%": worker_id, "%TOPOLOGY-ID%": topology_id}
-        return [_replaced(word, names) for word in (*self.options, *self.topology_options)]
-
-
-def _replaced(word: str, names: Mapping[str, str]) -> str:
-    for name, value in names.items():
-        word = word.replace(name, value)
-    return word
+        words = [*self.options, *self.topology_options]
+        for name, value in names.items():
+            words = [word.replace(name, value) for word in words]
+        return words

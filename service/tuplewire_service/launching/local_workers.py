@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,9 +93,15 @@ class LocalWorkers:
         deadline = time.monotonic() + timeout
         try:
             for index in range(self._count):
-                self._children.append(self._start(index))
+                name, log = f"worker-{index}", self.log_of(index)
+                command = worker_command(
+                    name, self.topology, log, drain_seconds=self._drain_seconds, flags=self._flags
+                )
+                self._children.append(Child(command))
             for child in self._children:
-                self.endpoints.append(_endpoint_of(bound_addresses(child, deadline)))
+                bound = bound_addresses(child, deadline)
+                facts: Any = {each.name: bound[each.name] or "" for each in fields(Endpoint)}
+                self.endpoints.append(Endpoint(**facts))
         except BaseException:
             self.stop()
             raise
@@ -158,25 +164,3 @@ class LocalWorkers:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
         return self.exit_codes
-
-    def _start(self, index: int) -> Child:
-        return Child(
-            worker_command(
-                f"worker-{index}",
-                self.topology,
-                self.log_of(index),
-                drain_seconds=self._drain_seconds,
-                flags=self._flags,
-            )
-        )
-
-
-def _endpoint_of(bound: Mapping[str, Any]) -> Endpoint:
-    return Endpoint(
-        bound["worker_id"],
-        bound["address"],
-        bound["unix_address"],
-        bound["metrics_url"],
-        bound["process_id"],
-        bound["peer_address"] or "",
-    )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tuplewire.errors import TuplewireError
 from tuplewire.processes import Child, LaunchError
-from tuplewire.session.backoff import Backoff
+from tuplewire.session.retry import Backoff
 
 logger = logging.getLogger(__name__)
 

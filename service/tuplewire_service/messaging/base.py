@@ -7,7 +7,6 @@ IConnection whose methods throw on the wrong side; here the two sides are two ty
 from __future__ import annotations
 
 import enum
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +14,13 @@ from typing import Any, Protocol, overload
 
 from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
-from tuplewire.group import TaskGroup, route_of
+from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot, Settled
 from tuplewire.session.pressure import OutboundPressure
 
-BLOCK = 0
-"""The flag of `recv` that waits for a message."""
-NO_BLOCK = 1
-"""The flag of `recv` that returns None when there is none."""
+BLOCK, NO_BLOCK = 0, 1
+"""The flags of IServerConnection.recv."""
 
 
 class Intake(enum.IntEnum):
@@ -34,6 +31,11 @@ class Intake(enum.IntEnum):
     """Workers that are about to go: what they hold would be lost with them."""
     WORKERS = 2
     ALL = 3
+
+    @classmethod
+    def of(cls, *, worker: bool, draining: bool) -> Intake:
+        """Return the least intake that lets a sender in. draining: it is a worker that is about to go."""
+        return cls.ALL if not worker else cls.LEAVING_WORKERS if draining else cls.WORKERS
 
 
 class ConnectionStatus(enum.Enum):
@@ -67,6 +69,8 @@ class ServerStatistics:
     """Streams that were refused, or ended with an error, by the error's code."""
     refused_messages: Mapping[str, int] = field(default_factory=dict)
     """Messages that were refused one by one, by the error's code."""
+    silent_streams: int = 0
+    """Streams that have not said hello yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ class ClientStatistics:
     reconnects: int = 0
     receiver_assignment_version: int = 0
     """The receiver's, when it was last connected; 0: it had none, or its transport does not tell."""
+    perhaps_lost: int = 0
+    """Messages that a receiver had acknowledged, and that may have died with it: at most so many."""
 
 
 class InboundSession(Protocol):
@@ -105,19 +111,6 @@ class InboundSession(Protocol):
 
         It gives the sender room, and acknowledges the messages in the mode `processed`.
         """
-
-
-def worker_number(worker_id: str, incarnation: int) -> int:
-    """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
-    return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
-
-
-def by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
-    """Return the groups apart by the worker that they came by; all have one, nearly always."""
-    routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
-    if len(routes) == 1:
-        return dict.fromkeys(routes, groups)
-    return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}
 
 
 class ReceivedBatch(TaskMessageBatch):
@@ -174,6 +167,12 @@ class IConnectionCallback(ABC):
         """The version of the assignment in force, for senders that connect; 0: there is none."""
         return 0
 
+    def worker_lost(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
+        """Take note that a worker (its number) is not connected any more, without a goodbye."""
+
+    def worker_connected(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
+        """Take note that a worker (its number) is connected."""
+
 
 class IConnection(ABC):
     """What both sides have in common."""
@@ -200,10 +199,7 @@ class IConnection(ABC):
         """End it now; does nothing the second time."""
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """Do as close, for a worker, which ends many at once; called where the transport's I/O runs.
-
-        A transport that can only block need not say how: close() then gets a thread of its own.
-        """
+        """Do as close, where the transport's I/O runs. By default close() gets a thread of its own."""
         await in_own_thread(lambda: self.close(timeout))
 
 
@@ -275,10 +271,7 @@ class IClientConnection(IConnection):
     @property
     @abstractmethod
     def congested(self) -> frozenset[int]:
-        """The tasks whose queues the peer says are nearly full; for display only, credits decide.
-
-        What it says holds for `load_expires_seconds`; a worker repeats it each second.
-        """
+        """The tasks whose queues the peer says are nearly full, as get_load; for display, credits decide."""
 
     @overload
     def send(
@@ -359,11 +352,13 @@ class IRelayConnection(IClientConnection):
         """
 
     def blocked_tasks(self) -> Collection[int]:
-        """Return the tasks that have something which the receiver, or the connection, does not take now.
-
-        For metrics; where the transport's I/O runs. Return () if the transport cannot tell.
-        """
+        """Return the tasks with something that is not taken now; see IServerConnection.exhausted."""
         return ()
+
+    @property
+    def unkept_messages(self) -> int:
+        """Messages that are not settled, and that neither the receiver nor their sender is known to have."""
+        return self.statistics().ledger.pending
 
     @abstractmethod
     def watch_releases(self, tasks: Collection[int]) -> None:

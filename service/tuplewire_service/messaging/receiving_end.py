@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Collection
 
+from tuplewire.config import AckMode, SessionSettings
 from tuplewire.group import flow_of
+from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
+from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import InboundSession
 
 CLIENT_SOURCE = "client"
@@ -14,29 +18,43 @@ _MOST_INBOUNDS = 256
 """So many are kept to be used again; entry workers come and go."""
 
 
+def worker_number(worker_id: str, incarnation: int) -> int:
+    """Return the number that stands for a worker in what is passed on for it, 1 to 2^32-1."""
+    return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
+
+
 class ReceivingEnd:
     """A sender's session at its receiver; outlives the connections that carry it. Thread-safe."""
 
     def __init__(
         self,
-        worker_id: str,
-        worker_number: int,
-        state: ReceiveSession,
-        *,
-        processed: bool,
+        sender_id: str,
+        incarnation: int,
+        worker: tuple[str, int] | None,
+        ack_mode: AckMode,
+        shares: QueueShares,
+        settings: SessionSettings,
         on_left: Callable[[int, int, int], None],
+        exhausted: Exhausted | None = None,
     ) -> None:
         """Begin one.
 
-        worker_id: empty for a program, which has the worker number 0. processed: whether the sender waits
-        until its messages are. on_left: called with (task, messages, bytes) at each release while the sender
-        is away.
+        worker: the sender's id and incarnation; None for a program. on_left: called with (task, messages,
+        bytes) at each release while the sender is away. exhausted: see CreditBook.
         """
-        self.source = worker_id or CLIENT_SOURCE
-        self.worker_number = worker_number
+        self.source = worker[0] if worker else CLIENT_SOURCE
+        self.worker_number = worker_number(*worker) if worker else 0
+        self.ack_mode = ack_mode
+        processed = ack_mode is AckMode.PROCESSED
         # A worker passes on to us what we pass on again only while a task moves, which it waits for.
-        self.wants_releases = processed or bool(worker_id)
-        self.state = state
+        self.wants_releases = processed or worker is not None
+        credit = CreditBook(
+            shares,
+            max_message_bytes=settings.max_message_bytes,
+            wants_releases=processed,
+            exhausted=exhausted,
+        )
+        self.state = ReceiveSession(sender_id, incarnation, credit)
         self.wake: Callable[[], None] = lambda: None
         """Called when there may be an update to tell."""
         self.lock = threading.RLock()

@@ -1,15 +1,25 @@
-"""What arrives, counted by its source and handed to whoever takes it; the same for all our transports."""
+"""What stands between a bound connection and whoever takes its messages; the same for all our transports."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Collection, Sequence
+import threading
+from abc import abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 
-from tuplewire.errors import RefusedError
-from tuplewire.group import TaskGroup
-from tuplewire_service.messaging.base import IConnectionCallback, InboundSession, ReceiveCount, ReceivedBatch
-from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
+from tuplewire.errors import ClosedError, RefusedError
+from tuplewire.group import TaskGroup, route_of
+from tuplewire.message import SHUTDOWN_TASK, TaskMessage
+from tuplewire_service.messaging.base import (
+    BLOCK,
+    ConnectionStatus,
+    IConnectionCallback,
+    IServerConnection,
+    ReceiveCount,
+    ReceivedBatch,
+)
+from tuplewire_service.messaging.receiving_end import ReceivingEnd
 
 logger = logging.getLogger(__name__)
 
@@ -20,21 +30,59 @@ MAX_SOURCES = 1000
 
 
 class Reception:
-    """Used by one thread at a time. refused_messages: how many, by the error's code."""
+    """Counts what arrives, and hands it to a callback, or holds it for `pull`, one message at a time.
 
-    def __init__(self, callback: IConnectionCallback) -> None:
+    A transport takes nothing in until somebody is there to take it (`open`): what waits stays with its
+    sender, unacknowledged, so that the callback's refusals reach the sender whenever the callback comes. What
+    waits here for `pull` is bounded by the senders' credit: it is not released. Thread-safe, but for count()
+    and deliver(), which one thread calls at a time.
+    """
+
+    def __init__(self, on_open: Callable[[], object]) -> None:
+        """Start closed to messages.
+
+        on_open: called once, when a callback is registered, or pull() is called for the first time.
+        """
         self.refused_messages: Counter[str] = Counter()
-        self._callback = callback
+        """How many, by the error's code."""
+        self.callback: IConnectionCallback | None = None
         self._received: dict[str, list[int]] = {}
+        self._arrival = threading.Condition()
+        self._batches: deque[ReceivedBatch] = deque()
+        self._position = 0
+        self._on_open = on_open
+        self._pulled = False
+        self._closed = False
+
+    @property
+    def open(self) -> bool:
+        """Whether somebody takes what arrives."""
+        return self.callback is not None or self._pulled
+
+    @property
+    def not_ready(self) -> RefusedError | None:
+        """See IConnectionCallback."""
+        return self.callback.not_ready if self.callback is not None else None
+
+    @property
+    def assignment_version(self) -> int:
+        """See IConnectionCallback."""
+        return self.callback.assignment_version if self.callback is not None else 0
+
+    # --- for the transport ---------------------------------------------------------------------------
+
+    def worker_is(self, number: int, *, connected: bool) -> None:
+        """Tell the callback that a worker is connected, or is lost; 0: it is a program."""
+        if number and self.callback is not None:
+            (self.callback.worker_connected if connected else self.callback.worker_lost)(number)
 
     def counts(self) -> list[ReceiveCount]:
         """Return what has arrived, by source."""
         return [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
 
-    def keep(self, sources: Collection[str]) -> None:
-        """Forget what has arrived from workers other than these, which are gone."""
-        for source in self._received.keys() - {*sources, CLIENT_SOURCE, OTHER}:
-            del self._received[source]
+    def forget(self, source: str) -> None:
+        """Forget what has arrived from a worker that is gone."""
+        self._received.pop(source, None)
 
     def count(self, source: str, groups: Sequence[TaskGroup]) -> None:
         """Count a frame."""
@@ -46,19 +94,156 @@ class Reception:
         counts[2] += sum(len(group.data) for group in groups)
 
     def deliver(
-        self, groups: Sequence[TaskGroup], inbound: InboundSession, assignment_version: int
-    ) -> tuple[list[tuple[TaskGroup, RefusedError]], list[TaskGroup]]:
-        """Hand groups over; return those that are refused, and those that are done with already."""
-        batch = ReceivedBatch.arrived(groups, inbound, assignment_version)
-        try:
-            self._callback.recv(batch)
-        except Exception:
-            logger.exception("callback.failed", extra={"peer": inbound.source})
-            error = RefusedError("the receiver failed; its log says why")
-            batch.refusals = [(group, error) for group in groups]
-        for group, error in batch.refusals:
-            self.refused_messages[error.code] += len(group)
-        if batch.held:
-            return batch.refusals, []
-        refused = {id(group) for group, _ in batch.refusals}
-        return batch.refusals, [group for group in groups if id(group) not in refused]
+        self, end: ReceivingEnd, sequence: int, groups: Sequence[TaskGroup], assignment_version: int
+    ) -> None:
+        """Hand over what a frame had that was accepted; its session learns what is refused or done with."""
+        for forwarded, some in _by_forwarded(groups).items():
+            batch = ReceivedBatch.arrived(some, end.inbound(forwarded), assignment_version)
+            try:
+                if self.callback is not None:
+                    self.callback.recv(batch)
+                else:
+                    self._keep(batch)
+            except Exception:
+                logger.exception("callback.failed", extra={"peer": end.source})
+                error = RefusedError("the receiver failed; its log says why")
+                batch.refusals = [(group, error) for group in some]
+            for group, error in batch.refusals:
+                self.refused_messages[error.code] += len(group)
+            refused = {id(group) for group, _ in batch.refusals}
+            done = () if batch.held else [group for group in some if id(group) not in refused]
+            with end.lock:
+                end.state.delivered(sequence, batch.refusals, done)
+
+    # --- for whoever takes messages ------------------------------------------------------------------
+
+    def register(self, callback: IConnectionCallback) -> None:
+        """Deliver to the callback from now on; ClosedError when something else takes the messages."""
+        with self._arrival:
+            if self.open:
+                other = "recv() takes" if self._pulled else "another callback gets"
+                raise ClosedError(f"{other} this connection's messages; bind another port for this callback")
+            self.callback = callback
+        self._on_open()
+
+    def _keep(self, batch: ReceivedBatch) -> None:
+        with self._arrival:
+            batch.hold()
+            self._batches.append(batch)
+            self._arrival.notify_all()
+
+    def pull(self, flags: int) -> TaskMessage | None:
+        """Return the next message; flags as in IServerConnection.recv."""
+        with self._arrival:
+            if self.callback is not None:
+                raise ClosedError("a callback is registered: messages go there, recv() gets none")
+            first, self._pulled = not self._pulled, True
+        if first:
+            self._on_open()
+        with self._arrival:
+            if flags == BLOCK:
+                self._arrival.wait_for(lambda: self._batches or self._closed)
+            if not self._batches:
+                return TaskMessage(SHUTDOWN_TASK, b"") if self._closed else None
+            batch = self._batches[0]
+            message = batch[self._position]
+            self._position += 1
+            if self._position == len(batch):
+                self._batches.popleft()
+                self._position = 0
+        batch.inbound.release(message.task, 1, len(message.message))
+        return message
+
+    def close(self) -> None:
+        """Give the shutdown notice to whoever pulls, once nothing is left."""
+        with self._arrival:
+            self._closed = True
+            self._arrival.notify_all()
+
+
+def _by_forwarded(groups: Sequence[TaskGroup]) -> dict[int, Sequence[TaskGroup]]:
+    """Return the groups apart by the worker that they came by; all have one, nearly always."""
+    routes = dict.fromkeys(route_of(group.forwarded) for group in groups)
+    if len(routes) == 1:
+        return dict.fromkeys(routes, groups)
+    return {route: [group for group in groups if route_of(group.forwarded) == route] for route in routes}
+
+
+class ReceptionServer(IServerConnection):
+    """What the bound sides of our transports have in common."""
+
+    def __init__(self) -> None:
+        self._status = ConnectionStatus.CONNECTING
+        self._port = 0
+        self._addresses: list[str] = []
+        self._reception = Reception(self._opened)
+        self.loads: dict[int, float] = {}
+        """What was last said of the load, for a sender that connects."""
+
+    @abstractmethod
+    def _opened(self) -> None:
+        """Let come what waits: somebody takes messages now."""
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return self._addresses
+
+    @property
+    def status(self) -> ConnectionStatus:
+        return self._status
+
+    def register_recv(self, callback: IConnectionCallback) -> None:
+        self._reception.register(callback)
+
+    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
+        return self._reception.pull(flags)
+
+    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
+        self._check_open()
+        self.loads = dict(loads)
+        self._tell_load(self.loads)
+
+    @abstractmethod
+    def _tell_load(self, loads: dict[int, float]) -> None:
+        """Tell every sender that is connected."""
+
+    def _check_open(self) -> None:
+        if self._status is ConnectionStatus.CLOSED:
+            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
+
+
+class ReceiveMetric:
+    """Counts of one server connection since this object was last asked; each poller has one of its own.
+
+    The server's own counts only grow (`statistics()`) for as long as a source is there, so that pollers take
+    nothing from each other. Not thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by
+    source of its `Server`.
+    """
+
+    def __init__(self, server: IServerConnection) -> None:
+        """Begin with what the server has received so far: the first value has all of it."""
+        self._server = server
+        self._before: dict[str, ReceiveCount] = {}
+
+    def get_value_and_reset(self) -> dict[str, ReceiveCount]:
+        """Return what each source has sent since the last call; a source that sent nothing is left out."""
+        counts = {count.source: count for count in self._server.statistics().received}
+        before, self._before = self._before, counts
+        nothing = ReceiveCount("", 0, 0, 0)
+        value = {}
+        for source, now in counts.items():
+            then = before.get(source, nothing)
+            if now.batches < then.batches:  # it was gone for so long that it was forgotten
+                then = nothing
+            if now.batches != then.batches:
+                value[source] = ReceiveCount(
+                    source,
+                    now.messages - then.messages,
+                    now.batches - then.batches,
+                    now.bytes - then.bytes,
+                )
+        return value

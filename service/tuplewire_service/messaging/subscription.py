@@ -19,14 +19,21 @@ from tuplewire.session.delivery import Delivery
 class SubscribeRequest:
     """Who wants which tasks, and where it stands in each.
 
+    owner: whose consumer it is; another owner's of the same id is another.
     worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
     """
 
     topology: str
+    owner: str
     consumer_id: str
     incarnation: int
     worker_incarnation: int
     cursors: Sequence[Cursor]
+
+    @property
+    def consumer_key(self) -> tuple[str, str]:
+        """What the consumer is known by."""
+        return self.owner, self.consumer_id
 
 
 class ISubscription(ABC):

@@ -1,21 +1,24 @@
-"""The settings that all transports have."""
+"""The settings that all transports have, and what the contexts of ours have in common."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tuplewire.config import MIB, SessionSettings
 from tuplewire.session.shares import QueueShares, Window
 from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
+from tuplewire_service.messaging.base import IConnection, IContext
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
 
 MIN_WINDOW_MESSAGES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSettings(Settings):
-    """How a transport listens and connects. session: how its sessions behave."""
+    """How a transport listens and connects. session: how its sessions behave. limits: of its bound side."""
 
     PREFIX = "tuplewire.transport."
 
@@ -31,6 +34,7 @@ class TransportSettings(Settings):
         SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
     )
     session: SessionSettings = nested(SessionSettings)
+    limits: ConnectionLimits = nested(ConnectionLimits)
 
     @classmethod
     def _complete(cls, values: dict[str, Any]) -> None:
@@ -42,3 +46,22 @@ class TransportSettings(Settings):
             Window(self.receive_messages, self.receive_bytes),
             Window(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
         )
+
+
+class TransportContext(IContext):
+    """A context that has settings, and ends what it has made."""
+
+    kind: ClassVar[type[TransportSettings]] = TransportSettings
+    """Has the keys of prepare()."""
+
+    def __init__(self) -> None:
+        self._settings = self.kind.from_conf({})
+        self._made: list[IConnection] = []
+
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        self._settings = self.kind.from_conf(conf)
+
+    def term(self) -> None:
+        made, self._made = self._made, []
+        for connection in reversed(made):
+            connection.close()

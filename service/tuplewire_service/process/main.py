@@ -9,26 +9,26 @@ import resource
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 import tuplewire
-from tuplewire.addresses import join_host_port, split_host_port
+from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.session.ledger import DropReason
 from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.admin.worker_metrics import make_registry
-from tuplewire_service.process import logs
+from tuplewire_service.admin.worker_metrics import WorkerCollector
+from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.sockets import claimed_socket
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, Watchdog
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.process.worker_security import SecurityCollector
-
-if TYPE_CHECKING:
-    from tuplewire_service.executors.program import Program
+from tuplewire_service.worker.routing_table import WILDCARDS, with_port
+from tuplewire_service.worker.servers import Servers
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ _PROGRAM_SECONDS = 1.0
 """How long executors may take to end that have nothing to do any more, or are given up."""
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
-_WILDCARDS = {"0.0.0.0", "::"}  # noqa: S104 - recognised here, not bound
+_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every log record has."""
 
 
 def run_worker(
@@ -54,7 +55,7 @@ def run_worker(
     ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
-    logs.configure(config.log_level, config.log_format)
+    _configure_log(config.log_level, config.log_format)
     _allow_open_files()
     stop = Stop()
     stop.on_signals()
@@ -81,29 +82,35 @@ def _allow_open_files() -> None:
 
 def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Sequence[str]) -> int:
     with ExitStack() as cleanup:
-        watchdog = cleanup.enter_context(Watchdog())
+        watchdog = Watchdog()
+        cleanup.callback(watchdog.cancel)
         if config.listen_unix:
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
         plane = DataPlane(config, stop)
         cleanup.callback(plane.close)
-        program = _program(config, plane, stop, control, collect) if config.program else None
+        program = None
+        if config.program:  # what it needs is imported only where there is one
+            from tuplewire_service.executors.topology_program import Program
+            from tuplewire_service.executors.worker_process import Channel
+
+            channel = None if control is None else Channel(control)
+            program = Program(config, plane.worker, plane.loop, stop, channel, collect)
         plane.bind()
-        registry = make_registry(plane.snapshot, lambda: plane.assignment_errors, config)
-        registry.register(SecurityCollector(plane.security))
+        registry = CollectorRegistry()
+        registry.register(WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config))
+        registry.register(plane.security)
         if program is not None:
             registry.register(program.collector())
-        admin = AdminServer(
-            config.admin,
-            registry,
-            plane.live,
-            plane.ready,
-        )
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+        admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
-        _log_addresses(config, plane, admin)
+        servers = plane.worker.servers
+        _log_addresses(config, servers, admin)
         if config.address_file:
-            cleanup.enter_context(_address_file(Path(config.address_file), config, plane, admin))
+            cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))
         if program is not None:
-            program.start(*_advertised_addresses(config, plane), admin.metrics_url)
+            program.start(*_advertised(config, servers), admin.metrics_url)
 
         request = stop.wait()
 
@@ -129,70 +136,53 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
     return code
 
 
-def _program(
-    config: WorkerConfig, plane: DataPlane, stop: Stop, control: int | None, collect: Sequence[str]
-) -> Program:
-    """Return the program of this worker; what it needs is imported only where there is one."""
-    from tuplewire_service.executors.channel import Channel
-    from tuplewire_service.executors.program import Program
-
-    channel = None if control is None else Channel(control)
-    return Program(config, plane.worker, plane.loop, stop, channel, collect)
-
-
-def _log_addresses(config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> None:
-    for address in plane.addresses:
-        logger.info("listening", extra={"purpose": "messages", "address": address})
-    for address in plane.peer_addresses:
-        logger.info("listening", extra={"purpose": "peers", "address": address})
-    logger.info("listening", extra={"purpose": "admin", "address": admin.address})
+def _log_addresses(config: WorkerConfig, servers: Servers, admin: AdminServer) -> None:
+    bound = [("messages", each) for each in servers.addresses]
+    bound += [("peers", each) for each in servers.peer_addresses]
+    for purpose, address in [*bound, ("admin", admin.address)]:
+        logger.info("listening", extra={"purpose": purpose, "address": address})
     logger.info(
         "worker.started",
         extra={
             "worker_id": config.worker_id,
             "topology": config.topology,
-            "advertise": _advertised(config, plane.addresses[0]),
+            "advertise": _advertised(config, servers)[0],
             "version": tuplewire.__version__,
         },
     )
 
 
-def _advertised(config: WorkerConfig, bound: str) -> str:
-    """Return where others reach this worker: as configured, with the bound port where none is named."""
-    host, port = split_host_port(bound)
-    if config.advertise is None:
-        return join_host_port(socket.gethostname() if host in _WILDCARDS else host, port)
-    named = config.advertise
-    if ":" in named and not named.endswith("]"):
-        return named
-    return f"{named}:{port}"
+def _advertised(config: WorkerConfig, servers: Servers) -> tuple[str, str]:
+    """Return where programs reach this worker, and where other workers do, if over another transport.
+
+    That is as configured, with the bound port where none is named; other workers find their port there.
+    """
+    first = servers.addresses[0]
+    address = with_port(_named(config, first), split_host_port(first)[1])
+    for bound in servers.peer_addresses:
+        port = split_host_port(bound)[1]
+        return address, join_host_port(split_host_port(with_port(_named(config, bound), port))[0], port)
+    return address, ""
 
 
-def _advertised_to_peers(config: WorkerConfig, bound: str) -> str:
-    """Return where other workers reach this one over a transport of their own: at its port, on our host."""
-    advertised = _advertised(config, bound)
-    return join_host_port(split_host_port(advertised)[0], split_host_port(bound)[1])
-
-
-def _advertised_addresses(config: WorkerConfig, plane: DataPlane) -> tuple[str, str]:
-    """Return where programs reach this worker, and where other workers do, if not there."""
-    peers = [_advertised_to_peers(config, address) for address in plane.peer_addresses]
-    return _advertised(config, plane.addresses[0]), peers[0] if peers else ""
+def _named(config: WorkerConfig, bound: str) -> str:
+    """Return the host that others use, perhaps with a port: as configured, or the bound one."""
+    host, _ = split_host_port(bound)
+    return config.advertise or bracketed(socket.gethostname() if host in WILDCARDS else host)
 
 
 @contextmanager
-def _address_file(path: Path, config: WorkerConfig, plane: DataPlane, admin: AdminServer) -> Iterator[None]:
+def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: AdminServer) -> Iterator[None]:
     """Write the bound addresses for whoever started this process; whoever sees the file sees all of it."""
-    address, peer_address = _advertised_addresses(config, plane)
-    sockets = [address for address in plane.addresses if address.startswith("unix:")]
+    address, peer_address = _advertised(config, servers)
     content = {
         "worker_id": config.worker_id,
         "topology": config.topology,
         "process_id": os.getpid(),
         "address": address,
         "peer_address": peer_address or None,
-        "unix_address": sockets[0] if sockets else None,
-        "addresses": plane.addresses,
+        "unix_address": next((each for each in servers.addresses if each.startswith("unix:")), None),
+        "addresses": servers.addresses,
         "metrics_url": admin.metrics_url,
     }
     try:
@@ -206,3 +196,43 @@ def _address_file(path: Path, config: WorkerConfig, plane: DataPlane, admin: Adm
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+class _EventFormatter(logging.Formatter):
+    """`TIME LEVEL event key=value ...`, then a trace on lines of its own; or one JSON object per line.
+
+    A message is an event's name (`connection.closed`), what belongs to it is in `extra`; nothing is formatted
+    into sentences.
+    """
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        moment, event = f"{instant}.{int(record.msecs):03d}Z", record.getMessage()
+        facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._form == "json":
+            head = {"time": moment, "level": record.levelname.lower(), "event": event, "logger": record.name}
+            parts = {**head, **facts, **({"error": trace} if trace else {})}
+            return json.dumps(parts, default=str, ensure_ascii=False)
+        pairs = (f"{key}={_shown(value)}" for key, value in facts.items())
+        line = " ".join([moment, f"{record.levelname:7}", event, *pairs])
+        return f"{line}\n{trace}" if trace else line
+
+
+def _configure_log(level: str, form: str) -> None:
+    """Send every log record of the process to standard error, as `text` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_EventFormatter(form))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # asyncio tells its selector's name, and when a callback was slow; neither is an event of ours.
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if text and not any(c.isspace() or c in '"=' for c in text) else json.dumps(text)

@@ -9,8 +9,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -66,20 +64,16 @@ class Watchdog:
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._timer:
-            self._timer.cancel()
-
     def arm(self, seconds: float, why: Callable[[], str]) -> None:
-        """Allow so many seconds from now until the end of the block. why: asked when they are over."""
+        """Allow so many seconds from now until cancel(). why: asked when they are over."""
         self._timer = threading.Timer(seconds, self._bite, (seconds, why))
         self._timer.daemon = True
         self._timer.start()
+
+    def cancel(self) -> None:
+        """Let the process live, whether it was armed or not."""
+        if self._timer:
+            self._timer.cancel()
 
     @staticmethod
     def _bite(seconds: float, why: Callable[[], str]) -> None:

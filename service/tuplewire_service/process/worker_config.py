@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from dataclasses import dataclass, field, replace
 
-from tuplewire.addresses import is_loopback, split_host_port
+from tuplewire.addresses import bracketed, is_loopback, join_host_port, split_host_port
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import NAMES, Credentials
@@ -14,26 +15,78 @@ from tuplewire.settings import (
     ANY_TEXT,
     FILE,
     SECONDS,
-    Settings,
+    Kind,
     choice,
     count,
     same,
     setting,
     settings_of,
     text,
+    within,
 )
-from tuplewire_service.process.worker_kinds import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
+
+MAX_SOCKET_PATH_BYTES = 107
+"""What Linux takes as a Unix socket's path: `sun_path` without its final zero byte."""
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _advertised(address: str) -> str:
+    """Read an address that others use: host:port, or only a host (then the port is the bound one).
+
+    A host that is an IPv6 address may come without brackets, as Kubernetes has a pod's.
+    """
+    if not address:
+        raise ValueError
+    if _is_ipv6(address):
+        return bracketed(address)
+    if ":" not in address or (address.startswith("[") and address.endswith("]")):
+        return address
+    host, port = split_host_port(address)
+    if port == 0:
+        raise ConfigError(f"{address!r} has port 0; leave the port out to advertise the bound one")
+    return join_host_port(host, port)
+
+
+def _socket_path(value: str) -> str:
+    """Read the path of a Unix socket, with or without `unix://` before it."""
+    path = value.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise ConfigError(f"{value!r} is not an absolute path, such as /run/tuplewire/worker.sock")
+    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"{value!r} is longer than the {MAX_SOCKET_PATH_BYTES} bytes that a Unix socket's path may have"
+        )
+    return path
+
+
+HOST_PORT = Kind("HOST:PORT", "host:port", str, lambda address: join_host_port(*split_host_port(address)))
+ADVERTISED = Kind("HOST[:PORT]", "a host, or host:port", str, _advertised)
+SOCKET_PATH = Kind("PATH", "an absolute path", str, _socket_path)
+MODE = Kind(
+    "MODE",
+    "a file mode in octal digits, such as 0660",
+    int,
+    within(1, 0o777),
+    lambda text: int(text, 8),
+    write=lambda value: f"{value:04o}",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig(Settings):
+class WorkerConfig(WorkerSettings):
     """Everything that a worker process can be told. Sizes are in bytes, times in seconds."""
 
     worker_id: str = setting(
         ANY_TEXT, "", "name of this worker, unique in the topology (default: host name and port)"
     )
-    topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
     listen: str = setting(
         HOST_PORT, "127.0.0.1:6700", "address for messages and control; port 0: any free one"
     )
@@ -60,13 +113,16 @@ class WorkerConfig(Settings):
         None,
         "address for other workers over another transport than grpc (default: a free port of that host)",
     )
-    receive_queue_messages: int = same(WorkerSettings, "receive_queue_messages")
-    receive_queue_bytes: int = same(WorkerSettings, "receive_queue_bytes")
-    resume_seconds: float = same(WorkerSettings, "resume_seconds")
     max_message_bytes: int = same(SessionSettings, "max_message_bytes")
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
     keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
     keepalive_timeout_seconds: float = same(SessionSettings, "keepalive_timeout_seconds")
+    max_connections: int = same(ConnectionLimits, "max_connections")
+    max_connection_streams: int = same(ConnectionLimits, "max_connection_streams")
+    max_silent_streams: int = same(ConnectionLimits, "max_silent_streams")
+    hello_seconds: float = same(ConnectionLimits, "hello_seconds")
+    idle_connection_seconds: float = same(ConnectionLimits, "idle_connection_seconds")
+    max_connection_seconds: float = same(ConnectionLimits, "max_connection_seconds")
     tls_certificate: str | None = same(
         Credentials,
         "tls_certificate",
@@ -99,19 +155,24 @@ class WorkerConfig(Settings):
     drain_seconds: float = setting(
         SECONDS,
         25.0,
-        "deadline to pass on what is held when stopping; keep it under the pod's grace period",
+        "deadline to deliver or forward what is held when stopping; keep it under the pod's grace period",
         storm="supervisor.worker.shutdown.sleep.secs",
     )
     log_level: str = setting(
         choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"
     )
     log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "text or json, one event per line")
-    metrics_tasks: int = same(WorkerSettings, "metrics_tasks")
     metrics_peers: int = setting(
-        count(), 1000, "so many workers have series of their own; the others are added up likewise"
+        count(), 1000, "so many workers have series of their own; the others are added up under `other`"
     )
     address_file: str | None = setting(
         FILE, None, "write the bound addresses there, as JSON; removed at exit"
+    )
+    state_file: str | None = setting(
+        FILE,
+        None,
+        "note there, as JSON, what would die with this worker; whoever is started next with the same file "
+        "says what died",
     )
     program: str | None = setting(
         text(),
@@ -126,17 +187,23 @@ class WorkerConfig(Settings):
     )
     session: SessionSettings = field(default_factory=SessionSettings)
     """The rest of what a session with another worker goes by; only a program's settings say it."""
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """The same values once more, for those who take no more than these."""
 
     def _check(self) -> None:
-        if not self.worker_id:
-            object.__setattr__(self, "worker_id", _default_worker_id(self.listen))
+        if not self.worker_id:  # Storm's way to name a worker; a free port has no number yet
+            port = split_host_port(self.listen)[1]
+            name = f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+            object.__setattr__(self, "worker_id", name)
         if self.listen_peers is not None and self.transport == "grpc":
             raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
         of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
         session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
         object.__setattr__(self, "session", session)
+        limits = {name: getattr(self, name) for name in settings_of(ConnectionLimits)}
+        object.__setattr__(self, "limits", ConnectionLimits(**limits))
         self._check_security()
-        self.worker_settings()
+        WorkerSettings._check(self)
 
     def _check_security(self) -> None:
         """Raise ConfigError for what would leave open what the settings say is shut."""
@@ -168,14 +235,3 @@ class WorkerConfig(Settings):
             # Among each other, workers with certificates show these; a token is for programs then.
             shown["token_file"] = None
         return Credentials(**shown)
-
-    def worker_settings(self) -> WorkerSettings:
-        """Return the part that the data plane gets; ConfigError when its parts do not fit together."""
-        own = settings_of(WorkerSettings).keys()
-        return WorkerSettings(session=self.session, **{name: getattr(self, name) for name in own})
-
-
-def _default_worker_id(listen: str) -> str:
-    """Return host name and port, Storm's way to name a worker; a free port has no number yet."""
-    port = split_host_port(listen)[1]
-    return f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,14 +15,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.connection.dialling import Dialler
-from tuplewire.identity.tokens import AUTHORIZATION, read_tokens
-from tuplewire.identity.watched import WatchedFiles
+from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
 from tuplewire_service.admin.families import counter, counters, gauge
-from tuplewire_service.messaging.grpc.grpc_settings import GrpcWiring
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcWiring
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.security.certificates import Certificates
-from tuplewire_service.security.denials import REASONS, Denials
-from tuplewire_service.security.guard import Access, Caller, Guard, Policy
+from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import read_rules
 
 logger = logging.getLogger(__name__)
@@ -35,15 +32,14 @@ _HEALTH = "/grpc.health.v1."
 _POLL_SECONDS = 1.0
 
 
-class Security:
-    """One worker's. Methods belong to its event loop, unless they say otherwise."""
+class Security(Collector):
+    """One worker's, with its metrics. Methods belong to its event loop, unless they say otherwise."""
 
     def __init__(self, config: WorkerConfig) -> None:
         """Read all files; ConfigError when one is of no use."""
         credentials = config.credentials()
         self._certificates = None if credentials.tls_ca is None else Certificates(credentials)
-        self._files: list[WatchedFiles[Any]] = []
-        self.denials = Denials(time.monotonic)
+        self._files: list[WatchedFiles[Any]] = [self._certificates] if self._certificates else []
         certificates = self._certificates
         names = config.tls_worker_names
         self.guard = Guard(
@@ -55,7 +51,6 @@ class Security:
                 tokens=self._watched(config.token_file, read_tokens),
                 rules=self._watched(config.permissions_file, read_rules),
             ),
-            self.denials,
         )
         self.dialler = Dialler(
             credentials,
@@ -82,7 +77,10 @@ class Security:
 
     def admit(self, context: Context) -> Access:
         """Return what the caller of a method may do; RefusedError when it may not come in."""
-        return self.guard.admit(caller_of(context))
+        caller = caller_of(context)
+        if caller.tls and self._certificates is not None:
+            self._certificates.handshakes.called(caller.peer)
+        return self.guard.admit(caller)
 
     def check_call(self, context: Context, method: str) -> None:
         """Let a call of /SERVICE/METHOD pass; RefusedError when its caller may not make it."""
@@ -92,23 +90,43 @@ class Security:
     async def watch(self) -> None:
         """Look at the files every second, until cancelled: what is wrong with them is to be known soon."""
         while True:
-            if self._certificates is not None:
-                self._certificates.get()
             for file in self._files:
                 file.get()
             self.guard.refresh()
+            if self._certificates is not None:
+                self._certificates.handshakes.report()
             await asyncio.sleep(_POLL_SECONDS)
 
-    @property
-    def certificate_expiry(self) -> float | None:
-        """When the certificate ends, in seconds since 1970; None without TLS. From any thread."""
-        return None if self._certificates is None else self._certificates.get().expires
-
-    @property
-    def reload_errors(self) -> int:
-        """How often certificate, token or permissions files had changed and were of no use; any thread."""
-        certificates = self._certificates.errors if self._certificates else 0
-        return certificates + sum(file.errors for file in self._files)
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric family; from any thread."""
+        yield counters(
+            "denied",
+            "Streams, calls and groups of messages that were denied, by reason.",
+            "reason",
+            ((reason, self.guard.denials[reason]) for reason in REASONS),
+        )
+        yield counter(
+            "certificate_reload_errors",
+            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
+            sum(file.errors for file in self._files),
+        )
+        if self._certificates is not None:
+            yield gauge(
+                "certificate_expiry_timestamp_seconds",
+                "When the worker's certificate ends, in seconds since 1970.",
+                self._certificates.get().expires,
+            )
+            handshakes = self._certificates.handshakes
+            yield counter(
+                "tls_handshakes",
+                "TLS handshakes that others have begun, also those that failed; two a connection are usual.",
+                handshakes.begun,
+            )
+            yield counter(
+                "tls_connections",
+                "TLS connections that have brought a call.",
+                handshakes.connections,
+            )
 
 
 def caller_of(context: Context) -> Caller:
@@ -128,33 +146,3 @@ def _warn_if_others_may_read(file: str | None) -> None:
             "secret.readable_by_all",
             extra={"file": file, "advice": "chmod o-r, or defaultMode 0440 and an fsGroup for a Secret"},
         )
-
-
-class SecurityCollector(Collector):
-    """Its metrics, read at each scrape."""
-
-    def __init__(self, security: Security) -> None:
-        self._security = security
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
-        security = self._security
-        denied = security.denials.counts
-        yield counters(
-            "denied",
-            "Streams, calls and groups of messages that were denied, by reason.",
-            "reason",
-            ((reason, denied[reason]) for reason in REASONS),
-        )
-        yield counter(
-            "certificate_reload_errors",
-            "How often changed certificate, token or permissions files were of no use; the old ones stayed.",
-            security.reload_errors,
-        )
-        expiry = security.certificate_expiry
-        if expiry is not None:
-            yield gauge(
-                "certificate_expiry_timestamp_seconds",
-                "When the worker's certificate ends, in seconds since 1970.",
-                expiry,
-            )

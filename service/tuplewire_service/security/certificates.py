@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +13,10 @@ import grpc
 from tuplewire.connection.dialling import TlsMaterial, load_pair, names_in, read_tls
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.identity.watched import WatchedFiles
+from tuplewire.identity.files import WatchedFiles
+from tuplewire_service.security.handshakes import Handshakes
+
+_TICKET_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +31,16 @@ class CertifiedIdentity:
     tls: TlsMaterial = field(repr=False)
 
 
-class Certificates:
+class Certificates(WatchedFiles[CertifiedIdentity]):
     """The identity of the moment. Thread-safe."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: Credentials, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the files; ConfigError when they are of no use."""
-        self._files = WatchedFiles(credentials.files, lambda: read_identity(credentials))
-        self._served = self._files.get()
-
-    @property
-    def errors(self) -> int:
-        """How often changed files could not be used; what was read before stayed."""
-        return self._files.errors
-
-    def get(self) -> CertifiedIdentity:
-        """Return the identity that is in force."""
-        return self._files.get()
+        super().__init__(credentials.files, lambda: read_identity(credentials))
+        self._clock = clock
+        self._served = self.get()
+        self._served_since = clock()
+        self.handshakes = Handshakes()
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Return the credentials of a server that demands a certificate of the same CA from everybody.
@@ -55,11 +54,16 @@ class Certificates:
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return what to serve from now on; None: the same as before. gRPC asks at every handshake."""
-        identity = self._files.get()
-        if identity is self._served:
+        """Return what to serve from now on; None: the same as before. gRPC asks at every handshake.
+
+        The same is served anew after a while: with it go the keys of the tickets by which a client would
+        resume its TLS session, for hours and without a look at its certificate.
+        """
+        self.handshakes.begin()
+        identity, now = self.get(), self._clock()
+        if identity is self._served and now - self._served_since < _TICKET_SECONDS:
             return None
-        self._served = identity
+        self._served, self._served_since = identity, now
         return _configuration(identity)
 
 

@@ -5,17 +5,24 @@ Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
 from tuplewire.group import TaskGroup
-from tuplewire.identity.names import allowed
-from tuplewire.identity.tokens import Token, find_token
-from tuplewire_service.messaging.access import IAccess
-from tuplewire_service.security.denials import Denials
+from tuplewire.identity.credentials import allowed
+from tuplewire.identity.files import Token, find_token
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess
 from tuplewire_service.security.permissions import Permissions, Rules
 
+logger = logging.getLogger(__name__)
+
+REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
+"""Why somebody is denied; see service/SECURITY.md."""
 CONTROL = {"GetStatus": "", "GetLoad": "", "GetAssignment": "", "Publish": "", "Drain": "drain"}
 """What a rule must allow for a method of Control; empty: nothing (with Publish, the tasks count)."""
 OTHER_CONTROL = "assign"
@@ -58,18 +65,35 @@ class Policy:
 
 
 class Guard:
-    """Admits callers. For use on one thread."""
+    """Admits callers. For use on one thread. denials: counts who was turned away, by reason."""
 
-    def __init__(self, policy: Policy, denials: Denials) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.denials = denials
+        self.denials: Counter[str] = Counter()
+        self._log_rate = LogRate()
         self.rules = policy.rules() if policy.rules else None
         """Those in force."""
+        self.standing: dict[Access, Callable[[RefusedError], None]] = {}
+        """What ends each stream that stands."""
+        self._seen = self._look()
+
+    def _look(self) -> tuple[object, ...]:
+        policy = self.policy
+        return policy.tokens() if policy.tokens else (), self.rules, tuple(policy.worker_names())
 
     def refresh(self) -> None:
-        """Take account of a permissions file that has changed, also for streams that stand."""
+        """Take account of files that have changed, and end the streams whose callers are admitted no more."""
         if self.policy.rules is not None:
             self.rules = self.policy.rules()
+        seen, self._seen = self._seen, self._look()
+        if seen == self._seen:
+            return
+        for access, end in list(self.standing.items()):
+            try:
+                access.renew()
+            except RefusedError as error:
+                self.standing.pop(access, None)
+                end(error)
 
     def admit(self, caller: Caller) -> Access:
         """Return what a caller may do.
@@ -77,6 +101,11 @@ class Guard:
         Raises UnauthenticatedError when a token is asked for and none of ours is shown, and
         PermissionDeniedError when its certificate is on no list.
         """
+        self.refresh()
+        return Access(self, caller)
+
+    def identify(self, caller: Caller) -> tuple[str | None, bool]:
+        """Return the name of its token, if one counts, and whether it may be a worker; raises as admit."""
         policy = self.policy
         worker = caller.tls and allowed(caller.names, policy.worker_names())
         if (
@@ -94,71 +123,95 @@ class Guard:
         token = None
         if policy.tokens is not None and not worker:
             token = self._token(caller, policy.tokens())
-        self.refresh()
         if not policy.tls:
             # Nobody can be told from a worker then; where rules are to hold, there are none.
             worker = policy.rules is None
-        who = f"token {token.name}" if token is not None and token.name else caller.who
-        return Access(self, who, caller.names, None if token is None else token.name, worker=worker)
+        return None if token is None else token.name, worker
 
     def _token(self, caller: Caller, tokens: Sequence[Token]) -> Token:
         if caller.shown is None:
-            self.denials.note(caller.who, "no_token", "no token was shown")
+            self.denied(caller.who, "no_token", "no token was shown")
             raise UnauthenticatedError(
                 "this worker asks for a token: name its file (token_file, TUPLEWIRE_TOKEN_FILE), or show it "
                 "as the metadata authorization: Bearer TOKEN"
             )
         token = find_token(caller.shown, tokens)
         if token is None:
-            self.denials.note(caller.who, "wrong_token", "the token is none of this worker's")
+            self.denied(caller.who, "wrong_token", "the token is none of this worker's")
             raise UnauthenticatedError(
                 "the token that was shown is none of this worker's: compare the token files of both sides"
             )
         return token
 
     def denied(self, who: str, reason: str, detail: str) -> PermissionDeniedError:
-        """Count and log somebody who is denied, and return the error that says so."""
-        self.denials.note(who, reason, detail)
+        """Count somebody who is denied, log it once a minute for each reason, and return the error."""
+        self.denials[reason] += 1
+        if self._log_rate.due((who, reason)):
+            logger.warning("access.denied", extra={"client": who, "reason": reason, "detail": detail})
         return PermissionDeniedError(detail)
 
 
 class Access(IAccess):
     """What an admitted caller may do, by the rules of the moment."""
 
-    def __init__(
-        self, guard: Guard, who: str, names: tuple[str, ...], token: str | None, *, worker: bool
-    ) -> None:
+    def __init__(self, guard: Guard, caller: Caller) -> None:
         self._guard = guard
-        self._who = who
-        self._names = names
-        self._token = token
-        self._may_be_worker = worker
+        self._caller = caller
+        self._names = caller.names
         self._is_worker = False
+        self._received: tuple[str, Sequence[int]] | None = None
+        self._identify()
+
+    def _identify(self) -> None:
+        self._token, self._may_be_worker = self._guard.identify(self._caller)
+        self._who = f"token {self._token}" if self._token else self._caller.who
         self._rules: Rules | None = None
         self._granted: Permissions | None = None
 
-    def open_session(self, topology: str, *, worker: bool) -> None:
-        """See IAccess."""
-        if worker and not self._may_be_worker:
+    @contextmanager
+    def standing(self, end: Callable[[RefusedError], None]) -> Iterator[None]:
+        self._guard.standing[self] = end
+        try:
+            yield
+        finally:
+            self._guard.standing.pop(self, None)
+
+    def renew(self) -> None:
+        """Look again at what its stream has been admitted for; RefusedError where that holds no more.
+
+        What it sends is looked at frame by frame anyway.
+        """
+        self._identify()
+        if self._is_worker:
+            self._check_worker()
+        if self._received is not None:
+            self.receive(*self._received)
+
+    def _check_worker(self) -> None:
+        if not self._may_be_worker:
             raise self._guard.denied(
                 self._who,
                 "worker",
                 f"{self._who} may not act as a worker: that takes a certificate with one of the workers' "
                 "tls_worker_names",
             )
-        self._is_worker = worker
-        if not worker:
+
+    def open_session(self, topology: str, *, worker: bool) -> None:
+        if worker:
+            self._check_worker()
+        else:
             self._check_topology(topology)
+        self._is_worker = worker
 
     def receive(self, topology: str, tasks: Iterable[int]) -> None:
-        """See IAccess."""
+        self._received = topology, list(tasks)
+        tasks = self._received[1]
         self._check_topology(topology)
         granted = self._permissions()
         if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):
             raise self._task(f"receive from task {foreign[0]}", "receive")
 
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
-        """See IAccess."""
         if self._guard.rules is None or self._is_worker:
             return ()
         granted = self._permissions()
@@ -170,16 +223,14 @@ class Access(IAccess):
             if group.task not in granted.send
         ]
 
-    def take_over(self, sender_id: str, earlier: IAccess) -> None:
-        """See IAccess. A session is the workers', or of those who share a name or token with its stream."""
-        if not isinstance(earlier, Access):
-            return
-        if self._is_worker != earlier._is_worker or not (
-            self._is_worker or self._known_as & earlier._known_as or self._known_as == earlier._known_as
-        ):
-            raise self._guard.denied(
-                self._who, "session", f"the sender {sender_id!r} is not {self._who}: take another client_id"
-            )
+    @property
+    def owner(self) -> str:
+        """The workers together, a token's name, or the first name of a certificate; see IAccess."""
+        if self._is_worker and self._may_be_worker:
+            return "workers"
+        if self._token is not None:
+            return f"token {self._token}"
+        return self._names[0] if self._names else ""
 
     def control(self, method: str) -> None:
         """Take note that it calls a method of Control; PermissionDeniedError."""
@@ -192,10 +243,6 @@ class Access(IAccess):
                 f"{self._who} may not call {method}: that takes {action!r} in `control` of a rule for it in "
                 "the worker's permissions file",
             )
-
-    @property
-    def _known_as(self) -> set[str]:
-        return {*self._names, *(() if self._token is None else (f"token {self._token}",))}
 
     def _permissions(self) -> Permissions | None:
         """Return what the rules of the moment grant; None where there are none."""

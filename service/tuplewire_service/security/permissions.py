@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.identity.names import allowed, parse_names
-from tuplewire.identity.watched import UNREADABLE
+from tuplewire.identity.credentials import allowed, parse_names
+from tuplewire.identity.files import UNREADABLE
 
 ACTIONS = ("assign", "drain")
 """What a rule may allow beside sending and receiving."""

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from tuplewire.config import SessionSettings
-from tuplewire.connection.channel import channel_options, server_options
+from tuplewire.connection.grpc_channel import channel_options, server_options
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.wire import messaging_pb2 as pb
 

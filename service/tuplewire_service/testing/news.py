@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tuplewire.message import TaskMessageBatch
-from tuplewire_service.messaging.receive_metric import ReceiveMetric
+from tuplewire_service.messaging.reception import ReceiveMetric
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, Scenery, is_ready, is_settled
 from tuplewire_service.testing.waiting import eventually
 

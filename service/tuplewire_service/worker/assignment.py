@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +156,10 @@ class Assignment:
 
 
 def _as_json(worker: AssignedWorker) -> dict[str, Any]:
-    value = {
-        "worker_id": worker.worker_id,
-        "address": worker.address,
-        "tasks": list(worker.tasks),
-        "node": worker.node,
-    }
-    return {**value, "peer_address": worker.peer_address} if worker.peer_address else value
+    value = {**asdict(worker), "tasks": list(worker.tasks)}
+    if not worker.peer_address:
+        del value["peer_address"]
+    return value
 
 
 def _worker(value: Any) -> AssignedWorker:
@@ -171,13 +168,8 @@ def _worker(value: Any) -> AssignedWorker:
     if not set(map(type, tasks)) <= {int}:
         for task in tasks:
             _typed(task, int, "a task id")
-    return AssignedWorker(
-        _typed(fields["worker_id"], str, "worker_id"),
-        _typed(fields["address"], str, "address"),
-        tuple(tasks),
-        _typed(fields.get("node", ""), str, "node"),
-        _typed(fields.get("peer_address", ""), str, "peer_address"),
-    )
+    texts = {key: _typed(value, str, key) for key, value in fields.items() if key != "tasks"}
+    return AssignedWorker(tasks=tuple(tasks), **texts)
 
 
 def _object(value: Any, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:

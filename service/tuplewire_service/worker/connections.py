@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
-from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
+from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.worker.assignment import AssignedWorker
-from tuplewire_service.worker.status import PeerSnapshot
+from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
 logger = logging.getLogger(__name__)
 
 
+_MOST_LOSERS = 1000
+"""So many workers that are gone have what may have died with them counted apart."""
 Peer = tuple[str, str]
 """A worker's id and its address: a worker that starts again elsewhere is another peer."""
 
@@ -33,23 +36,17 @@ class Connections:
         self,
         context: IContext,
         topology: str,
-        on_settled: Callable[[Sequence[Settled]], None],
-        on_released: Callable[[Sequence[Settled]], None],
-        assignment_version: Callable[[], int],
-        draining: Callable[[], bool],
+        attach: Callable[[IRelayConnection], None],
         on_returned: Callable[[IRelayConnection, list[tuple[TaskGroup, Any]]], None],
     ) -> None:
         """Start without any.
 
-        on_returned: called with the messages that a closed connection's peer had not acknowledged. The other
-        callables are those of IRelayConnection.attach.
+        attach: says to a new connection whom to tell. on_returned: called with the messages that a closed
+        connection's peer had not acknowledged.
         """
         self._context = context
         self._topology = topology
-        self._on_settled = on_settled
-        self._on_released = on_released
-        self._version = assignment_version
-        self._draining = draining
+        self._attach = attach
         self.pressure = OutboundPressure()
         """What holds messages up in any connection."""
         self._on_returned = on_returned
@@ -58,6 +55,7 @@ class Connections:
         self._leaving: dict[IRelayConnection, Peer] = {}
         self._opened = 0
         self._numbers: dict[IRelayConnection, int] = {}
+        self._lost_before: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return (
@@ -98,7 +96,7 @@ class Connections:
                 f"the transport's {type(connection).__name__} cannot carry a worker's messages: "
                 "it is not an IRelayConnection"
             )
-        connection.attach(self._on_settled, self._on_released, self._version, self._draining)
+        self._attach(connection)
         connection.expect(worker.worker_id)
         connection.watch(self.pressure)
         self._opened += 1
@@ -107,6 +105,9 @@ class Connections:
 
     async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:
         left = await connection.take_back_async(timeout)
+        if lost := connection.statistics().perhaps_lost:
+            known = key[0] in self._lost_before or len(self._lost_before) < _MOST_LOSERS
+            self._lost_before[key[0] if known else OTHER] += lost
         del self._leaving[connection], self._numbers[connection]
         logger.info("connection.closed", extra={"worker": key[0], "peer": key[1], "handed_back": len(left)})
         self._on_returned(connection, left)
@@ -130,6 +131,11 @@ class Connections:
         return connection is not None and connection.status is ConnectionStatus.READY
 
     @property
+    def unkept_messages(self) -> int:
+        """Those that neither the receiver nor their sender is known to have."""
+        return sum(each.unkept_messages for each in (*self._connections.values(), *self._leaving))
+
+    @property
     def pending_messages(self) -> int:
         """Messages that were forwarded and are not settled."""
         return sum(peer.statistics.ledger.pending for peer in self.snapshot())
@@ -148,6 +154,16 @@ class Connections:
             )
             for (worker_id, address), connection in (*self._connections.items(), *leaving)
         ]
+
+    def perhaps_lost(self, peers: Iterable[PeerSnapshot]) -> Mapping[str, int]:
+        """Return, by worker, how many messages it had acknowledged that may have died with it, at most.
+
+        peers: the connections that there are now.
+        """
+        lost = self._lost_before.copy()
+        for peer in peers:
+            lost[peer.worker_id] += peer.statistics.perhaps_lost
+        return lost
 
     def blocked(self) -> Iterator[tuple[int, str]]:
         """Yield each task with messages that a worker does not take now, with that worker's id."""

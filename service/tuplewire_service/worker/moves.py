@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuplewire.group import TaskGroup, entry_worker
 from tuplewire_service.messaging.base import InboundSession, IRelayConnection
@@ -30,16 +30,14 @@ class _Route:
     lost: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class _Move:
-    __slots__ = ("left", "own", "routes", "since", "task", "waiting")
-
-    def __init__(self, task: int, own: int, now: float) -> None:
-        self.task = task
-        self.own = own
-        self.since = now
-        self.left: Callable[[], bool] | None = None
-        self.routes: list[_Route] = []
-        self.waiting: dict[int, list[HeldGroup]] = {}
+    task: int
+    own: int
+    since: float
+    left: Callable[[], bool] | None = None
+    routes: list[_Route] = field(default_factory=list)
+    waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
 
     def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
         """Return the number of the worker that accepted messages from a program."""
@@ -60,7 +58,8 @@ class _Move:
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
-        insort(waiting, (group, inbound), key=_entry_sequence)  # returning messages may come before held ones
+        # Returning messages may come before held ones.
+        insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
 
     def let_go(self) -> Iterator[HeldGroup]:
         """Take out messages that need not wait any more, in order for each entry worker."""
@@ -82,10 +81,6 @@ class _Move:
     def has_left(self) -> bool:
         """Whether our queue of the task is empty, so that new messages go straight to the owner."""
         return self.left is None or self.left()
-
-
-def _entry_sequence(held_group: HeldGroup) -> int:
-    return held_group[0].entry_sequence
 
 
 class Moves:
@@ -165,9 +160,11 @@ class Moves:
     @property
     def pending_messages(self) -> int:
         """Messages that are held here."""
-        return sum(
-            len(group) for move in self._moves.values() for held in move.waiting.values() for group, _ in held
-        )
+        return sum(map(len, self.held_groups()))
+
+    def held_groups(self) -> Iterator[TaskGroup]:
+        """Return what is held here."""
+        return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
 
     def peers(self, since: float) -> set[Peer]:
         """Return the workers on whose old route a move has been waiting since that time or longer."""
@@ -184,11 +181,11 @@ class EntrySequences:
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
 
-    def place(self, group: TaskGroup, now_micros: int) -> TaskGroup:
-        """Return messages with their entry sequence, from 1 per task. now_micros: see TaskGroup.at."""
+    def place(self, group: TaskGroup, now_micros: int, *, kept: bool) -> TaskGroup:
+        """Return messages with their entry sequence, from 1 per task. now_micros, kept: see TaskGroup.at."""
         entry_sequence = self._next.get(group.task, 1)
         self._next[group.task] = entry_sequence + len(group)
-        return group.at(entry_sequence, now_micros)
+        return group.at(entry_sequence, now_micros, kept=kept)
 
     def forget(self, task: int) -> None:
         """Count a task's messages anew: nobody holds it any more, and nothing of it is on the way."""

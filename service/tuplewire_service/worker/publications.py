@@ -7,25 +7,28 @@ twice. Pure state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from tuplewire.errors import ResourceLimitError, SequenceGapError
+from tuplewire.errors import ResourceLimitError, SequenceGapError, StaleEpochError
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import LENGTH_BYTES, wire_bytes
 
+Sink = tuple[str, str]
+"""Whose it is, and its name: another owner's of the same name is another; see IAccess."""
 MAX_REMEMBERED = 100_000
-"""The last epoch is remembered for so many pairs of sink and task, the latest ones."""
+"""The last epoch is remembered for so many pairs of sink and task of an owner, the latest ones."""
+MOST_AHEAD = 2**32
+"""So far an epoch may be ahead of the last one. A count of batches does not jump by more; a slip may."""
 
 IDLE_SECONDS = 60.0
 """An epoch without a new piece for so long is forgotten if others need the room."""
 
 
+@dataclass(slots=True, eq=False)
 class _Epoch:
-    __slots__ = ("number", "pieces", "touched")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pieces: list[Sequence[TaskGroup]] = []
-        self.touched = 0.0
+    number: int
+    pieces: list[Sequence[TaskGroup]] = field(default_factory=list)
+    touched: float = 0.0
 
 
 class Publications:
@@ -43,24 +46,26 @@ class Publications:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._published: dict[tuple[str, int], int] = {}
-        self._open: dict[str, _Epoch] = {}
+        self._published: dict[str, dict[tuple[str, int], int]] = {}
+        self._open: dict[Sink, _Epoch] = {}
         self._open_bytes = 0
         self._unreleased_bytes = 0
 
-    def add(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], now: float) -> None:
+    def add(self, sink: Sink, epoch: int, piece: int, groups: Sequence[TaskGroup], now: float) -> None:
         """Keep a piece; it replaces the last one if it has the same number. now: seconds of any clock.
 
-        Raises SequenceGapError if pieces before it are missing, ResourceLimitError if there is no room.
+        Raises SequenceGapError if pieces before it are missing, ResourceLimitError if there is no room, and
+        StaleEpochError for a number that is below the last one of the same sink and task, or far above.
         """
+        self._check_epoch(sink, epoch, groups)
         if not piece:
             self._drop(sink)
             self._open[sink] = _Epoch(epoch)
         state = self._open.get(sink)
         if state is None or state.number != epoch or not len(state.pieces) - 1 <= piece <= len(state.pieces):
             raise SequenceGapError(
-                f"sink {sink!r}: piece {piece} of epoch {epoch} does not follow the last one that is here; "
-                "begin again with piece 0"
+                f"sink {sink[1]!r}: piece {piece} of epoch {epoch} does not follow the last one that is "
+                "here; begin again with piece 0"
             )
         state.touched = now
         if piece < len(state.pieces):
@@ -72,25 +77,43 @@ class Publications:
         if self._open_bytes + size > self.limit_bytes:
             self._drop(sink)
             raise ResourceLimitError(
-                f"sink {sink!r}: an epoch of more than {self.limit_bytes} bytes, with those of other sinks "
-                "that are not complete; write less at once, or raise receive-queue-bytes of the worker"
+                f"sink {sink[1]!r}: an epoch of more than {self.limit_bytes} bytes, with those of other "
+                "sinks that are not complete; write less at once, or raise receive-queue-bytes of the worker"
             )
         state.pieces.append(groups)
         self._open_bytes += size
 
-    def _drop(self, sink: str) -> None:
+    def _check_epoch(self, sink: Sink, epoch: int, groups: Iterable[TaskGroup]) -> None:
+        owner, name = sink
+        published = self._published.get(owner, {})
+        for group in groups:
+            last = published.get((name, group.task), 0)
+            if epoch < last:
+                raise StaleEpochError(
+                    f"sink {name!r} has published epoch {last} to task {group.task} already, which is after "
+                    f"epoch {epoch}: its rows would be taken for seen; give the sink another name"
+                )
+            if epoch > last + MOST_AHEAD:
+                raise StaleEpochError(
+                    f"sink {name!r}: epoch {epoch} is too far ahead of {last}, the last one to task "
+                    f"{group.task}: all lower ones would be lost from then on"
+                )
+
+    def _drop(self, sink: Sink) -> None:
         state = self._open.pop(sink, None)
         if state is not None:
             self._open_bytes -= sum(map(_held_by, state.pieces))
 
-    def collected(self, sink: str) -> list[TaskGroup]:
+    def collected(self, sink: Sink) -> list[TaskGroup]:
         """Return the new messages of a sink's epoch; ResourceLimitError while too many are unconsumed."""
         state = self._open[sink]
+        owner, name = sink
+        published = self._published.get(owner, {})
         groups = [
             group
             for piece in state.pieces
             for group in piece
-            if state.number > self._published.get((sink, group.task), -1)
+            if state.number > published.get((name, group.task), -1)
         ]
         if self._unreleased_bytes and self._unreleased_bytes + _size_of(groups) > self.limit_bytes:
             raise ResourceLimitError(
@@ -98,16 +121,18 @@ class Publications:
             )
         return groups
 
-    def publish(self, sink: str, collected: Sequence[TaskGroup]) -> None:
+    def publish(self, sink: Sink, collected: Sequence[TaskGroup]) -> None:
         """Note that the collected messages are on their way to their queues."""
         epoch = self._open[sink].number
         self._drop(sink)
         self._unreleased_bytes += _size_of(collected)
+        owner, name = sink
+        published = self._published.setdefault(owner, {})
         for task in {group.task for group in collected}:
-            self._published.pop((sink, task), None)
-            self._published[sink, task] = epoch
-        while len(self._published) > MAX_REMEMBERED:
-            del self._published[next(iter(self._published))]
+            published.pop((name, task), None)
+            published[name, task] = epoch
+        while len(published) > MAX_REMEMBERED:
+            del published[next(iter(published))]
 
     def release(self, _task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession.release."""

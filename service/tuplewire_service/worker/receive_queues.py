@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
@@ -17,36 +18,24 @@ from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
-from tuplewire_service.worker.status import TaskSnapshot
 from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_service.worker.worker_snapshot import TaskSnapshot
 
 _MOST_TAILS = 10_000
 """Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
 
 
+@dataclass(slots=True, eq=False)
 class _Queue:
-    __slots__ = (
-        "consumer",
-        "consumer_id",
-        "credit",
-        "credit_bytes",
-        "incarnation",
-        "leaving",
-        "log",
-        "task",
-        "times",
-    )
-
-    def __init__(self, task: int, start: int) -> None:
-        self.task = task
-        self.log = DeliveryLog(start)
-        self.times = QueueTimes(start)
-        self.leaving = False
-        self.consumer: QueueSubscription | None = None
-        self.consumer_id = ""
-        self.incarnation = 0
-        self.credit = 0
-        self.credit_bytes = 0
+    task: int
+    log: DeliveryLog
+    times: QueueTimes
+    leaving: bool = False
+    consumer: QueueSubscription | None = None
+    consumer_key: tuple[str, str] = ("", "")
+    incarnation: int = 0
+    credit: int = 0
+    credit_bytes: int = 0
 
 
 class ReceiveQueues:
@@ -78,6 +67,8 @@ class ReceiveQueues:
         self._tails: dict[int, int] = {}
         self._start = 0
         self._early: set[int] = set()
+        self.doubtful: Callable[[TaskGroup, InboundSession], bool] | None = None
+        """Returns whether messages may have come before, by another way; see LostWorkers."""
         self.wait = Durations()
         """How long messages waited until a consumer first got them."""
         self.redelivered_messages = 0
@@ -108,7 +99,10 @@ class ReceiveQueues:
         return gone
 
     def _hold(self, task: int) -> None:
-        queue = self._leaving.pop(task, None) or _Queue(task, self._tails.pop(task, self._start))
+        queue = self._leaving.pop(task, None)
+        if queue is None:
+            start = self._tails.pop(task, self._start)
+            queue = _Queue(task, DeliveryLog.after(start), QueueTimes(start))
         self._queues[task] = queue
         self._touched.add(task)
         queue.leaving = False
@@ -192,6 +186,12 @@ class ReceiveQueues:
         queues = (*self._queues.values(), *self._leaving.values())
         return sum(queue.log.queued_messages for queue in queues)
 
+    @property
+    def unkept_messages(self) -> int:
+        """Those of the same that nobody else keeps; at a cost that grows with the tasks that have any."""
+        busy = [self._queues[task] for task in self._touched if task in self._queues]
+        return sum(queue.log.unkept for queue in (*busy, *self._leaving.values()))
+
     def snapshot(self) -> list[TaskSnapshot]:
         """Return every queue as it is."""
         return [
@@ -233,14 +233,14 @@ class ReceiveQueues:
             queue = self._queues.get(cursor.task)
             if queue is None:
                 raise self.not_here(cursor.task)
-            if queue.consumer_id == request.consumer_id and queue.incarnation > request.incarnation:
+            if queue.consumer_key == request.consumer_key and queue.incarnation > request.incarnation:
                 raise StaleIncarnationError(
                     f"consumer {request.consumer_id!r}: incarnation {queue.incarnation} has taken over"
                 )
             # It comes back, and may have been cut off before it heard that it was superseded.
             returns = request.worker_incarnation == self.incarnation
-            if returns and queue.consumer is not None and queue.consumer_id != request.consumer_id:
-                raise _superseded(queue.consumer_id, queue.task)
+            if returns and queue.consumer is not None and queue.consumer_key != request.consumer_key:
+                raise _superseded(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake)
         for cursor in request.cursors:
             self._hand_over(self._queues[cursor.task], subscription, cursor, request)
@@ -249,7 +249,7 @@ class ReceiveQueues:
     def _hand_over(
         self, queue: _Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
     ) -> None:
-        same = queue.consumer_id == request.consumer_id and queue.incarnation == request.incarnation
+        same = queue.consumer_key == request.consumer_key and queue.incarnation == request.incarnation
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
             # Two streams of one consumer may arrive in either order; the refused one comes again.
@@ -259,7 +259,7 @@ class ReceiveQueues:
                 else _superseded(request.consumer_id, queue.task)
             )
         queue.consumer = subscription
-        queue.consumer_id, queue.incarnation = request.consumer_id, request.incarnation
+        queue.consumer_key, queue.incarnation = request.consumer_key, request.incarnation
         if resumes:
             self.on_done(queue.task, queue.log.progress(cursor.acknowledged, cursor.received))
             queue.log.rewind(cursor.received)
@@ -314,17 +314,14 @@ class QueueSubscription(ISubscription):
 
     @property
     def starts(self) -> Sequence[tuple[int, int]]:
-        """See ISubscription."""
         return [(task, queue.log.taken) for task, queue in self._held.items()]
 
     @property
     def ended(self) -> RefusedError | None:
-        """See ISubscription."""
         return self._ended
 
     @property
     def waiting(self) -> bool:
-        """See ISubscription."""
         return any(queue.log.queued_messages for queue in self._held.values())
 
     def take(self, max_bytes: int) -> list[Delivery]:
@@ -336,7 +333,7 @@ class QueueSubscription(ISubscription):
             queue = self._held[task]
             if queue.leaving:
                 continue  # its task is gone
-            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes)
+            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             if not taken:
                 continue
@@ -347,7 +344,6 @@ class QueueSubscription(ISubscription):
         return deliveries
 
     def progress(self, cursors: Sequence[Cursor]) -> None:
-        """See ISubscription."""
         for cursor in cursors:
             queue = self._held.get(cursor.task)
             if queue is not None:
@@ -366,7 +362,6 @@ class QueueSubscription(ISubscription):
             self.end(self._queues.not_here(queue.task))
 
     def close(self) -> None:
-        """See ISubscription."""
         held, self._held = self._held, {}
         self._ready.clear()
         for queue in held.values():

@@ -19,14 +19,13 @@ from tuplewire.errors import (
     ClosedError,
     DrainingError,
     MessageTooLargeError,
-    NotReadyError,
     PermissionDeniedError,
     RefusedError,
     TuplewireError,
-    UnknownTaskError,
 )
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
+from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import (
@@ -35,18 +34,16 @@ from tuplewire_service.messaging.base import (
     InboundSession,
     IRelayConnection,
     ReceivedBatch,
-    worker_number,
 )
+from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
-from tuplewire_service.worker import refusals
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
+from tuplewire_service.worker.lost_workers import LostWorkers
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
-from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.receive_queues import ReceiveQueues
-from tuplewire_service.worker.status import PeerSnapshot
-from tuplewire_service.worker.times import LOCAL
-from tuplewire_service.worker.transfer import TransferQueue
+from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
+from tuplewire_service.worker.transfer_queue import TransferQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -67,42 +64,36 @@ class Router(IConnectionCallback, ISubscriptionSource):
         incarnation: int,
         context: IContext,
         draining: Callable[[], bool],
-        consumed: Callable[[Sequence[Done]], None],
     ) -> None:
         """Begin without an assignment.
 
         context: the transport to other workers.
         draining: returns True if this worker is to tell its peers that it drains.
-        consumed: called with the messages that a consumer has acknowledged.
         """
-        self.assignment: Assignment | None = None
-        self._version_received = 0
-        self.misnamed = ""
-        """Why the assignment does not mean this worker; empty when it does."""
+        self.table = RoutingTable(settings.worker_id)
+        self.version_received = 0
+        """The newest assignment version that other workers have said with a frame."""
         self._settings = settings
-        self._consumed = consumed
         self._clock = asyncio.get_running_loop().time
         self._ledger = Ledger()
         self._log_rate = LogRate()
         self._activity = asyncio.Event()
-        self._others: list[AssignedWorker] = []
         self._dead: set[Peer] = set()
+        self._lost = LostWorkers()
+        self.end_to_end = Durations()
+        """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
-        self.queues = ReceiveQueues(settings, incarnation, self._done, self._not_here)
+        self.queues = ReceiveQueues(settings, incarnation, self._done, self.table.not_here)
         self._entry_sequences = EntrySequences()
-        self._publications = Publications(settings.receive_queue_bytes)
         self._moves = Moves(worker_number(settings.worker_id, incarnation))
         self.connections = Connections(
             context,
             settings.topology,
-            on_settled=self._settled,
-            on_released=self._released,
-            assignment_version=lambda: self.assignment_version,
-            draining=draining,
-            on_returned=self._returned,
+            lambda each: each.attach(self._settled, self._released, lambda: self.table.version, draining),
+            self._returned,
         )
-        self._transfer = TransferQueue(asyncio.get_running_loop(), self._send, self._unroutable, self._lose)
+        self._transfer = TransferQueue(self.table, self._send, self._unroutable, self._lose)
 
     def __repr__(self) -> str:
         return (
@@ -114,42 +105,28 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def assignment_version(self) -> int:
-        """See IConnectionCallback."""
-        return self.assignment.version if self.assignment is not None else 0
-
-    def newest_version(self, peers: Iterable[PeerSnapshot]) -> int:
-        """Return the newest assignment version that this worker knows of: its own, or another worker's.
-
-        Others say theirs when this worker connects to them (peers), and with each frame.
-        """
-        told = (peer.statistics.receiver_assignment_version for peer in peers)
-        return max(self.assignment_version, self._version_received, *told)
+        return self.table.version
 
     def update(self, assignment: Assignment, *, force: bool = False) -> bool:
         """Put a newer assignment in force; False when this version is in force already.
 
         Raises what Assignment.succeeds raises, which has `force`, too.
         """
-        if not assignment.succeeds(self.assignment, self._settings.topology, force=force):
+        if not assignment.succeeds(self.table.assignment, self._settings.topology, force=force):
             return False
         self._transfer.drain()  # by the old routes
-        self.assignment = assignment
+        before = self.table.others
+        self.table.replace(assignment)
         self._dead.difference_update(worker.peer for worker in assignment.workers)
-        local = assignment.tasks_of(self._settings.worker_id)
-        others = [w for w in assignment.workers if w.worker_id != self._settings.worker_id and w.tasks]
-        before, self._others = self._others, others
-        self._publications.limit_bytes = self._settings.receive_queue_bytes * max(1, len(local))
-        self._transfer.owner_of = assignment.owner_of
-        self._begin_moves(before, self.queues.assign(local))
+        self._begin_moves(before, self.queues.assign(self.table.local))
         self.refresh()
         self._end_moves()
         if self._moves:
             asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
         self._activity.set()
-        logger.info(
-            "assignment.changed",
-            extra={"version": assignment.version, "local_tasks": len(local), "peers": len(others)},
-        )
+        local_tasks, peers = len(self.table.local), len(self.table.others)
+        extra = {"version": assignment.version, "local_tasks": local_tasks, "peers": peers}
+        logger.info("assignment.changed", extra=extra)
         return True
 
     def _begin_moves(self, before: Iterable[AssignedWorker], gone: Iterable[int]) -> None:
@@ -157,7 +134,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         now = self._clock()
         for task in gone:
             self._moves.leave(task, partial(self.queues.left, task), now)
-        after = {worker.peer: worker.tasks for worker in self._others}
+        after = {worker.peer: worker.tasks for worker in self.table.others}
         for worker in before:
             tasks = after.get(worker.peer, ())
             if tasks == worker.tasks:
@@ -171,10 +148,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
         A former owner is given up if it has left the assignment and is out of reach.
         """
-        assigned = (
-            {worker.peer for worker in self.assignment.workers} if self.assignment is not None else set()
-        )
-        needed = {worker.peer: worker for worker in self._others}
+        assignment = self.table.assignment
+        assigned = set() if assignment is None else {worker.peer for worker in assignment.workers}
+        needed = {worker.peer: worker for worker in self.table.others}
         former = self._moves.peers(since=math.inf)
         overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
@@ -197,7 +173,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             return
         moving = self._moves.among(tasks)
         self._reroute((group.out_of_queue(), inbound) for group, inbound in self.queues.leave(moving))
-        self._moves.stay(moving, self._transfer.owner_of)
+        self._moves.stay(moving, self.table.owner_of)
         self._reroute(self._moves.done(moving))
         self._forget(task for task in moving if task not in self._moves)
 
@@ -209,7 +185,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _holder_known(self, task: int) -> bool:
         """Whether messages for a task can go anywhere."""
-        return task in self.queues or task in self._transfer.owner_of or self.queues.is_leaving(task)
+        return task in self.queues or task in self.table.owner_of or self.queues.is_leaving(task)
 
     def _reroute(self, held_groups: Iterable[HeldGroup]) -> None:
         waiting = deque(held_groups)
@@ -237,55 +213,32 @@ class Router(IConnectionCallback, ISubscriptionSource):
         version = batch.assignment_version
         ahead = version > self.assignment_version and inbound.worker_number
         if ahead:
-            self._version_received = max(self._version_received, version)
+            self.version_received = max(self.version_received, version)
         now_micros = time.time_ns() // 1000
         stale = 0 < version < self.assignment_version and not inbound.worker_number
         for group in batch.groups:
-            owner = self._transfer.owner_of.get(group.task) if stale else None
-            if owner is not None and owner.worker_id != self._settings.worker_id:
-                batch.refuse(group, refusals.stale(group.task, owner, version, self.assignment_version))
+            if stale and self.table.elsewhere(group.task) is not None:
+                batch.refuse(group, self.table.stale(group.task, version))
                 continue
             if group.unqueued_hops > MAX_UNQUEUED_HOPS and group.task not in self.queues:
-                batch.refuse(group, self._circling(group.task))
+                batch.refuse(group, self.table.circling(group.task))
                 continue
             if not inbound.worker_number:
                 if not (self._holder_known(group.task) or group.task in self._moves):
-                    batch.refuse(group, self._not_here(group.task))
+                    batch.refuse(group, self.table.not_here(group.task))
                     continue
-                group = self._entry_sequences.place(group, now_micros)  # noqa: PLW2901 - the same messages
+                kept = inbound.wants_releases
+                group = self._entry_sequences.place(group, now_micros, kept=kept)  # noqa: PLW2901
             if ahead:
                 self._open_early(group.task)
             if group.task in self._moves and self._moves.holds(group, inbound):
                 self._moves.hold(group, inbound)
             elif not self._route(group, inbound):
                 if not group.forwarded:
-                    batch.refuse(group, self._not_here(group.task))
+                    batch.refuse(group, self.table.not_here(group.task))
                     continue
                 self._unroutable(group, inbound)  # its program has heard already that it is accepted
             self._ledger.accepted += len(group)
-
-    def publish(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
-        """Take a piece of a sink's epoch; the last piece puts the whole epoch in the queues.
-
-        Returns how many messages that were. After an error nothing of the epoch is in a queue.
-
-        Raises:
-            NotReadyError: There is no assignment yet.
-            NotLocalError, UnknownTaskError: A task is not held here.
-            SequenceGapError, ResourceLimitError: See Publications.
-        """
-        if (error := self.not_ready) is not None:
-            raise error
-        self._publications.add(sink, epoch, piece, groups, time.monotonic())
-        if not last:
-            return 0
-        collected = self._publications.collected(sink)
-        for group in collected:
-            if group.task not in self.queues:
-                raise self._not_here(group.task)
-        self._publications.publish(sink, collected)
-        self.recv(ReceivedBatch.arrived(collected, self._publications))
-        return sum(map(len, collected))
 
     def _open_early(self, task: int) -> None:
         """Hold a task that is ours by an assignment that has not arrived yet."""
@@ -294,7 +247,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._transfer.drain()  # by the old routes
         now = self._clock()
         self._moves.leave(task, partial(self.queues.left, task), now)
-        owner = self._transfer.owner_of.get(task)
+        owner = self.table.owner_of.get(task)
         if owner is not None:
             self._wait_for(owner.peer, [task], now)
         self._activity.set()
@@ -311,7 +264,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Put messages into a queue or the transfer queue; return False if nobody holds their task."""
         if group.task in self.queues or self.queues.is_leaving(group.task):
             self.queues.put(group, inbound)
-        elif group.task in self._transfer.owner_of:
+        elif group.task in self.table.owner_of:
             self._transfer.put(group, inbound)
         else:
             return False
@@ -319,23 +272,15 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def place_of(self, task: int) -> str:
         """Return where a task is, as far as this worker knows: LOCAL, or a worker's id."""
-        owner = None if task in self.queues else self._transfer.owner_of.get(task)
+        owner = None if task in self.queues else self.table.owner_of.get(task)
         return LOCAL if owner is None else owner.worker_id
-
-    def _not_here(self, task: int) -> RefusedError:
-        if (error := self.not_ready) is not None:
-            return error
-        owner = self._transfer.owner_of.get(task)
-        if owner is not None:
-            return refusals.elsewhere(task, self._settings.worker_id, owner)
-        return UnknownTaskError(f"task {task} is not in assignment version {self.assignment_version}")
-
-    def _circling(self, task: int) -> RefusedError:
-        return refusals.circling(task, self._settings.worker_id, self._transfer.owner_of.get(task))
 
     def _send(self, owner: AssignedWorker, inbound: InboundSession, groups: list[TaskGroup]) -> None:
         connection = self.connections.get(owner.peer)
         if inbound.worker_number:
+            if self._lost:
+                lost = self._lost
+                groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
             groups = [group.passed_on(inbound.worker_number) for group in groups]
         for group in self._left_by(connection, inbound, groups):
             self._unroutable(group, inbound)
@@ -403,8 +348,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
-        self._consumed(done)
+        now_micros = time.time_ns() // 1000
         for each in done:
+            if each.accepted_micros:
+                self.end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
         self._end_moves((task,))
@@ -412,13 +359,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def not_ready(self) -> RefusedError | None:
-        """See IConnectionCallback. Only by an assignment that means us do we know which tasks there are."""
-        if self.assignment is None:
-            return refusals.no_assignment(self._settings.worker_id)
-        return NotReadyError(self.misnamed) if self.misnamed else None
+        return self.table.not_ready
 
     def subscribe(self, request: SubscribeRequest, wake: Callable[[], None]) -> ISubscription:
-        """See ISubscriptionSource."""
         for cursor in request.cursors:
             if cursor.task in self.taken_here:
                 raise PermissionDeniedError(
@@ -427,19 +370,15 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 )
         return self.queues.subscribe(request, wake)
 
-    # --- load, ledger, the end -------------------------------------------------------------------------
+    def worker_lost(self, number: int) -> None:
+        self._lost.lose(number)
+        self.queues.doubtful = self._lost.had
 
-    def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
-        """Return the known loads, 0 to 1, of these tasks; without tasks, of all."""
-        wanted = list(tasks) or {*self.queues, *self._transfer.owner_of}
-        loads = {task: self.queues.load(task) for task in wanted if task in self.queues}
-        elsewhere: dict[Peer, list[int]] = {}
-        for task in wanted:
-            if task not in loads and (owner := self._transfer.owner_of.get(task)) is not None:
-                elsewhere.setdefault(owner.peer, []).append(task)
-        for peer, at_peer in elsewhere.items():
-            loads.update(self.connections.loads(peer, at_peer))
-        return loads
+    def worker_connected(self, number: int) -> None:
+        self._lost.find(number)
+        self.queues.doubtful = self._lost.had if self._lost else None
+
+    # --- ledger, the end -------------------------------------------------------------------------------
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of the whole worker."""
@@ -453,6 +392,16 @@ class Router(IConnectionCallback, ISubscriptionSource):
             + self._transfer.pending_messages
             + self._moves.pending_messages
             + self.connections.pending_messages
+        )
+
+    @property
+    def unkept_messages(self) -> int:
+        """Those of the same that would die with this worker: nobody else is known to have them."""
+        waiting = (*self._transfer.held_groups(), *self._moves.held_groups())
+        return (
+            self.queues.unkept_messages
+            + sum(len(group) for group in waiting if not group.kept)
+            + self.connections.unkept_messages
         )
 
     @property

@@ -6,6 +6,7 @@ Source: Storm's `WorkerState.registerCallbacks`, which has one receiver for all.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
@@ -18,9 +19,40 @@ from tuplewire_service.messaging.base import (
     ReceiveCount,
     ServerStatistics,
 )
-from tuplewire_service.worker.program import IProgram
+from tuplewire_service.worker.assignment import Assignment
 
 _CLOSE_SECONDS = 10.0
+
+
+class IProgram(ABC):
+    """A program inside the worker, such as executors; called on the event loop, where it must not block."""
+
+    @property
+    @abstractmethod
+    def not_ready_because(self) -> str:
+        """What is missing before it does its work, in words; empty when nothing is."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether it holds something that it may still send messages for."""
+
+    @abstractmethod
+    def assigned(self, assignment: Assignment) -> None:
+        """Take note of the assignment that is now in force."""
+
+    @abstractmethod
+    def exchange_loads(self, known: Mapping[int, float]) -> Mapping[int, float]:
+        """Take the loads, 0 to 1, that the worker knows, and return those of the tasks that it runs."""
+
+    @property
+    @abstractmethod
+    def exhausted(self) -> Collection[int]:
+        """The tasks that it waits for, the longest first; see IServerConnection."""
+
+    @abstractmethod
+    def statistics(self) -> ServerStatistics:
+        """Return what it has sent into the worker; see IServerConnection."""
 
 
 class Servers:
@@ -34,24 +66,22 @@ class Servers:
         self._bound: list[IServerConnection] = []
         self.program: IProgram | None = None
         """A program inside the worker, which sends into it as others do through a server."""
-        self.peer_addresses: list[str] = []
-        """Where the peers' server is bound, if there is one of its own."""
 
     async def start(self, port: int, peers_port: int, callback: IConnectionCallback) -> None:
         """Bind, and begin to serve; BindError when that fails."""
-        await self._bind(self._programs, port, callback)
-        if self._peers is not None:
-            self.peer_addresses = list((await self._bind(self._peers, peers_port, callback)).addresses)
-
-    async def _bind(self, context: IContext, port: int, callback: IConnectionCallback) -> IServerConnection:
-        server = await asyncio.to_thread(context.bind, self._topology, port, callback)
-        self._bound.append(server)
-        return server
+        for context, at in ((self._programs, port), (self._peers, peers_port)):
+            if context is not None:
+                self._bound.append(await asyncio.to_thread(context.bind, self._topology, at, callback))
 
     @property
     def addresses(self) -> list[str]:
         """Every address at which programs are served."""
-        return list(self._bound[0].addresses) if self._bound else []
+        return [address for server in self._bound[:1] for address in server.addresses]
+
+    @property
+    def peer_addresses(self) -> list[str]:
+        """Where the peers' server is bound, if there is one of its own."""
+        return [address for server in self._bound[1:] for address in server.addresses]
 
     async def stop_intake(self, intake: Intake) -> None:
         """See IServerConnection."""
@@ -84,25 +114,23 @@ class Servers:
 
     def statistics(self) -> ServerStatistics:
         """Return the counts of all of them together."""
-        received: dict[str, ReceiveCount] = {}
+        received: dict[str, tuple[int, int, int]] = {}
         refused_streams: Counter[str] = Counter()
         refused_messages: Counter[str] = Counter()
-        sessions = resumable = 0
-        for each in (sender.statistics() for sender in self._senders()):
-            for count in each.received:
-                before = received.get(count.source, ReceiveCount(count.source, 0, 0, 0))
-                received[count.source] = ReceiveCount(
-                    count.source,
-                    before.messages + count.messages,
-                    before.batches + count.batches,
-                    before.bytes + count.bytes,
-                )
-            refused_streams.update(each.refused_streams)
-            refused_messages.update(each.refused_messages)
-            sessions += each.sessions
-            resumable += each.resumable_sessions
+        parts = [sender.statistics() for sender in self._senders()]
+        for part in parts:
+            for each in part.received:
+                messages, batches, size = received.get(each.source, (0, 0, 0))
+                received[each.source] = messages + each.messages, batches + each.batches, size + each.bytes
+            refused_streams.update(part.refused_streams)
+            refused_messages.update(part.refused_messages)
         return ServerStatistics(
-            list(received.values()), sessions, resumable, dict(refused_streams), dict(refused_messages)
+            [ReceiveCount(source, *counts) for source, counts in received.items()],
+            sum(part.sessions for part in parts),
+            sum(part.resumable_sessions for part in parts),
+            refused_streams,
+            refused_messages,
+            sum(part.silent_streams for part in parts),
         )
 
     async def close(self) -> None:

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 
-from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations
 from tuplewire.session.pressure import HELD_SECONDS
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.connections import Connections
-from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.servers import Servers
-from tuplewire_service.worker.status import Timings
+from tuplewire_service.worker.worker_snapshot import Timings
 
 INTERVAL_SECONDS = 0.1
 _MOST_PROBES = 1000
-
-LOCAL = "local"
-"""The place of a task whose queue is here."""
 
 
 class TimeState(enum.StrEnum):
@@ -138,37 +133,23 @@ class LoopLag:
 class Timekeeper:
     """Looks at the parts of a worker. Belongs to the event loop."""
 
-    def __init__(
-        self,
-        queues: ReceiveQueues,
-        connections: Connections,
-        servers: Servers,
-        place_of: Callable[[int], str],
-        blocking_limit: int,
-    ) -> None:
-        """Begin now.
-
-        place_of: returns where a task is, LOCAL or a worker's id.
-        blocking_limit: how many pairs of task and place have a number of their own.
-        """
-        self._queues = queues
-        self._connections = connections
+    def __init__(self, router: Router, servers: Servers, blocking_limit: int) -> None:
+        """Begin now. blocking_limit: how many pairs of task and place have a number of their own."""
+        self._router = router
         self._servers = servers
-        self._place_of = place_of
         self._clock = asyncio.get_running_loop().time
         now = self._clock()
         self._shares = TimeShares(now)
         self._blocking = Blocking(blocking_limit)
         self._lag = LoopLag(now)
         self._looked = now
-        self._end_to_end = Durations()
 
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
-        pressure = self._connections.pressure
+        pressure = self._router.connections.pressure
         full_here = full_there = False
         for task in self._servers.longest_exhausted():
-            if self._place_of(task) == LOCAL:
+            if self._router.place_of(task) == LOCAL:
                 full_here = True
             else:
                 full_there = True
@@ -180,13 +161,6 @@ class Timekeeper:
             held_since=pressure.held_since,
         )
 
-    def done(self, done: Iterable[Done]) -> None:
-        """Account for messages that a consumer has acknowledged."""
-        now_micros = time.time_ns() // 1000
-        for each in done:
-            if each.accepted_micros:
-                self._end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
-
     def assigned(self, assignment: Assignment) -> None:
         """Forget what tasks and workers have blocked that are not in the assignment."""
         self._blocking.keep(assignment.owner_of, {LOCAL, *(each.worker_id for each in assignment.workers)})
@@ -195,22 +169,18 @@ class Timekeeper:
         """Sample ten times a second how late the loop is, and which tasks block others."""
         while True:
             now = self._clock()
-            self._blocking.look(set(self._blocked()), now - self._looked)
+            blocked = {(task, self._router.place_of(task)) for task in self._servers.exhausted()}
+            self._blocking.look(blocked.union(self._router.connections.blocked()), now - self._looked)
             self._looked = now
             await asyncio.sleep(self._lag.probe(now))
-
-    def _blocked(self) -> Iterator[tuple[int, str]]:
-        for task in self._servers.exhausted():
-            yield task, self._place_of(task)
-        yield from self._connections.blocked()
 
     def timings(self) -> Timings:
         """Return all times up to now."""
         return Timings(
             self._shares.seconds(self._clock()),
             self._blocking.seconds(),
-            self._queues.wait.copy(),
-            self._connections.pressure.send_to_ack.copy(),
-            self._end_to_end.copy(),
+            self._router.queues.wait.copy(),
+            self._router.connections.pressure.send_to_ack.copy(),
+            self._router.end_to_end.copy(),
             self._lag.lag.copy(),
         )

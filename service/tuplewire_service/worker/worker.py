@@ -9,28 +9,49 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
-from tuplewire.session.delivery import Done
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.messaging.base import IContext, Intake
-from tuplewire_service.worker import refusals
+from tuplewire_service.messaging.base import IContext, Intake, ReceivedBatch
 from tuplewire_service.worker.assignment import Assignment
-from tuplewire_service.worker.congestion import Congestion
-from tuplewire_service.worker.naming import misnamed, places
-from tuplewire_service.worker.program import IProgram
+from tuplewire_service.worker.connections import Peer
+from tuplewire_service.worker.publications import Publications, Sink
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.servers import Servers
-from tuplewire_service.worker.status import WorkerSnapshot, WorkerState
+from tuplewire_service.worker.routing_table import misnamed, places
+from tuplewire_service.worker.servers import IProgram, Servers
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_service.worker.worker_snapshot import WorkerSnapshot, WorkerState
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
+HIGH_LOAD = 0.9
+"""A task is congested from this load on, of a full queue's 1 ..."""
+LOW_LOAD = 0.4
+"""... until its load is no more than this: in between nothing changes, so that none flickers."""
+
+
+class Congestion:
+    """The congested tasks of a worker, by their loads; for display, credit is what holds senders back.
+
+    Source: Storm's `BackPressureTracker`; the marks are those of `backpressure.disruptor.high.watermark` and
+    `backpressure.disruptor.low.watermark`.
+    """
+
+    def __init__(self) -> None:
+        self.tasks: frozenset[int] = frozenset()
+
+    def look(self, loads: Mapping[int, float]) -> frozenset[int]:
+        """Take the loads of local tasks, 0 where one is missing; return the tasks that are relieved."""
+        before = self.tasks
+        self.tasks = frozenset(
+            task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)
+        )
+        return before - self.tasks
 
 
 class Worker:
@@ -54,9 +75,12 @@ class Worker:
         self.state = WorkerState.STARTING
         self.waits_for = "the drain to begin"
         """What drain() waits for."""
+        self.predecessor_lost = 0
+        """How many messages died with the process before this one, at most."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
         self._congestion = Congestion()
+        self._publications = Publications(settings.receive_queue_bytes)
         self._advertise = advertise
         self._intake = Intake.ALL
         self._changing_intake = asyncio.Lock()
@@ -67,11 +91,8 @@ class Worker:
             self.incarnation,
             peers or programs,
             draining=lambda: self.state is WorkerState.DRAINING,
-            consumed=self._consumed,
         )
-        self.times = Timekeeper(
-            router.queues, router.connections, self.servers, router.place_of, settings.metrics_tasks
-        )
+        self.times = Timekeeper(router, self.servers, settings.metrics_tasks)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -96,7 +117,7 @@ class Worker:
     def _check_ready(self) -> None:
         if self.state is WorkerState.STARTING and not self.not_ready_because:
             self._enter(WorkerState.READY)
-        elif self.state is WorkerState.READY and self.router.misnamed:
+        elif self.state is WorkerState.READY and self.router.table.misnamed:
             self._enter(WorkerState.STARTING)
 
     def _look_at_name(self) -> None:
@@ -106,14 +127,14 @@ class Worker:
         servers = self.servers
         own = [*places(servers.addresses, self._advertise), *places(servers.peer_addresses)]
         reason = misnamed(self.assignment, self.settings.worker_id, own)
-        if reason and reason != self.router.misnamed:
+        if reason and reason != self.router.table.misnamed:
             logger.error("worker.misnamed", extra={"reason": reason})
-        self.router.misnamed = reason
+        self.router.table.misnamed = reason
 
     async def _let_in(self) -> None:
         """Take programs' messages only while the assignment means this worker; their senders keep them."""
         async with self._changing_intake:
-            intake = Intake.WORKERS if self.router.misnamed else Intake.ALL
+            intake = Intake.WORKERS if self.router.table.misnamed else Intake.ALL
             if intake is not self._intake and self.state in {WorkerState.STARTING, WorkerState.READY}:
                 self._intake = intake
                 await self.servers.stop_intake(intake)
@@ -133,10 +154,8 @@ class Worker:
         """Why the worker is not ready, in words; empty if it is."""
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             return f"the worker is {self.state.value}"
-        if self.assignment is None:
-            return str(refusals.no_assignment(self.settings.worker_id))
-        if self.router.misnamed:
-            return self.router.misnamed
+        if (error := self.router.not_ready) is not None:
+            return str(error)
         if self.state is WorkerState.STARTING and (missing := self.router.connections.not_ready):
             return f"not connected yet to {', '.join(missing)}"
         return "" if self.servers.program is None else self.servers.program.not_ready_because
@@ -196,7 +215,7 @@ class Worker:
         return self.servers.program is not None and self.servers.program.busy
 
     async def abort(self) -> None:
-        """End at once, as a process that is killed: nothing is passed on, and nobody is told."""
+        """End at once, as a process that is killed: nothing is forwarded, and nobody is told."""
         for ticker in self._tickers:
             ticker.cancel()
         self.state = WorkerState.STOPPED
@@ -208,7 +227,7 @@ class Worker:
     @property
     def assignment(self) -> Assignment | None:
         """The assignment in force."""
-        return self.router.assignment
+        return self.router.table.assignment
 
     def update_assignment(self, assignment: Assignment, *, force: bool = False) -> bool:
         """Put a newer assignment in force; False when this version is in force already.
@@ -224,25 +243,52 @@ class Worker:
             self._check_ready()
         return changed
 
-    def publish(self, sink: str, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
-        """See Router.publish; raises DrainingError, too."""
+    def publish(self, sink: Sink, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
+        """Take a piece of a sink's epoch; the last piece puts the whole epoch in the queues.
+
+        Returns how many messages that were. After an error nothing of the epoch is in a queue.
+
+        Raises:
+            DrainingError, NotReadyError: The worker drains, or has no assignment yet.
+            NotLocalError, UnknownTaskError: A task is not held here.
+            SequenceGapError, ResourceLimitError, StaleEpochError: See Publications.
+        """
         if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
             raise DrainingError("the worker is draining; publish again later, or at another one")
-        return self.router.publish(sink, epoch, piece, groups, last=last)
+        router = self.router
+        if (error := router.not_ready) is not None:
+            raise error
+        self._publications.limit_bytes = self.settings.receive_queue_bytes * max(1, len(router.table.local))
+        self._publications.add(sink, epoch, piece, groups, time.monotonic())
+        if not last:
+            return 0
+        collected = self._publications.collected(sink)
+        for group in collected:
+            if group.task not in router.queues:
+                raise router.table.not_here(group.task)
+        self._publications.publish(sink, collected)
+        router.recv(ReceivedBatch.arrived(collected, self._publications))
+        return sum(map(len, collected))
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
-        """See Router.loads."""
-        return self.router.loads(tasks)
-
-    def _consumed(self, done: Sequence[Done]) -> None:
-        self.times.done(done)
+        """Return the known loads, 0 to 1, of these tasks; without tasks, of all."""
+        table, queues = self.router.table, self.router.queues
+        wanted = list(tasks) or table.owner_of.keys()
+        loads = {task: queues.load(task) for task in wanted if task in queues}
+        elsewhere: dict[Peer, list[int]] = {}
+        for task in wanted:
+            if task not in loads and (owner := table.elsewhere(task)) is not None:
+                elsewhere.setdefault(owner.peer, []).append(task)
+        for peer, at_peer in elsewhere.items():
+            loads.update(self.router.connections.loads(peer, at_peer))
+        return loads
 
     def _report_load(self) -> None:
         """Tell senders of loads, and of congestion for as long as it lasts: what is not repeated expires."""
         queues = self.router.queues
         loads = queues.changed_loads()
         if self.servers.program is not None:
-            own = self.servers.program.exchange_loads(self.router.loads())
+            own = self.servers.program.exchange_loads(self.loads())
             loads.update(
                 {task: max(load, loads.get(task, 0.0)) for task, load in own.items() if task in queues}
             )
@@ -256,25 +302,24 @@ class Worker:
 
     def snapshot(self) -> WorkerSnapshot:
         """Return the worker as it is."""
-        router, statistics = self.router, self.servers.statistics()
+        router = self.router
         peers = router.connections.snapshot()
+        told = (peer.statistics.receiver_assignment_version for peer in peers)
         return WorkerSnapshot(
             worker_id=self.settings.worker_id,
             incarnation=self.incarnation,
             topology=self.settings.topology,
             state=self.state,
             assignment_version=router.assignment_version,
-            newest_version=router.newest_version(peers),
+            newest_version=max(router.assignment_version, router.version_received, *told),
             ledger=router.ledger(),
             peers=peers,
+            predecessor_lost=self.predecessor_lost,
+            perhaps_lost=router.connections.perhaps_lost(peers),
             tasks=router.queues.snapshot(),
-            received=statistics.received,
+            servers=self.servers.statistics(),
             timings=self.times.timings(),
             redelivered_messages=router.queues.redelivered_messages,
-            sessions=statistics.sessions,
-            resumable_sessions=statistics.resumable_sessions,
-            refused_streams=statistics.refused_streams,
-            refused_messages=statistics.refused_messages,
             addresses=tuple(self.servers.addresses),
             peer_addresses=tuple(self.servers.peer_addresses),
             congested=self._congestion.tasks,

@@ -8,15 +8,20 @@ from typing import Any
 
 from tuplewire.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
-from tuplewire.settings import REQUIRED, SECONDS, SIZE, Settings, count, nested, setting, text
+from tuplewire.settings import REQUIRED, SIZE, Settings, count, nested, same, setting, text
+from tuplewire_service.messaging.connection_limits import ConnectionLimits
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(Settings):
-    """What a worker goes by on its event loop. session: how its connections to other workers behave."""
+    """What a worker goes by on its event loop. session: how its connections to other workers behave.
+
+    limits: what others may cost that connect to it.
+    """
 
     worker_id: str = setting(text("ID"), REQUIRED, "name of this worker, unique in the topology")
-    topology: str = setting(text(), REQUIRED, "topology to serve", storm="topology.name")
+    topology: str = setting(text(), "default", "topology to serve", storm="topology.name")
     receive_queue_messages: int = setting(
         count(),
         131_072,
@@ -24,13 +29,12 @@ class WorkerSettings(Settings):
         storm="topology.receiver.buffer.size",
     )
     receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same bound in bytes")
-    resume_seconds: float = setting(
-        SECONDS, 3600.0, "how long a sender that is gone is remembered, so that it may resume its session"
-    )
+    resume_seconds: float = same(TransportSettings, "resume_seconds")
     metrics_tasks: int = setting(
         count(), 1000, "so many tasks have series of their own; the others are added up under `other`"
     )
     session: SessionSettings = nested(SessionSettings)
+    limits: ConnectionLimits = nested(ConnectionLimits)
 
     def _check(self) -> None:
         if self.receive_queue_bytes < self.session.max_message_bytes:
@@ -49,6 +53,7 @@ def of_transport(settings: WorkerSettings, incarnation: int) -> dict[str, Any]:
         "receive_bytes": settings.receive_queue_bytes,
         "resume_seconds": settings.resume_seconds,
         "session": peer_session(settings.session),
+        "limits": settings.limits,
     }
 
 

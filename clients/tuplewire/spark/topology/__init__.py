@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tuplewire.spark.topology.job import JobError
-from tuplewire.spark.topology.progress import TopologyProgress
 from tuplewire.spark.topology.rows import Rows
-from tuplewire.spark.topology.running import SparkTopology, TopologyResult
+from tuplewire.spark.topology.running import JobError, SparkTopology, TopologyProgress, TopologyResult
 from tuplewire.spark.topology.submit import run_topology, submit_topology
 
 __all__ = [

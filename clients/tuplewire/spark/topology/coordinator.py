@@ -9,8 +9,7 @@ from typing import Any
 
 from tuplewire.errors import TuplewireError
 from tuplewire.spark.topology.mail import Mail, MailKind
-from tuplewire.topology.running.reporting import to_report
-from tuplewire.topology.running.termination import ProcessFailedError, Termination
+from tuplewire.topology.running.termination import ProcessFailedError, Termination, to_report
 
 _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_SECONDS = 0.1

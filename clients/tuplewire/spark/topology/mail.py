@@ -6,16 +6,25 @@ task. It is of one run and one generation, and whoever gets one of another throw
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from tuplewire.errors import MalformedError
+from tuplewire.client import Client, Subscription
+from tuplewire.errors import MalformedError, TuplewireError, UnknownTaskError
+from tuplewire.message import TaskMessageBatch
+from tuplewire.topology.collector import Emitted
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.serial.unpacking import FAULTS, read_value
 
 SUBMITTER = -1
 """The rank, in a mail, of the program that submitted the topology."""
+
+_MOST_ROWS = 65_536
+_FLUSH_SECONDS = 5.0
+_RETRY_SECONDS = 0.1
 
 
 class MailKind(StrEnum):
@@ -66,3 +75,129 @@ class Mail:
             return cls(run, generation, rank, MailKind(kind), tuple(values))
         except (*FAULTS, TypeError) as error:
             raise MalformedError(f"{len(payload)} bytes are no mail of a topology: {error}") from error
+
+
+class Mailbox:
+    """Mail, and runs of tuples to put out; thread-safe.
+
+    A bolt that hands out more than is taken waits, so that a slow reader of the output slows the topology.
+    """
+
+    def __init__(self, most_rows: int = _MOST_ROWS) -> None:
+        self._most_rows = most_rows
+        self._changed = threading.Condition()
+        self._mail: list[Mail] = []
+        self._runs: list[Emitted] = []
+        self._rows = 0
+        self._discards = False
+        self._failure: TuplewireError | None = None
+
+    def put_mail(self, mail: Mail) -> None:
+        """Add a mail."""
+        with self._changed:
+            self._mail.append(mail)
+            self._changed.notify_all()
+
+    def fail(self, error: TuplewireError) -> None:
+        """Say that there will be no more mail, and why."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def put_runs(self, runs: Sequence[Emitted]) -> None:
+        """Add tuples, waiting for room."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._discards or self._rows < self._most_rows)
+            if self._discards:
+                return
+            self._runs += runs
+            self._rows += sum(len(run.tuples) for run in runs)
+            self._changed.notify_all()
+
+    def discard(self) -> None:
+        """Throw away all tuples, these and what comes: nobody wants them any more."""
+        with self._changed:
+            self._discards = True
+            self._runs, self._rows = [], 0
+            self._changed.notify_all()
+
+    def take(self, timeout: float) -> tuple[list[Mail], list[Emitted]]:
+        """Return everything, waiting until there is something, at most so many seconds.
+
+        Raises the error for which there will be no more mail.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._mail or self._runs or self._failure), timeout)
+            if self._failure is not None:
+                raise self._failure
+            mail, self._mail = self._mail, []
+            runs, self._runs, self._rows = self._runs, [], 0
+            self._changed.notify_all()
+            return mail, runs
+
+
+class Post:
+    """The mailbox of a PySpark task, or of a submitter; ends with the block, once what it sent is accepted.
+
+    mailbox: its task id. received: called in the thread that reads, with each mail of this run. failed:
+    called there with the error after which there is no more mail. waits: whether the worker may not have the
+    task yet, as the assignment is still to come.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        run: str,
+        mailbox: int,
+        received: Callable[[Mail], None],
+        failed: Callable[[TuplewireError], None],
+        *,
+        waits: bool = False,
+    ) -> None:
+        self._client = client
+        self._run = run
+        self._received = received
+        self._failed = failed
+        self._mailbox = mailbox
+        self._waits = waits
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="tuplewire mail", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        try:
+            while not self._closed.is_set():
+                try:
+                    subscription = self._client.recv([self._mailbox])
+                    if self._closed.is_set():  # and may have been before there was anything to close
+                        subscription.close()
+                    self._read(subscription)
+                except UnknownTaskError:
+                    if not self._waits:
+                        raise
+                    self._closed.wait(_RETRY_SECONDS)
+        except TuplewireError as error:
+            if not self._closed.is_set():
+                self._failed(error)
+
+    def _read(self, subscription: Subscription) -> None:
+        for batch in subscription:
+            subscription.acknowledge()
+            for group in batch.groups:
+                for payload in group.payloads():
+                    mail = Mail.from_bytes(payload)
+                    if mail.run == self._run:
+                        self._waits = False
+                        self._received(mail)
+
+    def send(self, mailbox: int, mail: Mail) -> None:
+        """Send a mail to a mailbox."""
+        self._client.send(TaskMessageBatch.from_columns([mailbox], [mail.to_bytes()]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._client.close(_FLUSH_SECONDS)
+        self._thread.join()

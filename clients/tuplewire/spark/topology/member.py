@@ -15,20 +15,15 @@ from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
-from tuplewire.spark.topology.inbox import Mailbox
-from tuplewire.spark.topology.mail import Mail, MailKind
-from tuplewire.spark.topology.nearest import nearest_worker
-from tuplewire.spark.topology.output import Output
-from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
-from tuplewire.spark.topology.post import Post
+from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
+from tuplewire.spark.topology.output import Output, Writer
+from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan, nearest_worker
 from tuplewire.spark.topology.rows import ROWS_KEY
-from tuplewire.spark.topology.writer import Writer
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
-from tuplewire.topology.running.client_link import ClientLink
 from tuplewire.topology.running.executor_worker import ExecutorWorker
-from tuplewire.topology.running.reporting import from_report
-from tuplewire.topology.running.termination import Failure, ProcessReport
+from tuplewire.topology.running.link import ClientLink
+from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
 from tuplewire.topology.topology_settings import TopologySettings
 
 if TYPE_CHECKING:
@@ -95,11 +90,11 @@ class Submitted:
             place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS))
         except TuplewireError as error:
             problem = error
-        own = Joined(rank, context.taskAttemptId(), place, "" if problem is None else str(problem))
+        own = Joined(context.taskAttemptId(), place)
         joined = [Joined.from_text(text) for text in context.allGather(own.to_text())]
         if problem is not None:
             raise problem
-        if any(each.problem for each in joined):
+        if any(each.place is None for each in joined):
             return None
         try:
             return Plan(self.topology, self.run, joined, self.submitter)

@@ -1,18 +1,35 @@
-"""Who runs what: worked out by every PySpark task alike, from what all of them have said of themselves."""
+"""Who runs what, and beside which worker: worked out by every PySpark task alike, from what all have said."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Self
 
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE
 from tuplewire.errors import MAX_TASK, ConfigError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.processes import Child, bound_addresses, worker_command
 from tuplewire.topology.description import Topology, shares_of
 from tuplewire.wire import control_pb2
 
 SUBMITTER_TASK = MAX_TASK
 """The task id by which the program that submitted a topology gets its mail."""
+
+_DRAIN_SECONDS = 5.0
+_STOP_MARGIN_SECONDS = 5.0
+_SECURITY = ("TUPLEWIRE_TLS_", "TUPLEWIRE_TOKEN_FILE", "TUPLEWIRE_PERMISSIONS_FILE")
+"""The variables that hold for a worker that is started, too."""
+_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +48,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a PySpark task says of itself when it begins. problem: why it cannot take part."""
+    """What a PySpark task says of itself when it begins. place: None where it cannot take part."""
 
-    rank: int
     attempt: int
     place: Place | None
-    problem: str = ""
 
     def to_text(self) -> str:
         """Return it as text."""
@@ -46,8 +61,7 @@ class Joined:
     def from_text(cls, text: str) -> Self:
         """Read what to_text() wrote."""
         form = json.loads(text)
-        place = form["place"]
-        return cls(form["rank"], form["attempt"], place and Place(**place), form["problem"])
+        return cls(form["attempt"], form["place"] and Place(**form["place"]))
 
 
 class Plan:
@@ -120,3 +134,53 @@ class Plan:
             if self._submitter.worker_id not in ids:
                 own.append(self._submitter.peer_address)
         return own
+
+
+@contextmanager
+def nearest_worker(address: str | None, host: str, topology: str, timeout: float) -> Iterator[Place]:
+    """Find the worker at an address, by default TUPLEWIRE_ADDRESS, or start one, which ends with the block.
+
+    host: this machine's name for others. topology: of a worker that is started; others have theirs. timeout:
+    for the worker to answer, in seconds. Raises UnreachableError when none does, LaunchError when one that is
+    started does not bind, and ConfigError where none can be started.
+    """
+    with ExitStack() as stack:
+        address = address or os.environ.get(ADDRESS_VARIABLE)
+        address = address or stack.enter_context(_embedded(host, topology, timeout))
+        with ControlClient(address, timeout) as control:
+            status = control.status()
+        tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
+        named, _, port = tcp.rpartition(":")
+        peer = f"{host}:{port}" if named in _WILDCARDS else tcp
+        yield Place(address, status.worker_id, peer, status.topology, status.assignment_version)
+
+
+@contextmanager
+def _embedded(host: str, topology: str, timeout: float) -> Iterator[str]:
+    """Run a worker process; it does not outlive this one, even when that is killed."""
+    if find_spec("tuplewire_service") is None:
+        raise ConfigError(
+            f"there is no worker beside this process ({ADDRESS_VARIABLE} is not set), and none can be "
+            "started: install tuplewire[service] for Spark's executors, or name workers"
+        )
+    environment = {key: value for key, value in os.environ.items() if key.startswith(_SECURITY)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    # Whoever runs a topology without workers of its own has Spark's network for it as it is.
+    flags = [] if Credentials.from_environment().secures(f"{host}:0") else ["--allow-plaintext"]
+    with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:
+        worker = Child(
+            worker_command(
+                f"{host}-{os.getpid()}",
+                topology,
+                Path(directory, "worker.log"),
+                listen=f"{host}:0",
+                drain_seconds=_DRAIN_SECONDS,
+                flags=flags,
+                environment=environment,
+            )
+        )
+        try:
+            yield str(bound_addresses(worker, time.monotonic() + timeout)["unix_address"])
+        finally:
+            worker.terminate()
+            worker.end(time.monotonic() + _DRAIN_SECONDS + _STOP_MARGIN_SECONDS)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.topology.collector import SpoutOutputCollector
-from tuplewire.topology.component import Spout
-from tuplewire.topology.context import TopologyContext
-from tuplewire.topology.description import ComponentKind, Topology
+from tuplewire.topology.component import Spout, TopologyContext
+from tuplewire.topology.description import Topology
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,11 +79,7 @@ class Rows(Spout):
 
 def rows_spout(topology: Topology) -> str | None:
     """Return the component that emits rows of a DataFrame; TopologyError where there are several."""
-    found = [
-        component.id
-        for component in topology.components.values()
-        if component.kind is ComponentKind.SPOUT and isinstance(component.template, Rows)
-    ]
+    found = [each.id for each in topology.components.values() if isinstance(each.template, Rows)]
     if len(found) > 1:
         raise TopologyError(
             f"{' and '.join(map(repr, found))} are Rows spouts, and a topology on Spark has one DataFrame: "

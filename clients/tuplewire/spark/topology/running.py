@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
-from tuplewire.errors import ClosedError, ConfigError, TopologyError
-from tuplewire.spark.topology.job import Job, JobError
-from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind
+from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
+from tuplewire.spark import is_remote
+from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.output import failure_in, statistics_in
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
-from tuplewire.spark.topology.post import Post
-from tuplewire.spark.topology.progress import TopologyProgress
 from tuplewire.topology.running.statistics import ExecutorStatistics
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _CLOSE_SECONDS = 5.0
 """How long the last mail of an ended job's PySpark tasks is waited for. Those of a cancelled one get no more
@@ -50,6 +51,8 @@ class SparkTopology:
     """A topology that runs as a Spark job. Made by submit_topology; thread-safe.
 
     job_group: the job's, by which Spark cancels it; over Spark Connect its tag.
+
+    progress(), listen() and stop() raise ConfigError where this program reaches no worker.
     """
 
     def __init__(self, submitted: Submitted, job: Job, place: Place | None, stack: ExitStack) -> None:
@@ -75,12 +78,12 @@ class SparkTopology:
         job.start(self._ended)
 
     def __repr__(self) -> str:
-        return f"<SparkTopology {self.name}: {'ended' if self._job.done else self._progress}>"
+        return f"<SparkTopology {self.name}: {'ended' if self.done else self._progress}>"
 
     @property
     def done(self) -> bool:
         """Whether it has ended, in whichever way."""
-        return self._job.done
+        return self._job.done.is_set()
 
     @property
     def reaches_worker(self) -> bool:
@@ -88,18 +91,12 @@ class SparkTopology:
         return self._post is not None
 
     def progress(self) -> TopologyProgress:
-        """Return how far it is, as of a second ago.
-
-        Raises ConfigError where this program reaches no worker.
-        """
+        """Return how far it is, as of a second ago."""
         self._check_reach("cannot see how far the topology is")
         return self._progress
 
     def listen(self, listener: Callable[[TopologyProgress], None]) -> None:
-        """Have a function called, in a thread of ours, with each news of the progress.
-
-        Raises ConfigError where this program reaches no worker.
-        """
+        """Have a function called, in a thread of ours, with each news of the progress."""
         self._check_reach("gets no news of the topology")
         self._listener = listener
         listener(self._progress)
@@ -107,7 +104,7 @@ class SparkTopology:
     def stop(self) -> None:
         """Have the spouts asked no longer, and everything that is on the way processed; returns at once.
 
-        result() then returns what comes out. Raises ConfigError where this program reaches no worker.
+        result() then returns what comes out.
         """
         self._check_reach("cannot ask the topology to stop")
         self._ask_to_stop(output_wanted=True)
@@ -129,7 +126,7 @@ class SparkTopology:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the end, in whichever way; False when so many seconds are over first."""
-        return self._job.wait(timeout)
+        return self._job.done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> TopologyResult:
         """Wait for the end, and return what the topology has left.
@@ -164,8 +161,7 @@ class SparkTopology:
                 self._coordinator = (mail.generation, mailbox)
                 self._closed.clear()
                 self._progress = TopologyProgress(mail.generation, members)
-                if self._stop is not None:
-                    self._send_stop()
+                self._send_stop()
             elif mail.kind is MailKind.PROGRESS and self._coordinator is not None:
                 self._progress = TopologyProgress(mail.generation, self._progress.members, *mail.values)
             elif mail.kind is MailKind.CLOSED:
@@ -183,15 +179,13 @@ class SparkTopology:
     def _ask_to_stop(self, *, output_wanted: bool) -> None:
         with self._lock:
             self._stop = output_wanted
-            if self._coordinator is not None:
-                self._send_stop()
+            self._send_stop()
 
     def _send_stop(self) -> None:
-        assert self._post is not None  # noqa: S101 - there is a coordinator by its mail alone
-        assert self._coordinator is not None  # noqa: S101 - as above
-        generation, mailbox = self._coordinator
-        stop = Mail(self._submitted.run, generation, SUBMITTER, MailKind.STOP, (bool(self._stop),))
-        self._post.send(mailbox, stop)
+        if self._stop is not None and self._coordinator is not None and self._post is not None:
+            generation, mailbox = self._coordinator
+            stop = Mail(self._submitted.run, generation, SUBMITTER, MailKind.STOP, (self._stop,))
+            self._post.send(mailbox, stop)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -213,3 +207,131 @@ class SparkTopology:
             self._lock.wait_for(
                 lambda: len(self._closed) == self._submitted.n_members or not self._hears, _CLOSE_SECONDS
             )
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyProgress:
+    """How far a topology is. generation: of its PySpark tasks, None before they run; members: how many.
+
+    emitted, executed: tuples, in all of them.
+    """
+
+    generation: int | None = None
+    members: int = 0
+    emitted: int = 0
+    executed: int = 0
+
+    def __str__(self) -> str:
+        if self.generation is None:
+            return "waiting for Spark to start the PySpark tasks"
+        return f"{self.members} PySpark tasks, emitted {self.emitted:,}, executed {self.executed:,} tuples"
+
+
+class ProgressLine:
+    """Writes one line, over and over on a terminal, and only where it says something new elsewhere."""
+
+    _EVERY_SECONDS = 5.0
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._written = 0.0
+        self._generation: int | None = -1
+
+    def __call__(self, progress: TopologyProgress) -> None:
+        """Write it."""
+        now = time.monotonic()
+        live = sys.stderr.isatty()
+        new = progress.generation != self._generation
+        if not new and not live and now - self._written < self._EVERY_SECONDS:
+            return
+        self._written, self._generation = now, progress.generation
+        end = "\r" if live and progress.executed else "\n"
+        sys.stderr.write(f"topology {self._name}: {progress}{end}")
+        sys.stderr.flush()
+
+
+class JobError(TuplewireError):
+    """Spark has given a topology's job up; the message has its reason."""
+
+
+def check_slots(spark: SparkSession, members: int) -> None:
+    """Raise ConfigError when Spark cannot run so many PySpark tasks at the same time.
+
+    Spark itself tells that only after ten minutes. Over Spark Connect it can be known for local masters.
+    """
+    slots = _local_slots(spark.conf.get("spark.master", "") or "") if is_remote(spark) else _slots(spark)
+    if slots is not None and slots < members:
+        raise ConfigError(
+            f"the topology runs as {members} PySpark tasks at the same time, and Spark has {slots} slot(s): "
+            f"give it more cores or executors (and wait until they are there), or lower topology.workers"
+        )
+
+
+def _slots(spark: SparkSession) -> int:
+    """Return what Spark itself compares with, which is not public; where a Spark has none, the cores.
+
+    These (defaultParallelism) are too many where a task needs several (spark.task.cpus), and whatever the
+    user says where spark.default.parallelism is set.
+    """
+    context = spark.sparkContext
+    try:
+        scala: Any = context._jsc.sc()
+        return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+    except Exception:  # noqa: BLE001 - whatever py4j says where there is no such method
+        return context.defaultParallelism
+
+
+def _local_slots(master: str) -> int | None:
+    inner = master.removeprefix("local[").removesuffix("]").partition(",")[0]
+    return int(inner) if inner.isdigit() else 1 if master == "local" else None
+
+
+class Job:
+    """An action on a DataFrame. group: its job group, or its tag over Spark Connect.
+
+    description: what Spark's UI shows. Its PySpark tasks are not interrupted when it is cancelled: they have
+    spark.python.task.killTimeout to end.
+    """
+
+    def __init__(self, spark: SparkSession, description: str, action: Callable[[], DataFrame]) -> None:
+        self.group = f"tuplewire-{uuid.uuid4().hex}"
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._spark = spark
+        self._description = f"tuplewire {description}"
+        self._action = action
+        self.done = threading.Event()
+
+    def start(self, ended: Callable[[], None]) -> None:
+        """Start it; ended: called in its thread at its end, before it counts as done."""
+        from pyspark import InheritableThread
+
+        InheritableThread(target=self._main, args=(ended,), session=self._spark, daemon=True).start()
+
+    def _main(self, ended: Callable[[], None]) -> None:
+        try:
+            if is_remote(self._spark):
+                self._spark.addTag(self.group)
+            else:
+                context = self._spark.sparkContext
+                context.setJobGroup(self.group, self._description, interruptOnCancel=False)
+            self.result = self._action()
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
+            self.error = error
+        try:
+            ended()
+        finally:
+            self.done.set()
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether its error is that it was cancelled."""
+        text = str(self.error)
+        return self.error is not None and ("cancelled" in text or "INTERRUPTED" in text or "CANCELED" in text)
+
+    def cancel(self) -> None:
+        """Cancel it."""
+        if is_remote(self._spark):
+            self._spark.interruptTag(self.group)
+        else:
+            self._spark.sparkContext.cancelJobGroup(self.group)

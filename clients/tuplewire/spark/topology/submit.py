@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.config import SessionSettings
 from tuplewire.errors import TopologyError
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
-from tuplewire.spark.connect import is_remote
-from tuplewire.spark.topology.job import Job, check_slots
+from tuplewire.spark import is_remote
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
-from tuplewire.spark.topology.nearest import nearest_worker
 from tuplewire.spark.topology.output import Output
-from tuplewire.spark.topology.progress import ProgressLine, TopologyProgress
+from tuplewire.spark.topology.plan import nearest_worker
 from tuplewire.spark.topology.rows import rows_spout
-from tuplewire.spark.topology.running import SparkTopology, TopologyResult
+from tuplewire.spark.topology.running import (
+    Job,
+    ProgressLine,
+    SparkTopology,
+    TopologyProgress,
+    TopologyResult,
+    check_slots,
+)
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology, shares_of
 from tuplewire.topology.topology_settings import TopologySettings
@@ -57,7 +62,9 @@ def submit_topology(
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
-    _check_keys(conf)
+    for key in conf:  # ours are of no use on Spark, where messages go over sidecars, but for sessions
+        if key.startswith(OUR_PREFIX) and not key.startswith(SessionSettings.PREFIX):
+            raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
     full = with_ackers(topology, settings.ackers)
     members = len(shares_of(full, settings.workers))
     output = Output.of(topology, outputs)
@@ -110,13 +117,6 @@ def run_topology(
             running.cancel()
             running.wait(_CANCEL_SECONDS)
         raise
-
-
-def _check_keys(conf: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key of ours that is of no use on Spark, where messages go over sidecars."""
-    for key in conf:
-        if key.startswith(OUR_PREFIX) and not key.startswith(SessionSettings.PREFIX):
-            raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
 
 
 def _check_travels(submitted: Submitted) -> None:

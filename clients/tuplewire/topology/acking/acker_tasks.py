@@ -12,10 +12,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tuplewire.errors import MalformedTupleError, TopologyError
-from tuplewire.topology.acking.rotating_map import RotatingMap
 from tuplewire.topology.description import (
     ACKER_COMPONENT,
     Component,
@@ -24,8 +23,53 @@ from tuplewire.topology.description import (
     Input,
     Topology,
 )
-from tuplewire.topology.streams import Stream
-from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, MessageId, Tuple
+from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, MessageId, Stream, Tuple
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+PARTS = 2
+"""An entry lives for more than so many rotations, and at most one more."""
+
+
+class RotatingMap(Generic[_Key, _Value]):
+    """Entries in generations; each rotation begins one and gives up the oldest. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._newest: dict[_Key, _Value] = {}
+        self._older: list[dict[_Key, _Value]] = [{} for _ in range(PARTS)]
+
+    def __len__(self) -> int:
+        return len(self._newest) + sum(map(len, self._older))
+
+    def put(self, key: _Key, value: _Value) -> None:
+        """Add an entry that is not there yet."""
+        self._newest[key] = value
+
+    def get(self, key: _Key) -> _Value | None:
+        """Return a value; None where there is none."""
+        value = self._newest.get(key)
+        if value is None:
+            for generation in self._older:
+                if key in generation:
+                    return generation[key]
+        return value
+
+    def pop(self, key: _Key) -> _Value | None:
+        """Take an entry out, and return its value; None where there is none."""
+        if key in self._newest:
+            return self._newest.pop(key)
+        for generation in self._older:
+            if key in generation:
+                return generation.pop(key)
+        return None
+
+    def rotate(self) -> dict[_Key, _Value]:
+        """Begin a generation, and return the entries that are given up."""
+        self._older.insert(0, self._newest)
+        self._newest = {}
+        return self._older.pop()
+
 
 EDGE_MASK = (1 << 64) - 1
 ID = struct.Struct("<QQ")

@@ -1,19 +1,22 @@
-"""The executor of bolts. Source: Storm's `BoltExecutor`."""
+"""The executors of bolts and of acker tasks. Source: Storm's `BoltExecutor`, and `Acker`, a bolt there."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
+from tuplewire.errors import MalformedTupleError
 from tuplewire.topology.acking.acker import Root
-from tuplewire.topology.collector import Outbox, OutputCollector
+from tuplewire.topology.acking.acker_tasks import Fate, Trees, to_block
+from tuplewire.topology.collector import OutputCollector
 from tuplewire.topology.component import Bolt
 from tuplewire.topology.running.executor import BATCH, Executor, Task
-from tuplewire.topology.running.pulse import Doing
 from tuplewire.topology.running.receive_queue import AddressedTuples
-from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.running.statistics import Doing
+from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, Tuple
 
 
 @dataclass(slots=True, eq=False)
@@ -49,28 +52,20 @@ class BoltExecutor(Executor[BoltTask]):
         return held
 
     def _open(self, task: int) -> BoltTask:
-        outbox = Outbox(self._surroundings.topology, task)
-        tracker = self._surroundings.track(task)
-        bolt = deepcopy(self.component.template)
-        opened = BoltTask(task, outbox, self._outgoing(task), tracker, bolt=bolt)
+        opened = BoltTask(*self._parts(task), bolt=deepcopy(self.component.template))
         collector = OutputCollector(
-            outbox,
-            lambda message: self._acked(opened, message),
-            lambda message: self._failed(opened, message),
-            lambda error: self._reported(task, error),
+            opened.outbox,
+            partial(self._acked, opened),
+            partial(self._failed, opened),
+            partial(self._told, task),
         )
-        opened.bolt.prepare(self.conf, self._context(task), collector)
+        opened.bolt.prepare(self.conf, self._surroundings.context(task), collector)
         return opened
 
     def _close(self, task: BoltTask) -> None:
         task.bolt.cleanup()
 
-    def _turn(self) -> None:
-        self._wait()
-        for column in self.queue.consume(BATCH):
-            self._execute(column)
-
-    def _execute(self, column: AddressedTuples) -> None:
+    def _take(self, column: AddressedTuples) -> None:
         task = self._tasks[column.task]
         if self._surroundings.received is not None:
             self._surroundings.received(self.component.id, column.tuples)
@@ -95,9 +90,7 @@ class BoltExecutor(Executor[BoltTask]):
         self.tally.execute_seconds += pulse.clock() - began - (self.tally.sending_seconds - sending)
         self._flush(task)
         self.tally.count_executed(column.tuples)
-        if column.done is not None:
-            column.done()
-        self._surroundings.idle.executed(len(column.tuples))
+        self._finished(column)
 
     def _acked(self, task: BoltTask, message: Tuple) -> None:
         self.tally.just_acked.append(message.source)
@@ -113,5 +106,47 @@ class BoltExecutor(Executor[BoltTask]):
         if task.open.pop(message, None) is not None:
             task.failed.append(message.message_id)
 
-    def _reported(self, task: int, error: Exception) -> None:
-        self._told(task, error)
+
+@dataclass(slots=True, eq=False)
+class AckerTask(Task):
+    """A task of the acker, and the trees that it follows."""
+
+    trees: Trees = field(default_factory=Trees)
+
+
+class AckerExecutor(Executor[AckerTask]):
+    """Takes in what other executors tell, and tells spouts what has become of their tuples.
+
+    What is malformed is counted as an error, and logged.
+    """
+
+    def _open(self, task: int) -> AckerTask:
+        return AckerTask(*self._parts(task))
+
+    def _rotate(self) -> None:
+        for task in self._tasks.values():
+            task.trees.rotate()
+
+    def _take(self, column: AddressedTuples) -> None:
+        task = self._tasks[column.task]
+        fates: list[Fate] = []
+        for message in column.tuples:
+            try:
+                fates += task.trees.take(message)
+            except MalformedTupleError as error:
+                self._told(task.id, error, message)
+        if fates:
+            self._tell(task, fates)
+        self.tally.count_executed(column.tuples)
+        self._finished(column)
+
+    def _tell(self, task: AckerTask, fates: list[Fate]) -> None:
+        roots: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        for spout, root, processed in fates:
+            roots[spout, ACK_STREAM if processed else FAIL_STREAM].append(root)
+        topology = self._surroundings.topology
+        columns = [
+            AddressedTuples(spout, [Tuple([to_block(some)], topology.source(task.id, stream))])
+            for (spout, stream), some in roots.items()
+        ]
+        self._transfer(task, columns)

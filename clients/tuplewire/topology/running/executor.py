@@ -11,17 +11,15 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
-from tuplewire.topology.acking.tracker import TupleTracker
+from tuplewire.topology.acking.acker import News, TupleTracker
 from tuplewire.topology.collector import Emitted, Outbox
-from tuplewire.topology.context import TopologyContext
+from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import Topology
-from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.grouping import LoadSource, LocalitySource, nothing
-from tuplewire.topology.running.idle import IdleWatch
-from tuplewire.topology.running.pulse import Doing, Pulse
+from tuplewire.topology.running.outgoing import Outgoing
 from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
-from tuplewire.topology.running.routing import Outgoing
-from tuplewire.topology.running.statistics import ExecutorStatistics, Tally
+from tuplewire.topology.running.statistics import Doing, ExecutorStatistics, Pulse, Tally
+from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire.topology.tuples import MessageId, Tuple
 
@@ -31,10 +29,6 @@ BATCH = 1024
 """Tuples that are taken from the queue at once, or emitted by a task, before what was emitted goes out."""
 
 Undeliverable = Callable[[Tuple, Exception], None]
-
-
-def _nobody(_: int) -> TupleTracker | None:
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +42,20 @@ class Surroundings:
     processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     received: gets every column, with its component, before it is executed; None where nobody looks.
-    ready: whether spouts may be asked for their first tuples. worker_port, worker_tasks: see TopologyContext.
+    ready: whether spouts may be asked for their first tuples. context: returns that of a task.
     """
 
-    topology_id: str
     topology: Topology
     conf: Mapping[str, Any]
+    context: Callable[[int], TopologyContext]
     transfer: Callable[[Sequence[AddressedTuples], Undeliverable], None]
     failed: Callable[[TaskError], None]
     error: Callable[[TaskError], None]
     dead_letter: Callable[[DeadLetter], None]
-    track: Callable[[int], TupleTracker | None] = _nobody
+    track: Callable[[int], TupleTracker | None] = lambda _: None
     emitted: Callable[[Sequence[Emitted]], None] | None = None
     received: Callable[[str, Sequence[Tuple]], None] | None = None
     ready: Callable[[], bool] = lambda: True
-    worker_port: int = 0
-    worker_tasks: Callable[[], frozenset[int]] = frozenset
     idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
@@ -103,9 +95,8 @@ class Executor(ABC, Generic[TaskKind]):
         self.pulse = Pulse(tasks[0])
         self._surroundings = surroundings
         self._tasks: dict[int, TaskKind] = {}
-        self._refresh_due = False
-        self._stopping = self._finishing = False
-        self._abandoned = False
+        self._refresh_due = self._rotation_due = False
+        self._stopping = self._finishing = self._abandoned = False
         self._opened = threading.Event()
         name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -126,6 +117,11 @@ class Executor(ABC, Generic[TaskKind]):
     def refresh(self) -> None:
         """Have the groupings look again at loads and distances, before the next tuples go out."""
         self._refresh_due = True
+
+    def rotate(self) -> None:
+        """Have half of the time pass that what a spout has emitted may take; what is older has failed."""
+        self._rotation_due = True
+        self.queue.wake()
 
     def stop(self) -> None:
         """Ask it to end after the tuple that it is at; what is queued then is left. Does not wait."""
@@ -214,23 +210,39 @@ class Executor(ABC, Generic[TaskKind]):
     def _open(self, task: int) -> TaskKind:
         """Return a task whose spout or bolt is ready."""
 
-    @abstractmethod
     def _turn(self) -> None:
         """Do a batch of work, or wait for some."""
+        self._wait()
+        for column in self.queue.consume(BATCH, self._patience()):
+            self._take(column)
+        if self._rotation_due:
+            self._rotation_due = False
+            self._rotate()
+
+    def _patience(self) -> float | None:
+        """Return how long to wait for something, in seconds; None: there is nothing to do without."""
+        return None
 
     @abstractmethod
+    def _take(self, column: AddressedTuples) -> None:
+        """Deal with what has arrived, and call _finished() with it."""
+
+    def _finished(self, column: AddressedTuples) -> None:
+        if column.done is not None:
+            column.done()
+        self._surroundings.idle.executed(len(column.tuples))
+
+    def _rotate(self) -> None:
+        """Give up what is too old; bolts know of nothing."""
+
     def _close(self, task: TaskKind) -> None:
-        """Have a task's spout or bolt let go of what it holds."""
+        """Have a task's spout or bolt let go of what it holds; acker tasks hold nothing."""
 
-    def _context(self, task: int) -> TopologyContext:
+    def _parts(self, task: int) -> tuple[int, Outbox, Outgoing, TupleTracker | None]:
+        """Return what every task has."""
         around = self._surroundings
-        return TopologyContext(
-            around.topology_id, around.topology, task, around.worker_port, around.worker_tasks()
-        )
-
-    def _outgoing(self, task: int) -> Outgoing:
-        around = self._surroundings
-        return Outgoing(around.topology, task, around.locality, around.loads)
+        outgoing = Outgoing(around.topology, task, around.locality, around.loads)
+        return task, Outbox(around.topology, task), outgoing, around.track(task)
 
     # --- errors -----------------------------------------------------------------------------------------
 
@@ -320,7 +332,7 @@ class Executor(ABC, Generic[TaskKind]):
         failed, task.failed = task.failed, []
         if task.tracker is None:
             return []
-        return task.tracker.tell(began, columns, lost, acked, failed)
+        return task.tracker.tell(News(task.id, began, columns, lost, acked, failed))
 
     def _began(self, task: TaskKind, runs: Sequence[Emitted]) -> list[Any]:
         """Have what was emitted followed; return the keys of what spouts have emitted."""

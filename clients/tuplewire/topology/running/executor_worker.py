@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import TopologyError, TuplewireError
-from tuplewire.topology.acking.acker import Acker
-from tuplewire.topology.acking.acker_executor import AckerExecutor
-from tuplewire.topology.acking.rotating_map import PARTS
-from tuplewire.topology.acking.tracker import AckerTracker, LocalTracker, TupleTracker
+from tuplewire.topology.acking.acker import Acker, AckerTracker
+from tuplewire.topology.acking.acker_tasks import PARTS
 from tuplewire.topology.collector import Emitted
+from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
-from tuplewire.topology.failure import DeadLetter, TaskError
 from tuplewire.topology.grouping import Locality
-from tuplewire.topology.running.bolt_executor import BoltExecutor
+from tuplewire.topology.running.bolt_executor import AckerExecutor, BoltExecutor
 from tuplewire.topology.running.executor import Executor, Surroundings
 from tuplewire.topology.running.heartbeat import Heartbeats, WorkerHeartbeat
-from tuplewire.topology.running.idle import IdleWatch
 from tuplewire.topology.running.link import Link
-from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.running.receive_queue import ReceiveQueue
 from tuplewire.topology.running.spout_executor import SpoutExecutor
 from tuplewire.topology.running.statistics import ExecutorStatistics
-from tuplewire.topology.running.termination import Failure, ProcessReport
-from tuplewire.topology.running.ticks import Ticks
-from tuplewire.topology.running.timer import Cancel, SystemTimer, Timer
-from tuplewire.topology.running.transfer import Deserializing, Transfer
+from tuplewire.topology.running.termination import Failure, IdleWatch, ProcessReport
+from tuplewire.topology.running.timer import Cancel, SystemTimer, Ticks, Timer
+from tuplewire.topology.running.tuple_transfer import Transfer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer, TupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import Tuple
@@ -83,81 +78,77 @@ class ExecutorWorker:
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
-        serializer = serializer or MessagePackTupleSerializer(topology)
         self._queues: dict[int, ReceiveQueue] = {}
-        self._transfer = Transfer(
-            self._queues, serializer, link, self.idle, always_serialize=self.settings.always_serialize
-        )
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
+        self.transfer = Transfer(
+            self._queues,
+            serializer or MessagePackTupleSerializer(topology),
+            link,
+            self.idle,
+            always_serialize=self.settings.always_serialize,
+            ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
+            size_metrics=self.settings.size_metrics,
+        )
         if acker is None and link is None and not has_ackers:
-            acker = Acker(self.tell)
+            acker = Acker(self.transfer.tell)
         self._surroundings = Surroundings(
-            topology_id=topology_id,
             topology=topology,
             conf=conf,
-            transfer=self._transfer.send,
+            context=lambda task: TopologyContext(
+                topology_id, topology, task, worker_port=port, worker_tasks=self.tasks
+            ),
+            transfer=self.transfer.send,
             failed=self._failed,
             error=error,
             dead_letter=dead_letter,
-            track=partial(_tracker, topology, acker),
+            track=lambda task: AckerTracker(topology, task) if has_ackers else acker,
             idle=self.idle,
             emitted=emitted,
             received=received,
             ready=lambda: link is None or not link.not_ready,
-            worker_port=port,
-            worker_tasks=lambda: self.tasks,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
         )
-        self.spouts: list[SpoutExecutor] = []
-        self.bolts: list[BoltExecutor] = []
-        self.ackers: list[AckerExecutor] = []
-        for component in topology.components:
-            for executor_tasks in topology.executors_of(component):
-                if self._runs(executor_tasks):
-                    self._make(executor_tasks)
-        self.deserializing = Deserializing(
-            serializer,
-            self._transfer.deliver,
-            partial(self.idle.taken, lost=True),
-            ackers=topology.tasks_of(ACKER_COMPONENT) if has_ackers else None,
-            size_metrics=self.settings.size_metrics,
-        )
+        self.executors: list[Executor[Any]] = []
+        for executor_tasks in self._executors_of(self.tasks):
+            self._make(executor_tasks)
         self._owns_timer = timer is None
         self._timer = timer or SystemTimer(self._timer_failed)
         self._heartbeats = Heartbeats(
             topology_id, lambda: self.executors, lambda: self._not_ready, state_file
         )
         self._recurring: list[Cancel] = []
-        self._ticks = Ticks(self._timer, self.idle, self.tell)
+        self._ticks = Ticks(self._timer, self.idle, self.transfer.tell)
 
-    def _runs(self, tasks: range) -> bool:
-        here = self.tasks.intersection(tasks)
-        if here and len(here) < len(tasks):
-            raise TopologyError(
-                f"tasks {tasks[0]} to {tasks[-1]} share an executor, and a worker gets all of them or none"
-            )
-        return bool(here)
+    def _executors_of(self, wanted: frozenset[int]) -> Iterator[range]:
+        """Yield the tasks of each executor that is wanted; TopologyError where only some of its tasks are."""
+        topology = self._surroundings.topology
+        for tasks in (each for name in topology.components for each in topology.executors_of(name)):
+            here = wanted.intersection(tasks)
+            if here and len(here) < len(tasks):
+                raise TopologyError(
+                    f"tasks {tasks[0]} to {tasks[-1]} share an executor, and a worker gets all or none"
+                )
+            if here:
+                yield tasks
 
     def _make(self, tasks: range) -> Executor[Any]:
-        executor: AckerExecutor | SpoutExecutor | BoltExecutor
         component = self._surroundings.topology.component_of(tasks[0])
-        if component.id == ACKER_COMPONENT:
-            executor = AckerExecutor(tasks, self._surroundings)
-            self.ackers = [*self.ackers, executor]
-        elif component.kind is ComponentKind.SPOUT:
-            executor = SpoutExecutor(tasks, self._surroundings)
-            self.spouts = [*self.spouts, executor]
-        else:
-            executor = BoltExecutor(tasks, self._surroundings)
-            self.bolts = [*self.bolts, executor]
+        kind: type[Executor[Any]] = SpoutExecutor if component.kind is ComponentKind.SPOUT else BoltExecutor
+        executor = (AckerExecutor if component.id == ACKER_COMPONENT else kind)(tasks, self._surroundings)
+        self.executors = [*self.executors, executor]
         self._queues.update(dict.fromkeys(tasks, executor.queue))
         return executor
 
     @property
-    def executors(self) -> list[Executor[Any]]:
-        """Every executor that runs here now."""
-        return [*self.ackers, *self.bolts, *self.spouts]
+    def bolts(self) -> list[BoltExecutor]:
+        """The executors of bolts."""
+        return [each for each in self.executors if isinstance(each, BoltExecutor)]
+
+    @property
+    def spouts(self) -> list[SpoutExecutor]:
+        """The executors of spouts."""
+        return [each for each in self.executors if isinstance(each, SpoutExecutor)]
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -175,7 +166,7 @@ class ExecutorWorker:
 
     def _receive(self, tasks: Sequence[range]) -> None:
         if self._link is not None:
-            self._link.open(tasks, self.deserializing.receive, self._failed)
+            self._link.open(tasks, self.transfer.receive, self._failed)
 
     def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -190,7 +181,7 @@ class ExecutorWorker:
                 for task in executor.tasks:
                     self._ticks.add(task, executor.settings.tick_seconds)
             period = self.settings.message_timeout_seconds / PARTS
-            if isinstance(executor, AckerExecutor | SpoutExecutor) and self._has_ackers and period:
+            if self._has_ackers and period and not isinstance(executor, BoltExecutor):
                 self._recurring.append(self._timer.every(period, executor.rotate))
 
     def activate(self) -> None:
@@ -223,13 +214,10 @@ class ExecutorWorker:
 
     def report(self) -> ProcessReport:
         """Return what this process has to say to who asks whether the topology is over."""
-        at_rest, sent, taken = self.idle.traffic(self._finished)
+        at_rest, sent, taken = self.idle.traffic(lambda: all(spout.finished for spout in self.spouts))
         lost = 0 if self._link is None else self._link.lost()
         failure = None if self.failure is None else Failure.of(self.failure)
         return ProcessReport(at_rest, sent, taken + lost, failure)
-
-    def _finished(self) -> bool:
-        return all(spout.finished for spout in self.spouts)
 
     def check(self) -> None:
         """Raise the error by which the worker has failed, if it has."""
@@ -253,7 +241,7 @@ class ExecutorWorker:
         for executor in self.executors:
             executor.stop()
         deadline = max(deadline, time.monotonic() + 1.0)
-        stuck = [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
+        stuck = self._still_running(deadline)
         if self._link is not None:
             self._link.close(max(1.0, deadline - time.monotonic()))
             stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
@@ -281,7 +269,9 @@ class ExecutorWorker:
         self._end_timer()
         for executor in self.executors:
             executor.abandon()
-        deadline = time.monotonic() + timeout
+        return self._still_running(time.monotonic() + timeout)
+
+    def _still_running(self, deadline: float) -> list[Executor[Any]]:
         return [each for each in self.executors if not each.join(max(0.0, deadline - time.monotonic()))]
 
     # --- moves ------------------------------------------------------------------------------------------
@@ -295,6 +285,15 @@ class ExecutorWorker:
         """Let the ticks come that are late, each once; spouts are left as they are."""
         self.idle.resume()
         self._ticks.catch_up()
+
+    def follow(self, wanted: frozenset[int], timeout: float) -> None:
+        """Remove the executors of tasks that are not wanted, and add those that are missing."""
+        for executor in self.executors:
+            if wanted.isdisjoint(executor.tasks):
+                self.remove(executor.tasks, timeout)
+        for tasks in self._executors_of(wanted):
+            if not self.tasks.issuperset(tasks):
+                self.add(tasks, timeout)
 
     def add(self, tasks: range, timeout: float = _OPEN_SECONDS) -> None:
         """Run an executor more. Raises as start() does."""
@@ -314,9 +313,7 @@ class ExecutorWorker:
         executor.finish()
         if not executor.join(timeout):
             raise TimeoutError(f"{executor} did not end within {timeout} s")
-        self.spouts = [each for each in self.spouts if each is not executor]
-        self.bolts = [each for each in self.bolts if each is not executor]
-        self.ackers = [each for each in self.ackers if each is not executor]
+        self.executors = [each for each in self.executors if each is not executor]
         if self._link is not None:
             self._link.leave(tasks)
         self.tasks -= frozenset(tasks)
@@ -337,10 +334,6 @@ class ExecutorWorker:
         self._failed(failed)
 
     # --- its parts --------------------------------------------------------------------------------------
-
-    def tell(self, column: AddressedTuples) -> None:
-        """Hand a task what no component has emitted: a tick, or what has become of a spout's tuples."""
-        self._transfer.tell(column)
 
     def loads(self) -> dict[int, float]:
         """Return the load, from 0 to 1, of every task that is heard of."""
@@ -379,9 +372,3 @@ class ExecutorWorker:
     def statistics(self) -> list[ExecutorStatistics]:
         """Return a snapshot of every executor."""
         return [executor.statistics() for executor in self.executors]
-
-
-def _tracker(topology: Topology, acker: Acker | None, task: int) -> TupleTracker | None:
-    if ACKER_COMPONENT in topology.components:
-        return AckerTracker(topology, task)
-    return None if acker is None else LocalTracker(acker, task)

@@ -12,12 +12,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from tuplewire.atomic_write import write_atomically
 from tuplewire.topology.running.executor import Executor
-from tuplewire.topology.running.pulse import CallWatch
+from tuplewire.topology.running.statistics import CallWatch
 
 logger = logging.getLogger(__name__)
 
@@ -176,8 +177,13 @@ def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
     )
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file, so that whoever reads it sees the old or the new whole; OSError."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+def from_beat(beat: ExecutorBeat) -> list[Any]:
+    """Return what an executor is doing as values."""
+    component, tasks, *others = astuple(beat)
+    return [component, [tasks.start, tasks.stop], *others]
+
+
+def to_beat(values: Sequence[Any]) -> ExecutorBeat:
+    """Return what from_beat was given."""
+    component, tasks, *others = values
+    return ExecutorBeat(component, range(*tasks), *others)

@@ -135,17 +135,14 @@ class ReceiveQueue:
             self._add(column)
 
     def _add(self, column: AddressedTuples) -> None:
-        self._check_open()
+        if self._closed:
+            raise ClosedError("the receive queue is closed: its executor has ended")
         count = len(column.tuples)
         self._columns.append(column)
         self._population += count
         self._arrived += count
         self._rate.count(count, self._clock())
         self._filled.notify()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the receive queue is closed: its executor has ended")
 
     def consume(self, limit: int, timeout: float | None = None) -> list[AddressedTuples]:
         """Take columns, in order, until there are `limit` tuples or no more; the last one is taken whole.

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from tuplewire.errors import MalformedTupleError
-from tuplewire.topology.acking.rotating_map import RotatingMap
-from tuplewire.topology.acking.tracker import keys_of
-from tuplewire.topology.collector import Emitted, Outbox, SpoutOutputCollector
+from tuplewire.topology.acking.acker import keys_of
+from tuplewire.topology.acking.acker_tasks import RotatingMap
+from tuplewire.topology.collector import Emitted, SpoutOutputCollector
 from tuplewire.topology.component import Spout
 from tuplewire.topology.running.executor import BATCH, Executor, Surroundings, Task
-from tuplewire.topology.running.pulse import Doing
 from tuplewire.topology.running.receive_queue import AddressedTuples
+from tuplewire.topology.running.statistics import Doing
 from tuplewire.topology.tuples import ACK_STREAM, TupleSource
 
 _ROUND_SECONDS = 0.001
@@ -59,8 +59,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._active = False
         self._emitted = False
         self._rested = _BUSY
-        self._finished = False
-        self._rotation_due = False
+        self._all_done = False
 
     @property
     def pending(self) -> int:
@@ -77,18 +76,13 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._wanted = False
         self.queue.wake()
 
-    def rotate(self) -> None:
-        """Have half of the time pass that a tuple may take; what is older has failed. From any thread."""
-        self._rotation_due = True
-        self.queue.wake()
-
     @property
     def finished(self) -> bool:
         """Whether it will emit nothing more by itself: it is inactive, or every task is exhausted.
 
         An exhausted task that waits for the fate of tuples may emit again, where they fail after some time.
         """
-        return (not self._wanted and not self._active) or (self._finished and self._active)
+        return (not self._wanted and not self._active) or (self._all_done and self._active)
 
     def at_rest(self, epoch: int) -> bool:
         """Whether it is inactive, or has found nothing to emit in a round that began in this epoch or later.
@@ -100,31 +94,22 @@ class SpoutExecutor(Executor[SpoutTask]):
         return self._active and self._rested >= epoch
 
     def _open(self, task: int) -> SpoutTask:
-        outbox = Outbox(self._surroundings.topology, task)
-        tracker = self._surroundings.track(task)
-        spout = deepcopy(self.component.template)
-        opened = SpoutTask(task, outbox, self._outgoing(task), tracker, spout=spout)
-        collector = SpoutOutputCollector(outbox, lambda error: self._reported(task, error))
-        opened.spout.open(self.conf, self._context(task), collector)
+        opened = SpoutTask(*self._parts(task), spout=deepcopy(self.component.template))
+        collector = SpoutOutputCollector(opened.outbox, partial(self._told, task))
+        opened.spout.open(self.conf, self._surroundings.context(task), collector)
         return opened
 
     def _close(self, task: SpoutTask) -> None:
         task.spout.close()
 
     def _turn(self) -> None:
-        self._wait()
-        for column in self.queue.consume(BATCH, self._patience()):
-            self._tell(column)
-        if self._rotation_due:
-            self._rotation_due = False
-            self._expire()
+        super()._turn()
         if self._active != self._wanted and (self._active or self._surroundings.ready()):
             self._switch()
         if self._active and not self._stopping:
             self._round()
 
     def _patience(self) -> float | None:
-        """Return how long to wait for news, in seconds; None: there is nothing to do without."""
         if self._active and self._emitted:
             return 0.0
         if self._active and self._rested != _FOR_GOOD:
@@ -140,7 +125,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         self._active = wanted
         self._surroundings.idle.changed()
 
-    def _tell(self, column: AddressedTuples) -> None:
+    def _take(self, column: AddressedTuples) -> None:
         """Tell a spout what has become of its tuples."""
         task = self._tasks[column.task]
         now = self.pulse.clock()
@@ -156,12 +141,14 @@ class SpoutExecutor(Executor[SpoutTask]):
                 pending = task.pending.pop(key)
                 if pending is not None:
                     self._tell_one(task, pending, now, processed=processed)
-        self._rested = _BUSY  # it may have something again
-        self._finished = False
+        self._go_on(task)
+        self._finished(column)
+
+    def _go_on(self, task: SpoutTask) -> None:
+        """Send on what a spout has emitted when it was told; it may have something again."""
+        self._rested = _BUSY
+        self._all_done = False
         self._send(task)
-        if column.done is not None:
-            column.done()
-        self._surroundings.idle.executed(len(column.tuples))
 
     def _tell_one(self, task: SpoutTask, pending: Pending, now: float, *, processed: bool) -> None:
         message_id, source, since = pending
@@ -180,7 +167,7 @@ class SpoutExecutor(Executor[SpoutTask]):
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
             self._raised(task.id, error)
 
-    def _expire(self) -> None:
+    def _rotate(self) -> None:
         """Tell spouts that what took too long has failed."""
         for task in self._tasks.values():
             expired = task.pending.rotate()
@@ -188,9 +175,7 @@ class SpoutExecutor(Executor[SpoutTask]):
             for pending in expired.values():
                 self._tell_one(task, pending, self.pulse.clock(), processed=False)
             if expired:
-                self._rested = _BUSY
-                self._finished = False
-                self._send(task)
+                self._go_on(task)
 
     def _round(self) -> None:
         """Ask each task that may be asked, for a moment."""
@@ -204,7 +189,7 @@ class SpoutExecutor(Executor[SpoutTask]):
                 self._rested = _BUSY  # before what it has emitted can be done with
                 self._send(task)
         rested = _BUSY if self._emitted else epoch if askable else _FOR_GOOD
-        self._finished = rested == _FOR_GOOD and all(map(self._done, self._tasks.values()))
+        self._all_done = rested == _FOR_GOOD and all(map(self._done, self._tasks.values()))
         if rested != self._rested:
             self._rested = rested
             self._surroundings.idle.changed()
@@ -253,6 +238,3 @@ class SpoutExecutor(Executor[SpoutTask]):
         for (key, message_id), source in zip(began, sources, strict=True):
             task.pending.put(key, (message_id, source, now))
         return [key for key, _ in began]
-
-    def _reported(self, task: int, error: Exception) -> None:
-        self._told(task, error)

@@ -1,18 +1,94 @@
-"""What an executor has done: counts by stream, and times.
+"""What an executor is doing, and has done: counts by stream, and times.
 
 Source: Storm's `BoltExecutorStats`, `SpoutExecutorStats`. An executor's thread adds to a Tally, once for a
-column where it can; others take snapshots of it.
+column where it can, and to a Pulse at every step; others read them without a lock. Storm's heartbeats say
+that the process lives; a pulse says that a thread does.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from enum import StrEnum
 from operator import attrgetter
+from typing import Any
 
 from tuplewire.topology.running.receive_queue import QueueStatistics
 from tuplewire.topology.tuples import Tuple, TupleSource
+
+
+class Doing(StrEnum):
+    """Where a thread is; the user's code has the names of its methods."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    SENDING = "sending"
+    ENDED = "ended"
+    OPEN = "open"
+    PREPARE = "prepare"
+    ACTIVATE = "activate"
+    DEACTIVATE = "deactivate"
+    NEXT_TUPLE = "next_tuple"
+    ACK = "ack"
+    FAIL = "fail"
+    EXECUTE = "execute"
+    CLOSE = "close"
+    CLEANUP = "cleanup"
+
+
+OURS = frozenset([Doing.STARTING, Doing.WAITING, Doing.SENDING, Doing.ENDED])
+"""What is not the user's code."""
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What an executor's thread is doing, written by itself; an addition per tuple.
+
+    task: whose turn it is. calls: how often the user's code was called. turned: when the loop last began
+    anew, in seconds of the clock.
+    """
+
+    task: int
+    clock: Callable[[], float] = time.monotonic
+    doing: Doing = Doing.STARTING
+    calls: int = 0
+    turned: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.turn()
+
+    def turn(self) -> None:
+        """Begin the loop anew."""
+        self.turned = self.clock()
+
+    def enter(self, task: int, doing: Doing) -> None:
+        """Begin to call the user's code for a task."""
+        self.task = task
+        self.doing = doing
+        self.calls += 1
+
+
+class CallWatch:
+    """Tells from looks at a pulse, every second or so, for how long it has been within one call.
+
+    What it says is too little by the time between two looks at most.
+    """
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._seen = (pulse.calls, pulse.doing)
+        self._since = pulse.clock()
+
+    def look(self) -> float:
+        """Return for how many seconds one call of the user's code has been going on; 0 when none is."""
+        pulse = self._pulse
+        now, seen = pulse.clock(), (pulse.calls, pulse.doing)
+        if seen != self._seen or seen[1] in OURS:
+            self._seen, self._since = seen, now
+        return now - self._since
+
 
 StreamId = tuple[str, str]
 """The component that emitted, and the name of its stream. Source: Storm's `GlobalStreamId`."""
@@ -27,13 +103,8 @@ class Latency:
     count: int = 0
     seconds: float = 0.0
 
-    @property
-    def mean(self) -> float:
-        """The average in seconds; 0 where there is none."""
-        return self.seconds / self.count if self.count else 0.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Counts:
     """What an executor has done so far, in tuples.
 
@@ -50,10 +121,10 @@ class Counts:
     executed_by: Mapping[StreamId, int]
     acked_by: Mapping[StreamId, int]
     failed_by: Mapping[StreamId, int]
-    errors: int
     execute: Latency
     process: Latency
     complete: Latency
+    errors: int
     sending_seconds: float
 
     @property
@@ -153,3 +224,29 @@ def _by_stream(counts: Counter[TupleSource]) -> Counter[StreamId]:
     for source, count in list(counts.items()):
         streams[source.component, source.stream.name] += count
     return streams
+
+
+def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
+    """Return a snapshot of an executor as values."""
+    counts = statistics.counts
+    return [
+        statistics.component,
+        [statistics.tasks.start, statistics.tasks.stop],
+        [dict(counts.emitted_by), dict(counts.transferred_by)],
+        [
+            [[*source, count] for source, count in each.items()]
+            for each in (counts.executed_by, counts.acked_by, counts.failed_by)
+        ],
+        [list(astuple(each)) for each in (counts.execute, counts.process, counts.complete)],
+        [counts.errors, counts.sending_seconds],
+        list(astuple(statistics.queue)),
+        statistics.pending,
+    ]
+
+
+def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
+    """Return the snapshot that from_statistics was given."""
+    component, tasks, own, sources, latencies, others, queue, pending = values
+    by_source = ({(source, stream): count for source, stream, count in each} for each in sources)
+    counts = Counts(*own, *by_source, *(Latency(*each) for each in latencies), *others)
+    return ExecutorStatistics(component, range(*tasks), counts, QueueStatistics(*queue), pending)

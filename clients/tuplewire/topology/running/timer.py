@@ -1,4 +1,7 @@
-"""What recurs in a worker: ticks, loads. Source: Storm's `StormTimer`, and `Time` with its simulated time."""
+"""What recurs in a worker: ticks, loads.
+
+Source: Storm's `StormTimer`, `Time` with its simulated time, and `Executor.setupTicks`.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +9,55 @@ import heapq
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 
-from tuplewire.errors import ConfigError
+from tuplewire.errors import ClosedError, ConfigError
+from tuplewire.topology.running.receive_queue import AddressedTuples
+from tuplewire.topology.running.termination import IdleWatch
+from tuplewire.topology.tuples import tick
 
 Action = Callable[[], None]
 Cancel = Callable[[], None]
 """Has an action be called no more; it may be being called just then."""
 
 
-class Schedule:
-    """What is due when; pure. Actions due at one time come in the order in which they were added."""
+class Timer(ABC):
+    """Calls actions every so often: in the order of time, and else of their adding. Thread-safe."""
 
     def __init__(self) -> None:
+        self._changed = threading.Condition()
         self._heap: list[tuple[float, int, float, Action]] = []
         self._order = count()
+        self._closed = False
 
-    def add(self, period: float, action: Action, now: float) -> int:
-        """Have an action be due every so many seconds, first after one period; ConfigError if not over 0.
+    @abstractmethod
+    def _now(self) -> float:
+        """Return the time, in seconds."""
 
-        Returns what remove() wants.
+    def every(self, period: float, action: Action) -> Cancel:
+        """Call an action every so many seconds, first after one period; it must not wait for anything.
+
+        Raises ConfigError for a period that is not over 0.
         """
         if not period > 0:
             raise ConfigError(f"what recurs does so every so many seconds, more than 0, not {period}")
-        order = next(self._order)
-        heapq.heappush(self._heap, (now + period, order, period, action))
-        return order
+        with self._changed:
+            order = next(self._order)
+            heapq.heappush(self._heap, (self._now() + period, order, period, action))
+            self._changed.notify()
+        return partial(self._cancel, order)
 
-    def remove(self, order: int) -> None:
-        """Have an action be due no more; does nothing the second time."""
-        self._heap = [entry for entry in self._heap if entry[1] != order]
-        heapq.heapify(self._heap)
+    def _cancel(self, order: int) -> None:
+        with self._changed:
+            self._heap = [entry for entry in self._heap if entry[1] != order]
+            heapq.heapify(self._heap)
 
-    @property
-    def next_due(self) -> float | None:
-        """When the next action is due; None when there is none."""
+    def _next_due(self) -> float | None:
         return self._heap[0][0] if self._heap else None
 
-    def pop(self, now: float) -> Action | None:
+    def _pop(self, now: float) -> Action | None:
         """Return the next action that is due by now; it is due again one period after it was."""
         if not self._heap or self._heap[0][0] > now:
             return None
@@ -53,17 +65,11 @@ class Schedule:
         heapq.heapreplace(self._heap, (due + period, order, period, action))
         return action
 
-
-class Timer(ABC):
-    """Calls actions every so often. Thread-safe."""
-
-    @abstractmethod
-    def every(self, period: float, action: Action) -> Cancel:
-        """Call an action every so many seconds, first after one period; it must not wait for anything."""
-
-    @abstractmethod
     def close(self) -> None:
         """Call nothing more; does nothing the second time."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
 
 class SystemTimer(Timer):
@@ -73,30 +79,17 @@ class SystemTimer(Timer):
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
+        super().__init__()
         self._failed = failed
-        self._changed = threading.Condition()
-        self._schedule = Schedule()
-        self._closed = False
         self._thread = threading.Thread(target=self._main, name="timer", daemon=True)
         self._thread.start()
 
-    def every(self, period: float, action: Action) -> Cancel:
-        """See Timer."""
-        with self._changed:
-            order = self._schedule.add(period, action, time.monotonic())
-            self._changed.notify()
-        return partial(self._cancel, order)
-
-    def _cancel(self, order: int) -> None:
-        with self._changed:
-            self._schedule.remove(order)
+    def _now(self) -> float:
+        return time.monotonic()
 
     def _main(self) -> None:
         try:
-            while True:
-                due = self._due()
-                if due is None:
-                    return
+            while (due := self._due()) is not None:
                 for action in due:
                     action()
         except Exception as error:  # noqa: BLE001 - whatever an action raises, its owner must hear of it
@@ -106,21 +99,19 @@ class SystemTimer(Timer):
         """Wait for what is due, and return each action once; None when closed."""
         with self._changed:
             while not self._closed:
-                now = time.monotonic()
+                now = self._now()
                 due: dict[Action, None] = {}
-                while (action := self._schedule.pop(now)) is not None:
+                while (action := self._pop(now)) is not None:
                     due[action] = None
                 if due:
                     return list(due)
-                next_due = self._schedule.next_due
+                next_due = self._next_due()
                 self._changed.wait(None if next_due is None else next_due - now)
             return None
 
     def close(self) -> None:
         """See Timer; also waits for the action that is being called, unless that is what closes it."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        super().close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -129,38 +120,95 @@ class SimulatedTimer(Timer):
     """Time goes on only when told to: for tests of a topology. Source: Storm's `Time.SimulatedTime`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._schedule = Schedule()
-        self._now = 0.0
-        self._closed = False
+        super().__init__()
+        self._time = 0.0
 
-    def every(self, period: float, action: Action) -> Cancel:
-        """See Timer."""
-        with self._lock:
-            order = self._schedule.add(period, action, self._now)
-        return partial(self._cancel, order)
-
-    def _cancel(self, order: int) -> None:
-        with self._lock:
-            self._schedule.remove(order)
+    def _now(self) -> float:
+        return self._time
 
     def advance(self, seconds: float) -> None:
         """Let so many seconds pass, and call here, in the order of time, everything that is due in them."""
-        with self._lock:
-            end = self._now + seconds
+        with self._changed:
+            end = self._time + seconds
         while (action := self._next(end)) is not None:
             action()
 
     def _next(self, end: float) -> Action | None:
-        with self._lock:
-            next_due = self._schedule.next_due
+        with self._changed:
+            next_due = self._next_due()
             if self._closed or next_due is None or next_due > end:
-                self._now = max(self._now, end)
+                self._time = max(self._time, end)
                 return None
-            self._now = next_due
-            return self._schedule.pop(next_due)
+            self._time = next_due
+            return self._pop(next_due)
+
+
+class Ticks:
+    """The ticks of a worker's tasks. While its watch is paused they are kept back.
+
+    tell: puts a column into the queue of its task; ClosedError when the executor has ended.
+    """
+
+    def __init__(self, timer: Timer, idle: IdleWatch, tell: Callable[[AddressedTuples], None]) -> None:
+        self._timer = timer
+        self._idle = idle
+        self._tell = tell
+        self._ticks: dict[int, _TicksOfTask] = {}
+
+    def add(self, task: int, seconds: float) -> None:
+        """Give a task a tick every so many seconds."""
+        ticks = _TicksOfTask(task, seconds)
+        ticks.cancel = self._timer.every(seconds, lambda: self._give(ticks))
+        self._ticks[task] = ticks
+
+    def give(self) -> None:
+        """Give each task that gets ticks one now."""
+        for ticks in list(self._ticks.values()):
+            self._give(ticks)
+
+    def catch_up(self) -> None:
+        """Give those that were kept back, each once."""
+        for ticks in list(self._ticks.values()):
+            if ticks.late:
+                ticks.late = False
+                self._give(ticks)
+
+    def remove(self, tasks: Iterable[int]) -> None:
+        """Give these tasks no more; those that have none are left alone."""
+        for task in tasks:
+            if task in self._ticks:
+                self._ticks.pop(task).cancel()
 
     def close(self) -> None:
-        """See Timer."""
-        with self._lock:
-            self._closed = True
+        """Give no more."""
+        self.remove(list(self._ticks))
+
+    def _give(self, ticks: _TicksOfTask) -> None:
+        if ticks.waits:
+            return
+        if not self._idle.enter():
+            ticks.late = True
+            return
+        ticks.waits = True
+        try:
+            self._tell(ticks.column)
+        except ClosedError:
+            return  # the executor has ended, and needs none
+        finally:
+            self._idle.executed(1)
+
+
+class _TicksOfTask:
+    """One task's ticks. waits: whether it has not come to the last one yet; it then gets no other.
+
+    late: whether one was kept back.
+    """
+
+    cancel: Cancel
+
+    def __init__(self, task: int, seconds: float) -> None:
+        self.waits = self.late = False
+        self.column = AddressedTuples(task, [tick(seconds)], self._done)
+
+    def _done(self) -> None:
+        self.waits = False

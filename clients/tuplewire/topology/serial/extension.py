@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
 from functools import cache
+from operator import attrgetter
 from struct import Struct, error
 from typing import Any
 from uuid import UUID
@@ -66,10 +67,6 @@ def read_int(content: bytes) -> int:
     return int.from_bytes(content, "big", signed=True)
 
 
-def _write_decimal(value: Decimal) -> bytes:
-    return str(value).encode("ascii")
-
-
 def _read_decimal(content: bytes) -> Decimal:
     try:
         return Decimal(content.decode("ascii"), _STRICT)
@@ -88,14 +85,6 @@ def _read_datetime(content: bytes) -> datetime:
     return datetime(year, month, day, hour, minute, second, microsecond, _read_zone(zone), fold=fold)
 
 
-def _write_date(value: date) -> bytes:
-    return _DATE.pack(value.year, value.month, value.day)
-
-
-def _read_date(content: bytes) -> date:
-    return date(*_unpack(_DATE, content))
-
-
 def _write_time(value: time) -> bytes:
     fields = _TIME.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
     return fields + _write_zone(value.tzinfo)
@@ -106,23 +95,11 @@ def _read_time(content: bytes) -> time:
     return time(hour, minute, second, microsecond, _read_zone(content[_TIME.size :]), fold=fold)
 
 
-def _write_timedelta(value: timedelta) -> bytes:
-    return _TIMEDELTA.pack(value.days, value.seconds, value.microseconds)
-
-
 def _read_timedelta(content: bytes) -> timedelta:
     try:
         return timedelta(*_unpack(_TIMEDELTA, content))
     except OverflowError as cause:
         raise ValueError(f"a timedelta is out of range: {cause}") from cause
-
-
-def _write_uuid(value: UUID) -> bytes:
-    return value.bytes
-
-
-def _read_uuid(content: bytes) -> UUID:
-    return UUID(bytes=content)
 
 
 def _write_zone(zone: tzinfo | None) -> bytes:
@@ -166,11 +143,21 @@ def _unpack(form: Struct, content: bytes) -> tuple[Any, ...]:
 
 
 SIMPLE = (
-    Extension(Decimal, 3, _write_decimal, _read_decimal),
+    Extension(Decimal, 3, lambda value: str(value).encode("ascii"), _read_decimal),
     Extension(datetime, 4, _write_datetime, _read_datetime),
-    Extension(date, 5, _write_date, _read_date),
+    Extension(
+        date,
+        5,
+        lambda value: _DATE.pack(value.year, value.month, value.day),
+        lambda content: date(*_unpack(_DATE, content)),
+    ),
     Extension(time, 6, _write_time, _read_time),
-    Extension(timedelta, 7, _write_timedelta, _read_timedelta),
-    Extension(UUID, 8, _write_uuid, _read_uuid),
+    Extension(
+        timedelta,
+        7,
+        lambda value: _TIMEDELTA.pack(value.days, value.seconds, value.microseconds),
+        _read_timedelta,
+    ),
+    Extension(UUID, 8, attrgetter("bytes"), lambda content: UUID(bytes=content)),
 )
 """The extensions whose content is no MessagePack itself."""

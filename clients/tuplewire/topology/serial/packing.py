@@ -72,14 +72,6 @@ def _header(size: int, tag8: int, tag16: int) -> bytes:
     return _I.pack(tag16 + 1, size)
 
 
-def _write_none(_value: None, out: _Out, _depth: int) -> None:
-    out.append(b"\xc0")
-
-
-def _write_bool(value: bool, out: _Out, _depth: int) -> None:  # noqa: FBT001 - the value itself
-    out.append(b"\xc3" if value else b"\xc2")
-
-
 def _write_int(value: int, out: _Out, _depth: int) -> None:
     if -0x20 <= value < 0x80:
         out.append(_BYTE[value & 0xFF])
@@ -106,10 +98,6 @@ def _write_int(value: int, out: _Out, _depth: int) -> None:
         _write_extension(extension.BIG_INT, extension.write_int(value), out)
 
 
-def _write_float(value: float, out: _Out, _depth: int) -> None:
-    out.append(_D.pack(0xCB, value))
-
-
 def _write_str(value: str, out: _Out, _depth: int) -> None:
     raw = value.encode()
     size = len(raw)
@@ -120,14 +108,6 @@ def _write_str(value: str, out: _Out, _depth: int) -> None:
 def _write_bytes(value: bytes, out: _Out, _depth: int) -> None:
     out.append(_header(len(value), 0xC4, 0xC5))
     out.append(value)
-
-
-def _write_list(value: list[Any], out: _Out, depth: int) -> None:
-    _write_items(value, out, depth + 1)
-
-
-def _write_tuple(value: tuple[Any, ...], out: _Out, depth: int) -> None:
-    _write_extension(extension.TUPLE, pack_values(value, depth + 1), out)
 
 
 def _write_dict(value: dict[Any, Any], out: _Out, depth: int) -> None:
@@ -195,14 +175,14 @@ _FIXED_EXTENSION = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}
 _KEY_NAMES = "str, bytes, int of 64 bits, float, bool or None"
 
 _WRITERS: dict[type, _Writer] = {
-    type(None): _write_none,
-    bool: _write_bool,
+    type(None): lambda _value, out, _depth: out.append(b"\xc0"),
+    bool: lambda value, out, _depth: out.append(b"\xc3" if value else b"\xc2"),
     int: _write_int,
-    float: _write_float,
+    float: lambda value, out, _depth: out.append(_D.pack(0xCB, value)),
     str: _write_str,
     bytes: _write_bytes,
-    list: _write_list,
-    tuple: _write_tuple,
+    list: lambda value, out, depth: _write_items(value, out, depth + 1),
+    tuple: lambda value, out, depth: _write_extension(extension.TUPLE, pack_values(value, depth + 1), out),
     dict: _write_dict,
 }
 _WRITERS.update((kind.type, _write_simple(kind)) for kind in extension.SIMPLE)

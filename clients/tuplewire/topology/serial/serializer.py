@@ -115,14 +115,10 @@ def _message_id(flat: list[Any]) -> MessageId:
     if len(tasks) != len(ids) or not all(type(task) is int for task in tasks):
         raise ValueError("no pairs of a task and an id")
     try:
-        return tuple((check_task(task), _hashable(root)) for task, root in zip(tasks, ids, strict=True))
+        hash(tuple(ids))
     except TypeError as error:
         raise ValueError(f"an id that cannot be looked up: {error}") from error
-
-
-def _hashable(root: Any) -> Any:
-    hash(root)
-    return root
+    return tuple(zip(map(check_task, tasks), ids, strict=True))
 
 
 def _first_fault(payload: bytes, at: int, fields: Sequence[str]) -> str:

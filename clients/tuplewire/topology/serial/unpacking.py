@@ -111,14 +111,6 @@ def _read_extension(data: bytes, at: int, size: int, depth: int) -> tuple[Any, i
     return compound(items), end
 
 
-def _read_array(items: list[Any]) -> Any:
-    return _arrays().read_array(items)
-
-
-def _read_scalar(items: list[Any]) -> Any:
-    return _arrays().read_scalar(items)
-
-
 def _arrays() -> Any:
     try:
         from tuplewire.topology.serial import arrays
@@ -158,8 +150,8 @@ _SIMPLE: dict[int, Callable[[bytes], Any]] = {
 }
 _COMPOUND: dict[int, Callable[[list[Any]], Any]] = {
     extension.TUPLE: tuple,
-    extension.ARRAY: _read_array,
-    extension.SCALAR: _read_scalar,
+    extension.ARRAY: lambda items: _arrays().read_array(items),
+    extension.SCALAR: lambda items: _arrays().read_scalar(items),
 }
 
 # By tag, from 0 to 255.

@@ -9,47 +9,61 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from tuplewire.connection.channel import BROKEN
+from tuplewire.connection.grpc_channel import ERROR_KEY, GrpcStream
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import TuplewireError
-from tuplewire_service.messaging.access import EVERYTHING, IAccess
-from tuplewire_service.messaging.grpc.grpc_settings import Admit
-from tuplewire_service.messaging.grpc.refuse import refuse
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
+from tuplewire.errors import (
+    DrainingError,
+    MessageError,
+    NotReadyError,
+    PermissionDeniedError,
+    ResourceLimitError,
+    TuplewireError,
+    UnauthenticatedError,
+    WrongWorkerError,
+)
+from tuplewire_service.messaging.streamed.streamed_stream import (
+    EVERYTHING,
+    MAX_DETAIL_LENGTH,
+    IAccess,
+    ServerStream,
+    code_of,
+)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class GrpcServerStream(ServerStream):
+async def refuse(context: _Context, error: TuplewireError) -> NoReturn:
+    """End a stream with the status that stands for an error."""
+    status = grpc.StatusCode.FAILED_PRECONDITION
+    if isinstance(error, MessageError):
+        status = grpc.StatusCode.INVALID_ARGUMENT
+    elif isinstance(error, DrainingError | NotReadyError | WrongWorkerError):
+        status = grpc.StatusCode.UNAVAILABLE
+    elif isinstance(error, ResourceLimitError):
+        status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    elif isinstance(error, UnauthenticatedError):
+        status = grpc.StatusCode.UNAUTHENTICATED
+    elif isinstance(error, PermissionDeniedError):
+        status = grpc.StatusCode.PERMISSION_DENIED
+    await context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
+    raise AssertionError  # abort raises; this tells the type checker
+
+
+Admit = Callable[[_Context], IAccess]
+"""Says what the caller of a method may do; raises RefusedError for one who may not even come in."""
+
+
+class GrpcServerStream(GrpcStream, ServerStream):
     """A call in progress."""
 
     def __init__(self, context: _Context, admit: Admit | None) -> None:
+        super().__init__(context)
         self._context = context
+        self.peer = context.peer()
         self._admit = admit
 
-    @property
-    def peer(self) -> str:
-        """See ServerStream."""
-        return self._context.peer()
-
     def admit(self) -> IAccess:
-        """See ServerStream."""
         return EVERYTHING if self._admit is None else self._admit(self._context)
-
-    async def write(self, data: bytes) -> None:
-        """See Stream."""
-        try:
-            await self._context.write(data)
-        except BROKEN as error:
-            raise StreamBroken from error
-
-    async def read(self) -> bytes | None:
-        """See Stream."""
-        try:
-            data = await self._context.read()
-        except BROKEN as error:
-            raise StreamBroken from error
-        return None if data is grpc.aio.EOF else data
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """See ServerStream: a status, with the code in its trailing metadata."""

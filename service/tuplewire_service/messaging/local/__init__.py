@@ -5,6 +5,6 @@ sessions, credit and ledgers as over a wire; a registry that all contexts of the
 sides. What is sent before the server is bound, or has its callback, waits with its sender and comes first.
 """
 
-from tuplewire_service.messaging.local.local_context import LocalContext
+from tuplewire_service.messaging.local.local_transport import LocalContext
 
 __all__ = ["LocalContext"]

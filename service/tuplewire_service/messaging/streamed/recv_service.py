@@ -4,74 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import (
-    DrainingError,
-    MalformedError,
-    ProtocolVersionError,
-    TuplewireError,
-    WrongTopologyError,
-)
+from tuplewire.errors import DrainingError, MalformedError, RefusedError, TuplewireError
 from tuplewire.group import TaskGroup, check_task
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
-from tuplewire.session.probe import ProbeTimer
+from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.access import IAccess
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import (
+    IAccess,
     ServerStream,
+    StreamService,
     check_id,
-    code_of,
     ended_to_wire,
     finish_writing,
-    log_refusal,
 )
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
-_SUBSCRIBE_SECONDS = 10.0
+_Denied = asyncio.Future[RefusedError]
+"""Done once the consumer is admitted no more."""
 
 
-class RecvService:
+class RecvService(StreamService):
     """Everything behind Messaging.Recv of one bound server. Belongs to the event loop."""
 
-    def __init__(self, topology: str, settings: TransportSettings, source: ISubscriptionSource) -> None:
-        self.topology = topology
-        self.settings = settings
+    def __init__(
+        self, topology: str, settings: TransportSettings, silent: SilentStreams, source: ISubscriptionSource
+    ) -> None:
+        super().__init__(topology, settings, silent)
         self.source = source
         self.draining = False
-        self.refused_streams: Counter[str] = Counter()
 
     async def serve(self, wire: ServerStream) -> None:
         """Serve one stream from subscribe to end."""
         subscription: ISubscription | None = None
         try:
-            subscribe = await self._subscribe(wire)
-            if subscribe is None:
-                return
-            wake = asyncio.Event()
-            subscription = self._open(subscribe, wire.admit(), wake)
-            await wire.write(_subscribed(subscription).SerializeToString())
-            await self._carry(subscription, wake, wire)
+            access = wire.admit()
+            denied: _Denied = asyncio.get_running_loop().create_future()
+            with access.standing(denied.set_result):
+                subscribe = await self._subscribe(wire)
+                if subscribe is None:
+                    return
+                wake = asyncio.Event()
+                subscription = self._open(subscribe, access, wake)
+                await wire.write(_subscribed(subscription).SerializeToString())
+                await self._carry(subscription, wake, denied, wire)
         except TuplewireError as error:
-            self.refused_streams[code_of(error)] += 1
-            log_refusal(wire.peer, error)
-            await wire.refuse(error)
+            await self._refuse(wire, error)
         finally:
             if subscription is not None:
                 subscription.close()
 
-    @staticmethod
-    async def _subscribe(wire: ServerStream) -> pb.Subscribe | None:
-        try:
-            async with asyncio.timeout(_SUBSCRIBE_SECONDS):
-                data = await wire.read()
-        except TimeoutError:
-            raise MalformedError(f"no subscribe within {_SUBSCRIBE_SECONDS:.0f} s") from None
+    async def _subscribe(self, wire: ServerStream) -> pb.Subscribe | None:
+        data = await self.silent.first(wire.read, "subscribe")
         if data is None:
             return None
         request = _request(data)
@@ -80,15 +71,7 @@ class RecvService:
         return request.subscribe
 
     def _open(self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event) -> ISubscription:
-        if subscribe.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolVersionError(
-                f"this worker speaks protocol {PROTOCOL_VERSION}, the consumer {subscribe.protocol_version}"
-            )
-        if subscribe.topology != self.topology:
-            raise WrongTopologyError(
-                f"this worker serves topology {self.topology!r}, "
-                f"the consumer belongs to {subscribe.topology!r}"
-            )
+        self._check_peer("consumer", subscribe)
         check_id("consumer_id", subscribe.consumer_id)
         cursors = {each.task: _cursor(each) for each in subscribe.tasks}
         if not cursors or len(cursors) < len(subscribe.tasks):
@@ -98,6 +81,7 @@ class RecvService:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         request = SubscribeRequest(
             subscribe.topology,
+            access.owner,
             subscribe.consumer_id,
             subscribe.incarnation,
             subscribe.worker_incarnation,
@@ -105,16 +89,20 @@ class RecvService:
         )
         return self.source.subscribe(request, wake.set)
 
-    async def _carry(self, subscription: ISubscription, wake: asyncio.Event, wire: ServerStream) -> None:
+    async def _carry(
+        self, subscription: ISubscription, wake: asyncio.Event, denied: _Denied, wire: ServerStream
+    ) -> None:
         probe = _Probe(wake)
         closing = asyncio.Event()
-        writer = asyncio.create_task(self._write(subscription, probe, closing, wire), name="deliver")
+        writing = self._write(subscription, probe, closing, denied, wire)
+        writer = asyncio.create_task(writing, name="deliver")
         others = [
             asyncio.create_task(self._read(subscription, probe, wire), name="progress"),
             asyncio.create_task(probe.run(subscription), name="probe"),
         ]
         try:
-            await asyncio.wait([writer, *others], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [writer, denied, *others]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             closing.set()
             wake.set()
@@ -126,6 +114,8 @@ class RecvService:
                 for task in others:
                     with contextlib.suppress(asyncio.CancelledError, StreamBroken):
                         await task
+        if denied.done():
+            raise denied.result()
 
     @staticmethod
     async def _read(subscription: ISubscription, probe: _Probe, wire: ServerStream) -> None:
@@ -141,7 +131,12 @@ class RecvService:
                 raise MalformedError(f"a request of kind {kind} within a stream")
 
     async def _write(
-        self, subscription: ISubscription, probe: _Probe, closing: asyncio.Event, wire: ServerStream
+        self,
+        subscription: ISubscription,
+        probe: _Probe,
+        closing: asyncio.Event,
+        denied: _Denied,
+        wire: ServerStream,
     ) -> None:
         sequence = 0
         max_bytes = self.settings.session.max_frame_bytes
@@ -160,6 +155,8 @@ class RecvService:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
                 raise error
             await wake.wait()
+        if denied.done():
+            await wire.write(pb.RecvResponse(ended=ended_to_wire(denied.result())).SerializeToString())
 
 
 class _Probe:

@@ -5,79 +5,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode
-from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import (
     DrainingError,
     MalformedError,
     PayloadRefusedError,
-    ProtocolVersionError,
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
-    WrongTopologyError,
     WrongWorkerError,
 )
-from tuplewire.session.credit import Grant
-from tuplewire.session.pressure import Exhausted
+from tuplewire.session.credit import Exhausted, Grant
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
-from tuplewire_service.messaging.access import IAccess
-from tuplewire_service.messaging.base import (
-    IConnectionCallback,
-    Intake,
-    ReceiveCount,
-    by_forwarded,
-)
+from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.streamed.leases import Leases
-from tuplewire_service.messaging.streamed.send_session import SendStream, Session
+from tuplewire_service.messaging.streamed.sender_sessions import Leases, SendStream, Session
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import (
+    IAccess,
     ServerStream,
+    StreamService,
     check_id,
-    code_of,
-    ended_to_wire,
     finish_writing,
-    log_refusal,
 )
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
-_HELLO_SECONDS = 10.0
 _MOST_LOADS = 10_000
 """So many loads go into one message: 100 to 200 KB."""
 _FAREWELL_SECONDS = 1.0
 """A sender that hears of a drain ends its stream; one that does not in this time is cut off."""
 
 
-class SendService:
+class SendService(StreamService):
     """Everything behind Messaging.Send of one bound server. Belongs to the event loop."""
 
-    def __init__(self, topology: str, settings: TransportSettings, callback: IConnectionCallback) -> None:
-        self.topology = topology
-        self.settings = settings
-        self.callback = callback
+    def __init__(
+        self, topology: str, settings: TransportSettings, silent: SilentStreams, reception: Reception
+    ) -> None:
+        super().__init__(topology, settings, silent)
         self.opened = asyncio.Event()
         """Set once the callback takes messages: until then none is read, and its sender keeps it."""
         self.intake = Intake.ALL
         self.exhausted = Exhausted()
         self._ending = False
-        self._reception = Reception(callback)
-        self.refused_streams: Counter[str] = Counter()
-        self.refused_messages = self._reception.refused_messages
-        self.leases = Leases(settings)
+        self._reception = reception
+        self.leases = Leases(settings, reception.forget)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
-
-    def received(self) -> list[ReceiveCount]:
-        """Return what has arrived, by source; a worker is one until its last session is forgotten."""
-        self._reception.keep(self.leases.sources)
-        return self._reception.counts()
 
     def send_load(self, loads: Mapping[int, float]) -> None:
         """Tell every sender, now and when it connects: then only of loads above 0, the others are idle."""
@@ -85,7 +65,7 @@ class SendService:
         for start in range(0, len(told), _MOST_LOADS):
             notice = pb.SendResponse(load=_load_report(told[start : start + _MOST_LOADS]))
             for stream in self._streams:
-                stream.notify(notice)
+                stream.notify(notice, start)
         self._loads = _load_report([each for each in told if each[1]][:_MOST_LOADS])
 
     def send_backpressure(self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]) -> None:
@@ -134,45 +114,34 @@ class SendService:
         stream = SendStream(wire)
         session: Session | None = None
         try:
-            hello = await self._hello(wire)
-            if hello is None:
-                return
-            session = self._open(hello, wire.admit())
-            stream.intake = _intake_of(hello)
-            if session.stream is not None:
-                session.stream.end(SequenceGapError("the sender opened another stream for this session"))
-            session.stream = stream
-            self.leases.connected(session)
-            self._streams.add(stream)
-            await wire.write(self._welcome(session, hello).SerializeToString())
-            await self._carry(session, stream)
+            access = wire.admit()
+            with access.standing(stream.end):
+                hello = await self._hello(wire)
+                if hello is None:
+                    return
+                intake = Intake.of(worker=hello.kind == pb.PEER_KIND_WORKER, draining=hello.draining)
+                session = self._open(hello, intake, access)
+                stream.intake = intake
+                if session.stream is not None:
+                    session.stream.end(SequenceGapError("the sender opened another stream for this session"))
+                session.stream = stream
+                self.leases.connected(session)
+                self._reception.worker_is(session.worker_number, connected=True)
+                self._streams.add(stream)
+                await wire.write(self._welcome(session, hello).SerializeToString())
+                await self._carry(session, stream)
         except TuplewireError as error:
-            self.refused_streams[code_of(error)] += 1
-            log_refusal(wire.peer, error)
-            if session is not None:
-                await self._farewell(wire, error)
-            await wire.refuse(error)
+            await self._refuse(wire, error, farewell=session is not None)
         finally:
             stream.finished.set()
             self._streams.discard(stream)
             if session is not None and session.stream is stream:
                 session.stream = None
-                self.leases.disconnected(session)
+                if self.leases.disconnected(session):
+                    self._reception.worker_is(session.worker_number, connected=False)
 
-    @staticmethod
-    async def _farewell(wire: ServerStream, error: TuplewireError) -> None:
-        """Say why the stream ends: the status alone is lost on some senders that are writing."""
-        with contextlib.suppress(TimeoutError, StreamBroken):
-            async with asyncio.timeout(_FAREWELL_SECONDS):
-                await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
-
-    @staticmethod
-    async def _hello(wire: ServerStream) -> pb.Hello | None:
-        try:
-            async with asyncio.timeout(_HELLO_SECONDS):
-                data = await wire.read()
-        except TimeoutError:
-            raise MalformedError(f"no hello within {_HELLO_SECONDS:.0f} s") from None
+    async def _hello(self, wire: ServerStream) -> pb.Hello | None:
+        data = await self.silent.first(wire.read, "hello")
         if data is None:
             return None
         request = decode_send_request(data)
@@ -180,31 +149,22 @@ class SendService:
             raise MalformedError("the first request of a Send stream must be a hello")
         return request.hello
 
-    def _open(self, hello: pb.Hello, access: IAccess) -> Session:
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise ProtocolVersionError(
-                f"this worker speaks protocol {PROTOCOL_VERSION}, the sender {hello.protocol_version}"
-            )
-        if hello.topology != self.topology:
-            raise WrongTopologyError(
-                f"this worker serves topology {self.topology!r}, the sender belongs to {hello.topology!r}"
-            )
+    def _open(self, hello: pb.Hello, intake: Intake, access: IAccess) -> Session:
+        self._check_peer("sender", hello)
         if hello.receiver_id not in {"", self.settings.worker_id}:
             raise WrongWorkerError(
                 f"this is worker {self.settings.worker_id!r}, the sender means {hello.receiver_id!r}: one of "
                 "the two has a wrong id, or the assignment a wrong address"
             )
-        access.open_session(hello.topology, worker=hello.kind == pb.PEER_KIND_WORKER)
+        access.open_session(hello.topology, worker=intake is not Intake.ALL)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        if hello.kind != pb.PEER_KIND_WORKER and (error := self.callback.not_ready) is not None:
+        if intake is Intake.ALL and (error := self._reception.not_ready) is not None:
             raise error
-        if _intake_of(hello) > self.intake:
+        if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
-        session = self.leases.get(hello.sender_id)
-        if session is not None:
-            access.take_over(hello.sender_id, session.access)
+        session = self.leases.get((access.owner, hello.sender_id))
         if session is not None and session.state.incarnation > hello.incarnation:
             raise StaleIncarnationError(
                 f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
@@ -217,18 +177,20 @@ class SendService:
                         f"sender {hello.sender_id!r}: incarnation {hello.incarnation} has taken over"
                     )
                 )
+            self._reception.worker_is(session.worker_number, connected=False)
             session = None
         if session is None or session.epoch != hello.receiver_incarnation:
             # New, or what the sender remembers is not what we do: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
-            self.leases.forget(hello.sender_id)
+            self.leases.forget((access.owner, hello.sender_id))
             self._epoch = max(self._epoch + 1, time.time_ns())
             session = Session(
                 hello,
+                access.owner,
                 self._epoch,
                 self.leases.shares,
-                self.settings.session.max_message_bytes,
+                self.settings.session,
                 self.leases.left_released,
                 self.exhausted,
             )
@@ -238,10 +200,8 @@ class SendService:
 
     def _welcome(self, session: Session, hello: pb.Hello) -> pb.SendResponse:
         settings = self.settings
-        state = session.state
-        update = state.resume(hello.acknowledged)
-        ack = update_to_wire(update)
-        initial = state.credit.initial
+        ack = update_to_wire(session.state.resume(hello.acknowledged))
+        initial = session.state.credit.initial
         return pb.SendResponse(
             welcome=pb.Welcome(
                 protocol_version=PROTOCOL_VERSION,
@@ -256,8 +216,9 @@ class SendService:
                 max_message_bytes=settings.session.max_message_bytes,
                 max_frame_bytes=settings.session.max_request_bytes,
                 refusals=ack.refusals,
-                assignment_version=self.callback.assignment_version,
+                assignment_version=self._reception.assignment_version,
                 load=self._loads,
+                worker_incarnation=settings.incarnation,
             )
         )
 
@@ -295,8 +256,8 @@ class SendService:
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
-                if self.leases.get(session.state.sender_id) is session:
-                    self.leases.forget(session.state.sender_id)
+                if self.leases.get(session.key) is session:
+                    self.leases.forget(session.key)
                 return
             if kind == "watch_releases":
                 session.watch_releases(request.watch_releases.tasks)
@@ -323,12 +284,8 @@ class SendService:
             return
         self._reception.count(session.source, groups)
         for group, error in denied:
-            self.refused_messages[error.code] += len(group)
-        for forwarded, some in by_forwarded(accepted).items():
-            session.state.delivered(
-                frame.sequence,
-                *self._reception.deliver(some, session.inbound(forwarded), frame.assignment_version),
-            )
+            self._reception.refused_messages[error.code] += len(group)
+        self._reception.deliver(session, frame.sequence, accepted, frame.assignment_version)
 
     async def _write(self, session: Session, stream: SendStream) -> None:
         finished = False
@@ -353,12 +310,6 @@ class SendService:
         if self._ending or stream.ending is not None or stream.intake <= self.intake:
             return False
         return session.wants_releases and not session.state.credit.idle
-
-
-def _intake_of(hello: pb.Hello) -> Intake:
-    if hello.kind != pb.PEER_KIND_WORKER:
-        return Intake.ALL
-    return Intake.LEAVING_WORKERS if hello.draining else Intake.WORKERS
 
 
 def _load_report(loads: Sequence[tuple[int, float]]) -> pb.LoadReport:

@@ -1,35 +1,64 @@
-"""What the contexts of transports whose streams carry sessions have in common."""
+"""The connecting side of transports whose streams carry sessions, and what their contexts share."""
 
 from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
+from typing import Any
 
 from tuplewire.addresses import bracketed
+from tuplewire.config import SessionSettings
 from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
-from tuplewire_service.messaging.base import IConnection, IConnectionCallback, IContext
-from tuplewire_service.messaging.streamed.streamed_client import StreamedClient
+from tuplewire.group import TaskGroup
+from tuplewire.session.pressure import OutboundPressure
+from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
-from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.messaging.transport_settings import TransportContext
 
 
-class StreamedContext(IContext):
+class StreamedClient(RelayClient, Sender):
+    """A Sender in the form of the plug-in contract."""
+
+    def __init__(
+        self, thread: EventLoopThread, address: str, identity: Identity, settings: SessionSettings, dial: Dial
+    ) -> None:
+        """Begin to connect; see Sender."""
+        Sender.__init__(self, address, identity, settings, thread.loop, dial)
+        self._port = int(address.rpartition(":")[2])
+        self._thread = thread
+        thread.begin(self)
+
+    def expect(self, worker_id: str) -> None:
+        self.receiver_id = worker_id
+
+    def watch(self, pressure: OutboundPressure) -> None:
+        self.pressure.outbound = pressure
+
+    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        return [] if self.ended else self._thread.run(self.take_back_async(timeout))
+
+    def close(self, timeout: float = 10.0) -> None:
+        if not self.ended:
+            self._thread.run(self.close_async(timeout))
+
+    def abort(self) -> None:
+        if not self.ended:
+            self._thread.run(self.abort_async())
+
+
+class StreamedContext(TransportContext):
     """Binds and connects; a transport says how (_serve, _dial).
 
     Not for use on the messaging loop itself: bind, close and term wait for it.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._connections = 0
         self._start = uuid.uuid4().hex[:16]
-        self._made: list[IConnection] = []
-
-    @property
-    @abstractmethod
-    def _common(self) -> TransportSettings:
-        """The settings."""
 
     @abstractmethod
     def _serve(
@@ -51,7 +80,7 @@ class StreamedContext(IContext):
 
     def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
         """See IContext. Each connection is a session of its own."""
-        settings = self._common
+        settings = self._settings
         host = bracketed(host)
         thread = messaging_loop()
         self._connections += 1
@@ -62,19 +91,7 @@ class StreamedContext(IContext):
             settings.incarnation,
             worker=bool(settings.worker_id),
         )
-        sender = Sender(
-            f"{host}:{port}",
-            identity,
-            settings.session,
-            thread.loop,
-            self._dial(thread, host, port),
-        )
-        connection = StreamedClient(thread, sender)
+        dial = self._dial(thread, host, port)
+        connection = StreamedClient(thread, f"{host}:{port}", identity, settings.session, dial)
         self._made.append(connection)
         return connection
-
-    def term(self) -> None:
-        """See IContext."""
-        made, self._made = self._made, []
-        for connection in reversed(made):
-            connection.close()

@@ -5,22 +5,14 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from tuplewire.connection.loop import EventLoopThread
-from tuplewire.errors import ClosedError
-from tuplewire.message import TaskMessage
-from tuplewire_service.messaging.base import (
-    BLOCK,
-    ConnectionStatus,
-    IConnectionCallback,
-    Intake,
-    IServerConnection,
-    ServerStatistics,
-)
-from tuplewire_service.messaging.inbox import Inbox
+from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallback, Intake, ServerStatistics
+from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -29,7 +21,7 @@ _LAST_CALLS_SECONDS = 0.5
 """What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
 
 
-class StreamedServer(IServerConnection):
+class StreamedServer(ReceptionServer):
     """Serves senders (Send) and consumers (Recv) of one topology over the streams of a transport.
 
     A transport says how it listens (_bind, _unbind) and hands every stream to the handler of its method.
@@ -43,19 +35,18 @@ class StreamedServer(IServerConnection):
         settings: TransportSettings,
         callback: IConnectionCallback | None,
     ) -> None:
+        super().__init__()
         self._thread = thread
-        self._status = ConnectionStatus.CONNECTING
-        self._inbox = Inbox(lambda: thread.call(self._send.opened.set))
         self._port = port
-        self._addresses: list[str] = []
-        self._send = SendService(topology, settings, self._inbox)
+        self._silent = silent = SilentStreams(settings.limits)
+        self._send = SendService(topology, settings, silent, self._reception)
         if callback is not None:
-            self._inbox.register(callback)
+            self.register_recv(callback)
         self._handlers: dict[str, Callable[[ServerStream], Awaitable[None]]] = {"Send": self._send.serve}
         self._recv: RecvService | None = None
         source: object = callback
         if isinstance(source, ISubscriptionSource):
-            self._recv = RecvService(topology, settings, source)
+            self._recv = RecvService(topology, settings, silent, source)
             self._handlers["Recv"] = self._recv.serve
         thread.run(self._start())
 
@@ -72,79 +63,48 @@ class StreamedServer(IServerConnection):
     async def _unbind(self, grace: float | None) -> None:
         """Stop listening and end what is open; calls in progress get so many seconds."""
 
-    @property
-    def port(self) -> int:
-        """See IConnection."""
-        return self._port
+    def _opened(self) -> None:
+        self._thread.call(self._send.opened.set)
 
-    @property
-    def status(self) -> ConnectionStatus:
-        """See IConnection."""
-        return self._status
-
-    def register_recv(self, callback: IConnectionCallback) -> None:
-        """See IServerConnection. Recv is served only for a callback that was given to bind."""
-        self._inbox.register(callback)
-
-    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
-        """See IServerConnection."""
-        return self._inbox.pull(flags)
-
-    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        """See IServerConnection."""
-        self._check_open()
+    def _tell_load(self, loads: dict[int, float]) -> None:
         self._thread.call(lambda: self._send.send_load(loads))
 
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
-        """See IServerConnection."""
         self._check_open()
         self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
 
-    def _check_open(self) -> None:
-        if self._status is ConnectionStatus.CLOSED:
-            raise ClosedError(f"the server on port {self._port} is closed")
-
     def statistics(self) -> ServerStatistics:
-        """See IServerConnection."""
         streams = Counter(self._send.refused_streams)
         if self._recv is not None:
             streams.update(self._recv.refused_streams)
         leases = self._send.leases
         return ServerStatistics(
-            self._send.received(),
+            self._reception.counts(),
             leases.sharing,
             len(leases) - leases.sharing,
             dict(streams),
-            dict(self._send.refused_messages),
+            dict(self._reception.refused_messages),
+            len(self._silent),
         )
 
     @property
     def exhausted(self) -> Collection[int]:
-        """See IServerConnection."""
         return self._send.exhausted.tasks.keys()
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        """See IServerConnection: host:port, or unix:///path."""
-        return self._addresses
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
         """See IServerConnection. Ends Send streams; consumers go on."""
         self._thread.run(self.stop_intake_async(intake))
 
     async def stop_intake_async(self, intake: Intake = Intake.NOBODY) -> None:
-        """See IServerConnection."""
         await self._send.drain(intake)
 
     def close(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         if self._status is not ConnectionStatus.CLOSED:
             self._thread.run(self.close_async(timeout))
 
     async def close_async(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         if self._status is ConnectionStatus.CLOSED:
             return
         self._status = ConnectionStatus.CLOSED
@@ -156,12 +116,11 @@ class StreamedServer(IServerConnection):
         await self._stop(_LAST_CALLS_SECONDS)
 
     def abort(self) -> None:
-        """See IConnection."""
         if self._status is not ConnectionStatus.CLOSED:
             self._status = ConnectionStatus.CLOSED
             self._thread.run(self._stop(None))
 
     async def _stop(self, grace: float | None) -> None:
-        self._inbox.close()
+        self._reception.close()
         await self._unbind(grace)
         self._thread.pinned -= 1

@@ -1,4 +1,4 @@
-"""The serving side of a stream, as a transport hands it to the services."""
+"""The serving side of a stream, what its other side may do, and what the services of streams share."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import asyncio
 import contextlib
 import logging
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import NoReturn
 
+from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import (
     MalformedError,
     PermissionDeniedError,
+    ProtocolVersionError,
     RefusedError,
     TuplewireError,
     UnauthenticatedError,
+    WrongTopologyError,
 )
+from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.access import EVERYTHING, IAccess
+from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
+from tuplewire_service.messaging.transport_settings import TransportSettings
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +35,46 @@ MAX_DETAIL_LENGTH = 500
 """Errors quote what the peer said; gRPC drops a status whose metadata is over 8 KiB, name and all."""
 _LAST_WRITE_SECONDS = 1.0
 _log_rate = LogRate()
-"""Of the whole process: what peers cause is not to fill its log."""
+"""Of the whole process: what peers cause is not to fill its log, whatever the number of servers."""
+
+
+class IAccess:
+    """What one caller may do: everything, unless a subclass says otherwise.
+
+    Asked once for each stream, and of messages once for each frame; `refused` must cost next to nothing.
+    """
+
+    def open_session(self, topology: str, *, worker: bool) -> None:
+        """Take note that it sends for a topology, maybe as another worker; raises RefusedError."""
+
+    def receive(self, topology: str, tasks: Iterable[int]) -> None:
+        """Take note that it wants the messages of these tasks; raises RefusedError."""
+
+    def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
+        """Return those groups that it may not send, and why."""
+        del groups
+        return ()
+
+    @property
+    def owner(self) -> str:
+        """Whose its sessions, consumers and sinks are: another owner's of the same name are others."""
+        return ""
+
+    def standing(self, end: Callable[[RefusedError], None]) -> AbstractContextManager[None]:
+        """Return what lasts as long as its stream: meanwhile `end` is called once it is admitted no more."""
+        del end
+        return contextlib.nullcontext()
+
+
+EVERYTHING = IAccess()
+"""Of a caller about whom nobody asks."""
 
 
 class ServerStream(MessageStream):
     """The serving side of a stream; it ends in good order when its handler returns."""
 
-    @property
-    @abstractmethod
-    def peer(self) -> str:
-        """Who is on the other side, for the log."""
+    peer: str
+    """Who is on the other side, for the log."""
 
     def admit(self) -> IAccess:
         """Return what the other side may do; RefusedError when it may not come in."""
@@ -47,11 +85,44 @@ class ServerStream(MessageStream):
         """End the stream with an error, of which the other side gets the code and the text."""
 
 
+class StreamService:
+    """What the services of a bound server have in common. Belongs to the event loop."""
+
+    def __init__(self, topology: str, settings: TransportSettings, silent: SilentStreams) -> None:
+        """Begin to serve. silent: those of the server, of all its services together."""
+        self.topology = topology
+        self.settings = settings
+        self.silent = silent
+        self.refused_streams: Counter[str] = Counter()
+
+    def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
+        """Raise RefusedError for a peer that speaks another protocol, or belongs to another topology."""
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(
+                f"this worker speaks protocol {PROTOCOL_VERSION}, the {peer} {hello.protocol_version}"
+            )
+        if hello.topology != self.topology:
+            raise WrongTopologyError(
+                f"this worker serves topology {self.topology!r}, the {peer} belongs to {hello.topology!r}"
+            )
+
+    async def _refuse(self, wire: ServerStream, error: TuplewireError, *, farewell: bool = False) -> None:
+        """End a stream. farewell: say why before; the status alone is lost on some senders that write."""
+        self.refused_streams[code_of(error)] += 1
+        log_refusal(wire.peer, error)
+        if farewell:
+            with contextlib.suppress(TimeoutError, StreamBroken):
+                async with asyncio.timeout(_LAST_WRITE_SECONDS):
+                    await wire.write(pb.SendResponse(ended=ended_to_wire(error)).SerializeToString())
+        await wire.refuse(error)
+
+
 def log_refusal(peer: str, error: TuplewireError) -> None:
-    """Log a refused stream, one line a minute for each reason; what a worker's guard refuses, that logs."""
+    """Log a refused stream, once a minute for each host and reason; a guard logs what it denies itself."""
     if isinstance(error, UnauthenticatedError | PermissionDeniedError):
         return
-    if streams := _log_rate.due(code_of(error)):
+    host, code = peer.rpartition(":")[0], code_of(error)  # the port differs each time
+    if streams := _log_rate.due((host, code)):
         extra = {"peer": peer, "streams": streams, "reason": str(error)[:MAX_DETAIL_LENGTH]}
         logger.warning("stream.refused", extra=extra)
 

@@ -3,8 +3,7 @@
 What is left to a transport: carry frames one way and acknowledgements the other, and connect again.
 """
 
-from tuplewire_service.messaging.threaded.receiving import ReceivingSession, Sending
 from tuplewire_service.messaging.threaded.threaded_client import ThreadedClient
-from tuplewire_service.messaging.threaded.threaded_server import ThreadedServer
+from tuplewire_service.messaging.threaded.threaded_server import ReceivingSession, Sending, ThreadedServer
 
 __all__ = ["ReceivingSession", "Sending", "ThreadedClient", "ThreadedServer"]

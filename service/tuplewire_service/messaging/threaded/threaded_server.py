@@ -1,35 +1,90 @@
-"""The bound side of a transport, but for its I/O."""
+"""The bound side of a transport whose I/O runs in threads, and a sender's session there."""
 
 from __future__ import annotations
 
-import logging
 import threading
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from tuplewire.errors import ClosedError, DrainingError, RefusedError
+from tuplewire.config import AckMode, SessionSettings
+from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage
-from tuplewire.session.send import Opened
-from tuplewire_service.messaging.base import (
-    BLOCK,
-    ConnectionStatus,
-    IConnectionCallback,
-    Intake,
-    IServerConnection,
-    ServerStatistics,
-    by_forwarded,
-)
-from tuplewire_service.messaging.inbox import Inbox
-from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.threaded.receiving import ReceivingSession, Sending
+from tuplewire.session.credit import Grant
+from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.shares import QueueShares
+from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics
+from tuplewire_service.messaging.receiving_end import ReceivingEnd
+from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What a sender says of itself when it connects.
+
+    sender_id: unique to the connection; may connect again. worker_id: empty for a program. draining: the
+    messages are the last of a worker that is about to go. known: the incarnation of the receiver that the
+    sender knows (0: none), acknowledged: the last frame that it knows to be accepted there.
+    """
+
+    sender_id: str
+    worker_id: str
+    ack_mode: AckMode
+    draining: bool
+    known: int
+    acknowledged: int
+
+    @property
+    def intake(self) -> Intake:
+        """The least intake that lets this sender in."""
+        return Intake.of(worker=bool(self.worker_id), draining=self.draining)
 
 
-class ThreadedServer(IServerConnection):
+class ReceivingSession(ReceivingEnd):
+    """The receiving end for a transport whose I/O runs in threads."""
+
+    def __init__(
+        self,
+        sending: Sending,
+        shares: QueueShares,
+        settings: SessionSettings,
+        on_left: Callable[[int, int, int], None],
+    ) -> None:
+        """Begin one; see ReceivingEnd."""
+        self.sender_id = sending.sender_id
+        self.incarnation = time.time_ns()
+        """Tells this memory of the sender from any other."""
+        self.intake = sending.intake
+        self.delivering = False
+        """Whether a frame is with the callback: until what it refuses is known, nothing may be told."""
+        self._settings = settings
+        worker = (sending.worker_id, 0) if sending.worker_id else None
+        super().__init__(
+            sending.sender_id, self.incarnation, worker, sending.ack_mode, shares, settings, on_left
+        )
+
+    def opened(self, acknowledged: int, wake: Callable[[], None]) -> Opened:
+        """Return what to tell a sender that has connected, and knows so many frames to be accepted."""
+        initial = self.state.credit.initial
+        with self.lock:
+            self.wake = wake
+            return Opened(
+                self.incarnation,
+                Grant(0, initial.messages, initial.size_bytes, 0),
+                self.state.resume(acknowledged),
+                self._settings.max_message_bytes,
+                self._settings.max_request_bytes,
+            )
+
+    def update(self) -> AckUpdate | None:
+        """Return what the sender should hear now; None when it has heard everything."""
+        with self.lock:
+            return None if self.delivering else self.state.update()
+
+
+class ThreadedServer(ReceptionServer):
     """Keeps a session for each sender, and gives what they send to whoever takes it.
 
     A transport calls welcome() for each sender that connects, take() for each frame, and goodbye() for one
@@ -38,31 +93,18 @@ class ThreadedServer(IServerConnection):
 
     def __init__(self, settings: TransportSettings) -> None:
         """Begin without a callback."""
+        super().__init__()
+        self._status = ConnectionStatus.READY
         self._settings = settings.session
         self._shares = settings.shares()
         self._sharing = threading.Lock()
-        self._status = ConnectionStatus.READY
         self._intake = Intake.ALL
         self._taking = threading.RLock()
         self._sessions: dict[str, ReceivingSession] = {}
-        self._inbox = Inbox(self._opened)
-        self._reception = Reception(self._inbox)
-        self.loads: dict[int, float] = {}
-        """What was last said of the load, for a sender that connects."""
-
-    @abstractmethod
-    def _opened(self) -> None:
-        """Let come what waits: somebody takes messages now."""
 
     def takes(self, session: ReceivingSession) -> bool:
         """Whether frames of this sender are taken now; until then they wait with it."""
-        return self._inbox.open and session.intake <= self._intake
-
-    def refusal(self, sending: Sending) -> RefusedError | None:
-        """Return why a sender is not let in now, and must try again; None when it is."""
-        if sending.intake > self._intake:
-            return DrainingError("the server is draining; connect again later, or to another one")
-        return None if sending.worker_id else self._inbox.not_ready
+        return self._reception.open and session.intake <= self._intake
 
     def welcome(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
         """Return the session of a sender that connects, as it was left or a new one, and what to tell it.
@@ -70,7 +112,9 @@ class ThreadedServer(IServerConnection):
         wake: called from now on, from any thread, when there may be an update to tell. Raises RefusedError.
         """
         with self._taking:  # what is with the callback now may be this sender's
-            if (error := self.refusal(sending)) is not None:
+            if sending.intake > self._intake:
+                raise DrainingError("the server is draining; connect again later, or to another one")
+            if not sending.worker_id and (error := self._reception.not_ready) is not None:
                 raise error
             session = self._sessions.get(sending.sender_id)
             if session is None or session.incarnation != sending.known:
@@ -81,7 +125,7 @@ class ThreadedServer(IServerConnection):
                 self._shares.shared_by(len(self._sessions))
             session.intake = sending.intake
             opened = session.opened(sending.acknowledged, wake)
-            return session, replace(opened, assignment_version=self._inbox.assignment_version)
+            return session, replace(opened, assignment_version=self._reception.assignment_version)
 
     def goodbye(self, session: ReceivingSession) -> None:
         """Forget a sender that will not come again."""
@@ -123,46 +167,18 @@ class ThreadedServer(IServerConnection):
                     return True
                 session.delivering = True
             self._reception.count(session.source, groups)
-            for forwarded, some in by_forwarded(accepted).items():
-                delivered = self._reception.deliver(some, session.inbound(forwarded), version)
-                with session.lock:
-                    session.state.delivered(sequence, *delivered)
+            self._reception.deliver(session, sequence, accepted, version)
             session.delivering = False
         session.wake()
         return True
 
-    @property
-    def status(self) -> ConnectionStatus:
-        """See IConnection."""
-        return self._status
-
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
-        """See IServerConnection."""
         with self._taking:
             self._intake = intake
-
-    def register_recv(self, callback: IConnectionCallback) -> None:
-        """See IServerConnection."""
-        self._inbox.register(callback)
-
-    def recv(self, flags: int = BLOCK) -> TaskMessage | None:
-        """See IServerConnection."""
-        return self._inbox.pull(flags)
-
-    def send_load_metrics(self, loads: Mapping[int, float]) -> None:
-        """See IServerConnection."""
-        self._check_open()
-        self.loads = dict(loads)
-        self._tell_load(self.loads)
-
-    @abstractmethod
-    def _tell_load(self, loads: dict[int, float]) -> None:
-        """Tell every sender that is connected."""
 
     def send_backpressure_status(
         self, worker_id: str, congested: Sequence[int], relieved: Sequence[int]
     ) -> None:
-        """See IServerConnection."""
         del worker_id
         self._check_open()
         self._tell_status(congested, relieved)
@@ -171,23 +187,16 @@ class ThreadedServer(IServerConnection):
     def _tell_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
         """Tell every sender that is connected."""
 
-    def _check_open(self) -> None:
-        if self._status is ConnectionStatus.CLOSED:
-            raise ClosedError(f"the server on port {self.port} is closed; bind the port again")
-
     def statistics(self) -> ServerStatistics:
-        """See IServerConnection."""
         reception = self._reception
         return ServerStatistics(
             reception.counts(), len(self._sessions), refused_messages=dict(reception.refused_messages)
         )
 
     def close(self, timeout: float = 10.0) -> None:
-        """See IConnection."""
         self._finish(timeout)
 
     def abort(self) -> None:
-        """See IConnection."""
         self._finish(0.0)
 
     def _finish(self, timeout: float) -> None:
@@ -195,7 +204,7 @@ class ThreadedServer(IServerConnection):
             self._status = ConnectionStatus.CLOSED
             self.stop_intake()
             self._end(timeout)
-            self._inbox.close()
+            self._reception.close()
 
     @abstractmethod
     def _end(self, timeout: float) -> None:

@@ -15,6 +15,6 @@ from tuplewire.errors import ConfigError
 if importlib.util.find_spec("zmq") is None:
     raise ConfigError("pyzmq is not installed: run pip install 'tuplewire[zmq]'")
 
-from tuplewire_service.messaging.zmq.zmq_context import ZmqContext
+from tuplewire_service.messaging.zmq.zmq_transport import ZmqContext
 
 __all__ = ["ZmqContext"]

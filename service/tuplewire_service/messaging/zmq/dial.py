@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -14,10 +13,8 @@ from zmq.utils.monitor import parse_monitor_message
 from tuplewire.connection.loop import EventLoopThread
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import MalformedError, ProtocolError, TuplewireError, UnreachableError
-from tuplewire_service.messaging.zmq.frames import FrameKind, decode, decode_refusal
-from tuplewire_service.messaging.zmq.in_flight import ZmqWindow
-from tuplewire_service.messaging.zmq.pump import Pump
-from tuplewire_service.messaging.zmq.sockets import Sockets
+from tuplewire_service.messaging.zmq.frames import FrameKind, ZmqWindow, decode, decode_refusal
+from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import ZmqStream
 
 _CONNECT_SECONDS = 5.0
@@ -35,19 +32,17 @@ def dial_zmq(
     sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: ZmqWindow
 ) -> Dial:
     """Return what opens streams to an endpoint; the address is how errors name it."""
-    return partial(_open_stream, sockets, thread, endpoint, address, window)
 
+    @asynccontextmanager
+    async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+        stream = _ZmqClientStream(sockets, thread, address, window)
+        try:
+            await stream.open(endpoint, method)
+            yield stream
+        finally:
+            stream.close()
 
-@asynccontextmanager
-async def _open_stream(
-    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: ZmqWindow, method: str
-) -> AsyncIterator[ClientStream]:
-    stream = _ZmqClientStream(sockets, thread, address, window)
-    try:
-        await stream.open(endpoint, method)
-        yield stream
-    finally:
-        stream.close()
+    return open_stream
 
 
 class _ZmqClientStream(ZmqStream, ClientStream):
@@ -103,17 +98,14 @@ class _ZmqClientStream(ZmqStream, ClientStream):
             self.break_off(UnreachableError(f"{self._address}: {_LOST[event]}"))
 
     def break_off(self, why: TuplewireError) -> None:
-        """See ZmqStream."""
         super().break_off(why)
         self._connected.set()
         self._answered.set()
 
     async def done_writing(self) -> None:
-        """See ClientStream."""
         self._put(FrameKind.DONE)
 
     async def end(self) -> TuplewireError:
-        """See ClientStream."""
         ended = UnreachableError(f"{self._address}: the stream ended")
         self.break_off(ended)
         return self._why or ended

@@ -13,8 +13,15 @@ import zmq
 from tuplewire.connection.stream import MessageStream, StreamBroken
 from tuplewire.errors import MalformedError, TuplewireError, UnreachableError
 from tuplewire_service.messaging.streamed.streamed_stream import MAX_DETAIL_LENGTH, ServerStream, code_of
-from tuplewire_service.messaging.zmq.frames import Allowance, Frame, FrameKind, encode, encode_refusal
-from tuplewire_service.messaging.zmq.in_flight import ZmqInFlight, ZmqWindow
+from tuplewire_service.messaging.zmq.frames import (
+    Allowance,
+    Frame,
+    FrameKind,
+    ZmqInFlight,
+    ZmqWindow,
+    encode,
+    encode_refusal,
+)
 
 
 class ZmqStream(MessageStream):
@@ -35,10 +42,9 @@ class ZmqStream(MessageStream):
             self._room.clear()
             await self._room.wait()
         self._put(FrameKind.DATA, data)
-        self._flow.sent(len(data))
+        self._flow.on_sent(len(data))
 
     async def read(self) -> bytes | None:
-        """See MessageStream."""
         while not self._arrived:
             if self._done:
                 return None
@@ -47,7 +53,7 @@ class ZmqStream(MessageStream):
             self._news.clear()
             await self._news.wait()
         data = self._arrived.popleft()
-        self._flow.read(len(data))
+        self._flow.on_read(len(data))
         if self._flow.due and self._why is None:
             with contextlib.suppress(StreamBroken):  # what has arrived is read to its end
                 self._put(FrameKind.GRANT)
@@ -55,12 +61,12 @@ class ZmqStream(MessageStream):
 
     def take(self, frame: Frame) -> None:
         """Take in a frame of the other side; MalformedError when it does not fit."""
-        self._flow.allowed(frame.allowance)
+        self._flow.on_allowance(frame.allowance)
         self._room.set()
         if frame.kind is FrameKind.DATA:
             if self._done:
                 raise MalformedError("a message came after the end of its stream")
-            self._flow.arrived(len(frame.body))
+            self._flow.on_arrival(len(frame.body))
             self._arrived.append(frame.body)
             self._news.set()
         elif frame.kind is FrameKind.DONE:
@@ -95,21 +101,15 @@ class ZmqServerStream(ZmqStream, ServerStream):
 
     def __init__(self, send: Callable[[Sequence[bytes]], None], window: ZmqWindow, peer: str) -> None:
         super().__init__(send, window)
-        self._peer = peer
-
-    @property
-    def peer(self) -> str:
-        """See ServerStream."""
-        return self._peer
+        self.peer = peer
 
     def opened(self, allowance: Allowance) -> None:
         """Take in what the other side allows, and answer."""
-        self._flow.allowed(allowance)
+        self._flow.on_allowance(allowance)
         with contextlib.suppress(StreamBroken):  # whoever reads will see
             self.greet()
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
-        """See ServerStream."""
         self.reject(error)
         raise StreamBroken from error
 

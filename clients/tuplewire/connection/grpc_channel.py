@@ -1,0 +1,195 @@
+"""Addresses, and the gRPC channels and streams to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tuplewire.addresses import check_reachable
+from tuplewire.config import SessionSettings
+from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
+from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
+from tuplewire.errors import ConfigError, ProtocolError, TuplewireError, UnreachableError, refused
+from tuplewire.identity.credentials import Credentials
+
+ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
+TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
+DEFAULT_TOPOLOGY = "default"
+
+DIRECT = (
+    ("grpc.enable_retries", 0),
+    # Workers are reached directly; a proxy of the environment would only stand in between.
+    ("grpc.enable_http_proxy", 0),
+    # How long it may take to connect: each of our attempts makes a channel of its own.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+)
+"""The options of every channel."""
+SERVICE = "tuplewire.v1.Messaging"
+ERROR_KEY = "tuplewire-error"
+"""The trailing metadata that names the wire's ErrorCode of a refusal."""
+_REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
+"""What gRPC says of a server whose certificate this side does not take."""
+_BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
+"""What gRPC says of a server that ends a connection during the handshake."""
+BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
+"""What gRPC raises on a call that has ended."""
+
+
+def resolve_address(address: str | None) -> str:
+    """Return the address, or that of TUPLEWIRE_ADDRESS; ConfigError when it is missing or malformed.
+
+    An address is `host:port`, `[v6]:port` or `unix:///path`.
+    """
+    address = address or os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        raise ConfigError(
+            f"no worker address: pass one (host:port or unix:///path), or set {ADDRESS_VARIABLE}"
+        )
+    if address.startswith("unix:"):
+        if not address.startswith("unix:///"):
+            raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
+        return address
+    try:
+        return check_reachable(address)
+    except ConfigError as error:
+        raise ConfigError(
+            f"address {address!r} is neither host:port nor unix:///path; write 127.0.0.1:6700, or [::1]:6700"
+        ) from error
+
+
+def resolve_topology(topology: str | None) -> str:
+    """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`."""
+    return topology or os.environ.get(TOPOLOGY_VARIABLE) or DEFAULT_TOPOLOGY
+
+
+def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:
+    """Return the options of a channel that carries a session.
+
+    Three settings together find a hung peer: without the ping timeout gRPC waits a minute for it. gRPC's own
+    retries would send a stream's frames again, behind the session's back.
+    """
+    return [
+        *_common_options(settings),
+        *DIRECT,
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
+    """Return the options of a server to which sessions come: it finds a hung client as the client does it."""
+    return [
+        *_common_options(settings),
+        ("grpc.so_reuseport", 0),
+        # The clients ping to find a hung server; this is what lets them.
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
+    timeout = int(settings.keepalive_timeout_seconds * 1000)
+    return [
+        ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", timeout),
+        ("grpc.http2.ping_timeout_ms", timeout),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_send_message_length", settings.max_request_bytes),
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
+    ]
+
+
+def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial:
+    """Return what opens streams to the worker at an address, each on a connection of its own."""
+
+    @asynccontextmanager
+    async def open_stream(method: str) -> AsyncIterator[ClientStream]:
+        metadata = dialler.metadata(address)
+        async with await dialler.channel(address, channel_options(settings)) as channel:
+            call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=metadata)
+            stream = _GrpcClientStream(call, address, dialler.hint(address))
+            try:
+                yield stream
+            finally:
+                stream.cancel()
+
+    return open_stream
+
+
+def dialler_for(credentials: Credentials | None) -> Dialler:
+    """Return what makes channels for credentials; None: those of the environment, as it is now."""
+    return Dialler(Credentials.from_environment() if credentials is None else credentials)
+
+
+class GrpcStream(MessageStream):
+    """One call of a streaming method, on either side."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._call.write(data)
+        except BROKEN as error:
+            raise StreamBroken from error
+
+    async def read(self) -> bytes | None:
+        try:
+            data = await self._call.read()
+        except BROKEN as error:
+            raise StreamBroken from error
+        return None if data is grpc.aio.EOF else data
+
+
+class _GrpcClientStream(GrpcStream, ClientStream):
+    def __init__(self, call: Any, address: str, hint: str) -> None:
+        super().__init__(call)
+        self._address = address
+        self._hint = hint
+        self._cancelled = False
+
+    async def done_writing(self) -> None:
+        try:
+            await self._call.done_writing()
+        except BROKEN as error:
+            raise StreamBroken from error
+
+    def cancel(self) -> None:
+        if self._call.cancel():
+            self._cancelled = True
+
+    async def end(self) -> TuplewireError:
+        self.cancel()
+        if self._cancelled:
+            return UnreachableError(f"{self._address}: the stream broke")
+        call = self._call
+        return error_of(
+            await call.code(),
+            await call.details() or "",
+            await call.trailing_metadata(),
+            self._address,
+            self._hint,
+        )
+
+
+def error_of(
+    code: grpc.StatusCode, details: str, trailing: Iterable[Any] | None, address: str, hint: str = ""
+) -> TuplewireError:
+    """Return our error for a status: the named refusal, or that the peer cannot be reached.
+
+    hint: what may be the reason where the peer breaks off before a word is said.
+    """
+    for key, value in trailing or ():
+        if key == ERROR_KEY:
+            return refused(str(value), details)
+    if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
+        return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
+    hint = NOT_TRUSTED if _REFUSED_BY_US.search(details) else hint if _BROKEN_OFF.search(details) else ""
+    return UnreachableError(f"{address}: {code.name}: {details}{hint}")

@@ -1,0 +1,210 @@
+"""The workers that hold some tasks: asked what they hold, and published at."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import ClassVar, Self
+
+from tuplewire.config import KIB, SessionSettings
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import (
+    DrainingError,
+    NotLocalError,
+    NotReadyError,
+    ResourceLimitError,
+    SequenceGapError,
+    UnknownTaskError,
+    UnreachableError,
+    WrongTopologyError,
+)
+from tuplewire.group import TaskGroup
+from tuplewire.session.pieces import frame_pieces, wire_bytes
+from tuplewire.session.retry import Backoff
+from tuplewire.spark.offsets import Held
+
+_POLL_SECONDS = 0.05
+_PIECE_BYTES = 512 * KIB
+
+
+class TaskWorkers:
+    """Finds the workers that have some tasks; keeps a channel to each of them.
+
+    address: of any worker of the topology, which tells the others'. timeout: seconds for which a worker that
+    does not answer, or that has no assignment or no room yet, is asked again.
+    """
+
+    CALL_SECONDS: ClassVar[float]
+    """The longest that one call takes."""
+
+    def __init__(self, address: str, topology: str, timeout: float) -> None:
+        self._address = address
+        self._topology = topology
+        self._timeout = timeout
+        self._version = 0
+        self._stack = ExitStack()
+        self._controls: dict[str, ControlClient] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channels; does nothing the second time."""
+        self._stack.close()
+        self._controls.clear()
+
+    def _control(self, address: str) -> ControlClient:
+        control = self._controls.get(address)
+        if control is None:
+            control = ControlClient(address, min(self._timeout, self.CALL_SECONDS))
+            self._controls[address] = self._stack.enter_context(control)
+        return control
+
+    def _locate(self, tasks: Iterable[int]) -> dict[int, str]:
+        """Ask for the assignment, and return the addresses by which the tasks' workers reach each other."""
+        assignment = self._control(self._address).assignment()
+        if assignment is None:
+            raise NotReadyError(
+                f"the worker at {self._address} has no assignment yet: push one (tuplewire assign), or "
+                "configure an assignment file"
+            )
+        check_topology(self._address, assignment.topology, self._topology)
+        self._version = assignment.version
+        address_of = {task: worker.address for worker in assignment.workers for task in worker.tasks}
+        found = {task: address_of.get(task, "") for task in tasks}
+        unknown = [str(task) for task, address in found.items() if not address]
+        if unknown:
+            known = ", ".join(map(str, sorted(address_of)[:20])) or "none"
+            raise UnknownTaskError(
+                f"task {', '.join(unknown[:10])} is not in assignment version {assignment.version}, which "
+                f"has {known}: use these in the option tasks or the column task, or assign this one"
+            )
+        return found
+
+
+def check_topology(address: str, found: str, wanted: str) -> None:
+    """Raise WrongTopologyError where a worker serves another topology than is wanted."""
+    if found != wanted:
+        raise WrongTopologyError(
+            f"the worker at {address} serves topology {found!r}, not {wanted!r}: set the option topology"
+        )
+
+
+class HeldTasks(TaskWorkers):
+    """Asks the workers what they hold of the tasks that a query reads."""
+
+    CALL_SECONDS = 5.0
+
+    def __init__(self, address: str, topology: str, tasks: Iterable[int], timeout: float) -> None:
+        super().__init__(address, topology, timeout)
+        self._tasks = tuple(tasks)
+        self._tasks_at: dict[str, list[int]] = {}
+
+    def look(self) -> dict[int, Held]:
+        """Return what is held of each task now.
+
+        Raises UnreachableError, NotReadyError, WrongTopologyError, or UnknownTaskError for a task that the
+        assignment does not have.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self._look()
+            except (UnreachableError, NotReadyError):
+                self._tasks_at = {}
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+    def _look(self) -> dict[int, Held]:
+        if not self._tasks_at:
+            for task, address in self._locate(self._tasks).items():
+                self._tasks_at.setdefault(address, []).append(task)
+        found: dict[int, Held] = {}
+        for address, tasks in self._tasks_at.items():
+            status = self._control(address).status()
+            here = {each.task: each for each in status.tasks}
+            if status.assignment_version > self._version or not here.keys() >= set(tasks):
+                self._tasks_at = {}
+                raise NotReadyError(f"the worker at {address} lacks some of the tasks {tasks}: they move")
+            for task in tasks:
+                each = here[task]
+                found[task] = Held(
+                    address,
+                    status.incarnation,
+                    each.acknowledged_sequence,
+                    each.acknowledged_sequence + each.queued_messages,
+                    each.queued_bytes,
+                )
+        return {task: found[task] for task in self._tasks}
+
+
+class Publisher(TaskWorkers):
+    """Publishes an epoch of a sink: its messages are seen all at once and once, however often it is tried."""
+
+    CALL_SECONDS = 10.0
+
+    def publish(self, sink: str, epoch: int, groups: Iterable[TaskGroup]) -> int:
+        """Publish an epoch; return how many messages were not published before.
+
+        Guarantee: at each worker all of its messages are seen at once; each task gets those of an epoch once,
+        while its worker lives and the task does not move, whoever publishes the epoch again.
+
+        Raises UnknownTaskError before anything is published; UnreachableError, DrainingError or
+        ResourceLimitError once the timeout has passed: then some workers may have their part.
+        """
+        left = list(groups)
+        deadline = time.monotonic() + self._timeout
+        published = 0
+        while left:
+            try:
+                with self:
+                    address_of = self._locate(dict.fromkeys(group.task for group in left))
+                    for address in dict.fromkeys(address_of.values()):
+                        part = [group for group in left if address_of[group.task] == address]
+                        published += self._publish_at(address, sink, epoch, part)
+                        left = [group for group in left if address_of[group.task] != address]
+            except (NotLocalError, NotReadyError, DrainingError, UnreachableError):
+                if time.monotonic() > deadline:  # else its tasks may be at another worker soon
+                    raise
+                time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
+        return published
+
+    def _publish_at(self, address: str, sink: str, epoch: int, groups: Sequence[TaskGroup]) -> int:
+        pieces = _pieces(groups)
+        settings = SessionSettings()
+        backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
+        deadline = time.monotonic() + self._timeout
+        number = published = 0
+        control = self._control(address)
+        while number < len(pieces):
+            last = number == len(pieces) - 1
+            try:
+                published = control.publish(self._topology, sink, epoch, number, pieces[number], last=last)
+                number += 1
+            except SequenceGapError:
+                number = 0  # the worker is another one by now, and has no piece
+            except ResourceLimitError:
+                if not last or time.monotonic() > deadline:
+                    raise
+                time.sleep(backoff.next())
+        return published
+
+
+def _pieces(groups: Iterable[TaskGroup]) -> list[list[TaskGroup]]:
+    """Return the messages in pieces of about a frame, in order."""
+    pieces: list[list[TaskGroup]] = [[]]
+    room = _PIECE_BYTES
+    for group in groups:
+        for part in frame_pieces(group, _PIECE_BYTES):
+            if wire_bytes(part) > room and pieces[-1]:
+                pieces.append([])
+                room = _PIECE_BYTES
+            pieces[-1].append(part)
+            room -= wire_bytes(part)
+    return pieces

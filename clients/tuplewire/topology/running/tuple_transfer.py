@@ -1,0 +1,168 @@
+"""What executors send, and what arrives for them. Source: Storm's `WorkerTransfer` and `transferLocal`.
+
+Tuples for tasks of this process pass by reference. Others are serialized, each once, whichever number of
+tasks it goes to.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
+from tuplewire.group import TaskGroup
+from tuplewire.topology.acking.acker_tasks import check_id
+from tuplewire.topology.description import ACKER_COMPONENT
+from tuplewire.topology.running.executor import Undeliverable
+from tuplewire.topology.running.link import Done, Link
+from tuplewire.topology.running.receive_queue import AddressedTuples, ReceiveQueue
+from tuplewire.topology.running.termination import IdleWatch
+from tuplewire.topology.serial.serializer import TupleSerializer
+from tuplewire.topology.tuples import Tuple
+
+logger = logging.getLogger(__name__)
+
+
+class Transfer:
+    """Sends columns to queues of this process or over the link, and queues what comes back; thread-safe.
+
+    queues: by task; those of this process. link: None where there are no others. always_serialize: also
+    within the process. `idle` counts what goes out and comes in. ackers: the acker tasks whose message ids
+    tuples carry; None where there are none. size_metrics: whether to count bytes for each pair of tasks.
+    malformed: how many messages were no tuples; they are logged, and what comes with them is not held up.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[int, ReceiveQueue],
+        serializer: TupleSerializer,
+        link: Link | None,
+        idle: IdleWatch,
+        *,
+        always_serialize: bool,
+        ackers: range | None,
+        size_metrics: bool,
+    ) -> None:
+        self.malformed = 0
+        self._queues = queues
+        self._serializer = serializer
+        self._link = link
+        self._idle = idle
+        self._always_serialize = always_serialize
+        self._ackers = ackers
+        self._size_metrics = size_metrics
+        self._lock = threading.Lock()
+        self._sizes: Counter[tuple[int | None, int]] = Counter()
+
+    def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
+        """Send columns on their way, in order for each task, waiting for room; for an executor's thread.
+
+        A column holds tuples of one source. An executor does not wait for room in its own queue, as nobody
+        else could make it, nor the acker in a spout's, which may be waiting for the acker. Raises ClosedError
+        when a task's executor has ended.
+        """
+        known: dict[Tuple, bytes] = {}
+        remote: list[TaskGroup] = []
+        for column in columns:
+            queue = self._queues.get(column.task)
+            if queue is None:
+                remote += self._group(column, known, undeliverable)
+                continue
+            if self._always_serialize:
+                payloads = self._payloads(column, known, undeliverable)
+                column = AddressedTuples(column.task, list(map(self._serializer.deserialize, payloads)))  # noqa: PLW2901
+            self._idle.sent(len(column.tuples))
+            if column.tuples and (
+                queue is self._queues.get(column.tuples[0].source_task)
+                or column.tuples[0].source_component == ACKER_COMPONENT
+            ):
+                queue.publish_to_overflow(column)
+            else:
+                try:
+                    queue.publish(column)
+                except ClosedError:
+                    if self._queues.get(column.task) is queue:
+                        raise
+                    self._idle.executed(len(column.tuples))  # its executor has left: nobody here does
+                    remote += self._group(column, known, undeliverable)
+        if remote:
+            self._idle.handed(sum(map(len, remote)))
+            if self._link is None:
+                raise MessageError(
+                    f"task {remote[0].task} is not in this process, which has no link to others"
+                )
+            self._link.send(remote)
+
+    def _group(
+        self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
+    ) -> list[TaskGroup]:
+        payloads = self._payloads(column, known, undeliverable)
+        return [TaskGroup.joined(column.task, column.tuples[0].source_task, payloads)] if payloads else []
+
+    def _payloads(
+        self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
+    ) -> list[bytes]:
+        payloads = []
+        for message in column.tuples:
+            payload = known.get(message)
+            if payload is None:
+                try:
+                    payload = known[message] = self._serializer.serialize(message)
+                except MessageError as error:
+                    undeliverable(message, error)
+                    continue
+            payloads.append(payload)
+        return payloads
+
+    def tell(self, column: AddressedTuples) -> None:
+        """Queue what no component has emitted, ticks and fates, without waiting."""
+        self._idle.sent(len(column.tuples))
+        self._queues[column.task].publish_to_overflow(column)
+
+    def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
+        """Queue what comes from outside without waiting; its sender's credit bounds it.
+
+        `done` is called for each group once its tuples are processed. Raises ClosedError where the executor
+        of a task has ended. Source: Storm's `DeserializingConnectionCallback`.
+        """
+        for group in groups:
+            if self._size_metrics:
+                with self._lock:
+                    self._sizes[group.source, group.task] += len(group.data)
+            tuples = []
+            for payload in group.payloads():
+                try:
+                    message = self._serializer.deserialize(payload)
+                    if message.message_id and self._ackers is not None:
+                        check_id(message.message_id, self._ackers)
+                    tuples.append(message)
+                except MalformedTupleError as error:
+                    self._malformed(group, error)
+            if tuples:
+                queue = self._queues.get(group.task)
+                if queue is None:
+                    raise ClosedError(f"task {group.task} has no executor here any more")
+                self._idle.taken(len(tuples))
+                queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
+            else:
+                done(group)
+
+    def _malformed(self, group: TaskGroup, error: MalformedTupleError) -> None:
+        with self._lock:
+            self.malformed += 1
+        logger.warning(
+            "tuple.malformed", extra={"source": group.source, "task": group.task, "reason": str(error)}
+        )
+        self._idle.taken(1, lost=True)
+
+    def take_sizes(self) -> dict[tuple[int | None, int], int]:
+        """Return the payload bytes from each source task to each task since the last time, and start anew.
+
+        Source: Storm's `topology.serialized.message.size.metrics`.
+        """
+        with self._lock:
+            sizes, self._sizes = self._sizes, Counter()
+        return dict(sizes)

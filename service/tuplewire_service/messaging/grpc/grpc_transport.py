@@ -1,0 +1,159 @@
+"""The gRPC transport: its settings, its bound side, and its context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tuplewire.addresses import join_host_port, split_host_port
+from tuplewire.connection.dialling import Dialler
+from tuplewire.connection.grpc_channel import SERVICE, dial_grpc, server_options
+from tuplewire.connection.loop import EventLoopThread
+from tuplewire.connection.stream import Dial
+from tuplewire.errors import BindError, ConfigError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings import Kind, setting, several
+from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.grpc.grpc_stream import Admit, handler_of
+from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
+from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
+from tuplewire_service.messaging.transport_settings import TransportSettings
+
+
+def _address(address: str) -> str:
+    if address.startswith("unix:"):
+        if not address.startswith("unix:///"):
+            raise ConfigError(f"{address!r} is no Unix socket; write unix:///absolute/path")
+        return address
+    return join_host_port(*split_host_port(address))
+
+
+_ADDRESSES = several(
+    Kind("ADDRESS", "host:port", str, _address), "ADDRESSES", "a list of host:port or unix:///path"
+)
+
+
+_MOST_MILLIS = 2**31 - 1
+"""gRPC takes this for ever."""
+_LAST_CALLS_SECONDS = 2.0
+"""How long a connection that is too old takes nothing new before it is closed: calls have ended by then."""
+
+
+def _millis(seconds: float) -> int:
+    return max(1, min(_MOST_MILLIS, int(seconds * 1000)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcSettings(TransportSettings):
+    """Those of every transport, and one of its own."""
+
+    listen: Sequence[str] = setting(_ADDRESSES, (), "further addresses to bind", key="tuplewire.grpc.listen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcWiring:
+    """The objects that a context works with; by default it serves Messaging alone, to everybody.
+
+    services: gRPC handlers to serve on the same server. tls: the server credentials of every TCP address.
+    admit: says of each stream what its caller may do. dialler: makes the channels to others.
+    """
+
+    services: Sequence[grpc.GenericRpcHandler] = ()
+    tls: grpc.ServerCredentials | None = None
+    admit: Admit | None = None
+    dialler: Dialler = field(default_factory=lambda: Dialler(Credentials()))
+
+
+class GrpcServerConnection(StreamedServer):
+    """Listens for senders (Send) and consumers (Recv) of one topology."""
+
+    def __init__(
+        self,
+        thread: EventLoopThread,
+        topology: str,
+        port: int,
+        settings: GrpcSettings,
+        wiring: GrpcWiring,
+        callback: IConnectionCallback | None,
+    ) -> None:
+        self._settings = settings
+        self._wiring = wiring
+        super().__init__(thread, topology, port, settings, callback)
+
+    async def _bind(self) -> int:
+        settings = self._settings
+        self._server = grpc.aio.server(options=self._options())
+        methods = {name: handler_of(serve, self._wiring.admit) for name, serve in self._handlers.items()}
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, methods), *self._wiring.services)
+        )
+        port = self._listen(f"{settings.host}:{self._port}")
+        for address in settings.listen:
+            self._listen(address)
+        await self._server.start()
+        return port
+
+    def _options(self) -> list[tuple[str, Any]]:
+        """Return the options of the server. gRPC counts the connections of each address apart."""
+        limits = self._settings.limits
+        options = [
+            *server_options(self._settings.session),
+            ("grpc.max_allowed_incoming_connections", limits.max_connections),
+            ("grpc.max_concurrent_streams", limits.max_connection_streams),
+            ("grpc.server_handshake_timeout_ms", _millis(limits.hello_seconds)),
+            ("grpc.max_connection_idle_ms", _millis(limits.idle_connection_seconds)),
+        ]
+        if self._wiring.tls is not None:
+            options += [
+                ("grpc.max_connection_age_ms", _millis(limits.max_connection_seconds)),
+                ("grpc.max_connection_age_grace_ms", _millis(_LAST_CALLS_SECONDS)),
+            ]
+        return options
+
+    def _listen(self, address: str) -> int:
+        try:
+            tls = None if address.startswith("unix:") else self._wiring.tls
+            port = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, tls)
+            )
+        except RuntimeError as error:
+            raise BindError(
+                f"cannot listen on {address}: it is in use, or not an address of this machine"
+            ) from error
+        if address.startswith("unix:"):
+            self._addresses.append(address)
+        else:
+            self._addresses.append(f"{address.rpartition(':')[0]}:{port}")
+        return port
+
+    async def _unbind(self, grace: float | None) -> None:
+        await self._server.stop(grace)
+
+
+class GrpcContext(StreamedContext):
+    """Binds the Messaging service and connects to it. Source: Storm's `messaging.netty.Context`.
+
+    Whoever makes one directly may give its settings, in place of prepare(), and its wiring.
+    """
+
+    kind = GrpcSettings
+    _settings: GrpcSettings
+
+    def __init__(self, settings: GrpcSettings | None = None, wiring: GrpcWiring | None = None) -> None:
+        super().__init__()
+        self._settings = settings or self._settings
+        self._wiring = wiring or GrpcWiring()
+
+    def _serve(
+        self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
+    ) -> GrpcServerConnection:
+        return GrpcServerConnection(thread, topology_id, port, self._settings, self._wiring, callback)
+
+    def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:  # noqa: ARG002
+        return dial_grpc(f"{host}:{port}", self._settings.session, self._wiring.dialler)

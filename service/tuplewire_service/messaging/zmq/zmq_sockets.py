@@ -1,0 +1,150 @@
+"""ZeroMQ's own context and its sockets, as a transport's streams use them on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from tuplewire.connection.loop import EventLoopThread
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
+
+Socket = zmq.Socket[bytes]
+
+_HANDSHAKE_MILLIS = 5000
+_BESIDE_MESSAGES = 1000
+
+
+class Sockets:
+    """Makes sockets, and closes them; its methods belong to the loop, but for term.
+
+    ZeroMQ does not survive a fork, and its sockets would stay open in the child. So its context is given up
+    for a fork (see tuplewire.connection.loop), once the streams have closed their sockets, and made anew at
+    need.
+    """
+
+    def __init__(self, settings: ZmqSettings) -> None:
+        self._settings = settings
+        self._context: zmq.Context[Socket] | None = None
+        self._process = 0
+        self._open: set[Socket] = set()
+        self._closed = asyncio.Event()
+
+    def make(self, thread: EventLoopThread, kind: int) -> Socket:
+        """Return a socket whose connections die with their peer, and do not come back by themselves."""
+        if self._context is None or self._process != os.getpid():
+            self._context = zmq.Context(self._settings.threads)
+            self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
+            self._process = os.getpid()
+            self._open = set()
+            thread.suspendables.add(self)
+        settings = self._settings
+        made = self._context.socket(kind)
+        self._open.add(made)
+        session = settings.session
+        silence = int(1000 * session.keepalive_seconds)
+        patience = int(1000 * session.keepalive_timeout_seconds)
+        made.set(zmq.LINGER, 0)
+        # The window is the bound, and comes first; what goes beside it has room here.
+        made.set(zmq.SNDHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
+        made.set(zmq.RCVHWM, settings.hwm + _BESIDE_MESSAGES if settings.hwm else 0)
+        made.set(zmq.MAXMSGSIZE, session.max_request_bytes)
+        made.set(zmq.HEARTBEAT_IVL, silence)
+        made.set(zmq.HEARTBEAT_TIMEOUT, patience)
+        made.set(zmq.HEARTBEAT_TTL, silence + patience)
+        made.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MILLIS)
+        # libzmq would connect again in silence, and what was on the way would be missing from the stream.
+        made.set(zmq.RECONNECT_IVL, -1)
+        made.set(zmq.IMMEDIATE, 1)
+        return made
+
+    def watch(self, watched: Socket) -> Socket:
+        """Return the socket that tells what becomes of another one's connections."""
+        monitor = watched.get_monitor_socket()
+        self._open.add(monitor)
+        return monitor
+
+    def close(self, closed: Socket, linger_millis: int = 0) -> None:
+        """Close a socket; what it has not sent yet gets so much time."""
+        if closed in self._open:
+            self._open.discard(closed)
+            closed.close(linger_millis)
+            self._closed.set()
+
+    async def suspend(self) -> None:
+        """See Suspendable: wait for the streams to close their sockets, then end ZeroMQ's threads."""
+        while self._open:
+            self._closed.clear()
+            await self._closed.wait()
+        self.term()
+
+    def resume(self) -> None:
+        """See Suspendable: the next socket makes a new context."""
+
+    def term(self) -> None:
+        """End ZeroMQ's threads, once what lingers is sent or its time is over."""
+        context, self._context = self._context, None
+        if context is not None and self._process == os.getpid():
+            context.term()
+
+
+_TURN = 100
+"""Messages that are taken before the loop goes round to whoever else waits."""
+
+
+class Pump:
+    """Hands on what arrives at a socket, and sends. Belongs to the loop.
+
+    The socket's descriptor only says that something *has changed*, and whatever looks at the socket takes the
+    news away, a send included. So whoever has sent looks again for what has arrived. zmq.asyncio does the
+    same, with a future for each message, and loses one whose future is cancelled.
+    """
+
+    def __init__(self, socket: Socket, take: Callable[[list[zmq.Frame]], None]) -> None:
+        self._socket = socket
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.get(zmq.FD))
+        self._looking: asyncio.Handle | None = None
+        self._closed = False
+        self._loop.add_reader(self._descriptor, self.drain)
+        self._look()
+
+    def drain(self) -> None:
+        """Hand on what has arrived, the first of it when it is much."""
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+        for _ in range(_TURN):
+            if self._closed:
+                return
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._take(parts)
+        self._look()
+
+    def _look(self) -> None:
+        if self._looking is None and not self._closed:
+            self._looking = self._loop.call_soon(self.drain)
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Send a message now; zmq.ZMQError when there is nobody to send it to, or no room."""
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            self._socket.get(zmq.EVENTS)  # makes the socket look at what has changed
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        finally:
+            self._look()
+
+    def close(self) -> None:
+        """Look at the socket no more; before it is closed."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._descriptor)
+            if self._looking is not None:
+                self._looking.cancel()

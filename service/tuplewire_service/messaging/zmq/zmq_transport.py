@@ -1,0 +1,279 @@
+"""The bound side of the ZeroMQ transport, one ROUTER with a stream for each connection, and its context."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tuplewire.connection.loop import EventLoopThread, watched
+from tuplewire.connection.stream import Dial, StreamBroken
+from tuplewire.errors import (
+    BindError,
+    DrainingError,
+    MalformedError,
+    RefusedError,
+    ResourceLimitError,
+    TuplewireError,
+    UnreachableError,
+)
+from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
+from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of, log_refusal
+from tuplewire_service.messaging.zmq.dial import dial_zmq
+from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
+from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
+from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
+from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream
+
+_UNBIND_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
+_LOOK_SECONDS_PER_CONNECTION = 1e-4
+"""How long after a connection has gone the streams are gone through: not too often when they are many."""
+
+_NO_HANDSHAKE = {
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+}
+
+_Serve = Callable[[ServerStream], Awaitable[None]]
+
+
+class ZmqServerConnection(StreamedServer):
+    """Serves whoever opens a stream. Source: Storm's `ZMQContext.bind`.
+
+    Strangers may send what they like: the first thing that is no frame of ours is counted and answered, and
+    nothing more is taken from that connection. ZeroMQ has no way to close one connection of a ROUTER.
+    """
+
+    def __init__(
+        self,
+        thread: EventLoopThread,
+        topology: str,
+        port: int,
+        settings: ZmqSettings,
+        callback: IConnectionCallback | None,
+        sockets: Sockets,
+    ) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        self._streams: dict[bytes, ZmqServerStream] = {}
+        self._over: set[bytes] = set()
+        """Connections whose stream is over, or never was one: nothing more is taken from them."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ipc: IpcPort | None = None
+        self._unbinding = False
+        self._unbound = asyncio.Event()
+        self._next_look: asyncio.TimerHandle | None = None
+        super().__init__(thread, topology, port, settings, callback)
+
+    async def _bind(self) -> int:
+        self._socket = self._sockets.make(self._thread, zmq.ROUTER)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._monitor = self._sockets.watch(self._socket)
+        try:
+            port = self._listen()
+        except BaseException:
+            self._close_sockets(0)
+            raise
+        self._pump = Pump(self._socket, self._take)
+        self._watch = Pump(self._monitor, self._take_event)
+        self._look_after(self._settings.session.keepalive_seconds)
+        return port
+
+    def _listen(self) -> int:
+        settings = self._settings
+        if settings.cluster_mode == "local":
+            self._ipc = IpcPort(settings, self._port)
+            endpoint = self._ipc.endpoint
+        else:
+            endpoint = tcp_endpoint(settings.host, self._port)
+            self._socket.set(zmq.IPV6, int(":" in settings.host))
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise BindError(
+                f"cannot listen on {endpoint}: it is in use, or not an address of this machine ({error})"
+            ) from error
+        self._endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._ipc is not None:
+            self._addresses.append(self._endpoint)
+            return self._ipc.port
+        port = int(self._endpoint.rpartition(":")[2])
+        self._addresses.append(f"{settings.host}:{port}")
+        return port
+
+    # --- what arrives ------------------------------------------------------------------------------
+
+    def _take(self, parts: list[zmq.Frame]) -> None:
+        connection = parts[0].bytes
+        if connection in self._over:
+            return
+        stream = self._streams.get(connection)
+        try:
+            frame = decode([part.bytes for part in parts[1:]])
+            if stream is not None:
+                stream.take(frame)
+            else:
+                self._open(connection, frame, _address_of(parts[-1]))
+        except TuplewireError as error:
+            self._turn_away(connection, stream, error)
+
+    def _open(self, connection: bytes, frame: Frame, address: str) -> None:
+        if frame.kind is not FrameKind.OPEN:
+            raise MalformedError(f"a frame of kind {frame.kind.name} before a stream was opened")
+        serve = self._handlers.get(frame.body.decode(errors="replace"))
+        if serve is None:
+            raise MalformedError(f"method {frame.body[:50]!r} is not served; known are: {[*self._handlers]}")
+        if self._unbinding:
+            raise DrainingError("the worker is stopping; connect again later, or to another one")
+        if len(self._streams) >= self._settings.max_streams:
+            raise ResourceLimitError(
+                f"{self._settings.max_streams} streams are open already; raise tuplewire.zmq.max_streams"
+            )
+        stream = self._stream(connection, f"zmq:{address}")
+        stream.opened(frame.allowance)
+        self._streams[connection] = stream
+        task = self._thread.loop.create_task(self._carry(connection, stream, serve), name="zmq stream")
+        self._tasks.add(watched(task))
+        task.add_done_callback(self._tasks.discard)
+
+    def _stream(self, connection: bytes, peer: str) -> ZmqServerStream:
+        def send(parts: Sequence[bytes]) -> None:
+            self._pump.send([connection, *parts])
+
+        return ZmqServerStream(send, self._settings.stream_window, peer)
+
+    async def _carry(self, connection: bytes, stream: ZmqServerStream, serve: _Serve) -> None:
+        try:
+            await serve(stream)
+            stream.finish()
+        except StreamBroken:
+            pass  # nobody is there any more to whom it could be told
+        except Exception:
+            stream.reject(RefusedError("the receiver has a defect; its log says which"))
+            raise
+        finally:
+            stream.break_off(UnreachableError("the stream was ended on this side"))
+            del self._streams[connection]
+            self._over.add(connection)
+
+    def _turn_away(self, connection: bytes, stream: ZmqServerStream | None, error: TuplewireError) -> None:
+        stream = stream or self._stream(connection, "a stranger")
+        self._send.refused_streams[code_of(error)] += 1
+        log_refusal(stream.peer, error)
+        stream.reject(error)
+        self._over.add(connection)
+
+    # --- who is still there ------------------------------------------------------------------------
+
+    def _take_event(self, parts: list[zmq.Frame]) -> None:
+        event = parse_monitor_message([part.bytes for part in parts])["event"]
+        if event == zmq.EVENT_DISCONNECTED:
+            known = len(self._streams) + len(self._over)
+            self._look_after(_LOOK_SECONDS + known * _LOOK_SECONDS_PER_CONNECTION)
+        elif event == zmq.EVENT_CLOSED:
+            self._unbound.set()
+        elif event in _NO_HANDSHAKE:
+            self._send.refused_streams["MALFORMED"] += 1
+
+    def _look_after(self, seconds: float) -> None:
+        """Go through the streams after so long, or earlier when that is planned."""
+        loop = self._thread.loop
+        if self._next_look is not None:
+            if self._next_look.when() <= loop.time() + seconds:
+                return
+            self._next_look.cancel()
+        self._next_look = loop.call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Find out whose connection is gone: ZeroMQ says that one is, and not which."""
+        self._next_look = None
+        for stream in self._streams.values():
+            with contextlib.suppress(StreamBroken):
+                stream.greet()
+        farewell = encode(FrameKind.REFUSED, NOTHING, encode_refusal("UNSPECIFIED", "the stream is over"))
+        for connection in list(self._over):
+            try:
+                self._pump.send([connection, *farewell])
+            except zmq.Again:
+                pass  # it is there, and does not read
+            except zmq.ZMQError:
+                self._over.discard(connection)
+        self._look_after(self._settings.session.keepalive_seconds)
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    async def _unbind(self, grace: float | None) -> None:
+        self._unbinding = True
+        if self._tasks and grace is not None:
+            await asyncio.wait(self._tasks, timeout=grace)
+        if self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+        if self._next_look is not None:
+            self._next_look.cancel()
+        linger = 0 if grace is None else self._settings.linger_millis
+        self._socket.set(zmq.LINGER, linger)
+        self._socket.unbind(self._endpoint)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_UNBIND_SECONDS):
+                await self._unbound.wait()
+        self._watch.close()
+        self._pump.close()
+        self._close_sockets(linger)
+
+    def _close_sockets(self, linger: int) -> None:
+        self._socket.disable_monitor()
+        self._sockets.close(self._monitor)
+        self._sockets.close(self._socket, linger)
+        if self._ipc is not None:
+            self._ipc.release()
+
+
+def _address_of(part: zmq.Frame) -> str:
+    """Return who sent a message; MalformedError for a ZeroMQ that is too old for heartbeats."""
+    try:
+        return str(part.get("Peer-Address"))
+    except zmq.ZMQError:
+        raise MalformedError("the peer's ZeroMQ is too old: use libzmq 4.2 or newer") from None
+
+
+class ZmqContext(StreamedContext):
+    """Binds a ROUTER and connects DEALERs to it. Source: Storm's `ZMQContext`.
+
+    In local mode (`storm.cluster.mode`) a port is a Unix socket of this machine, whatever the host.
+    """
+
+    kind = ZmqSettings
+    _settings: ZmqSettings
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sockets = Sockets(self._settings)
+
+    def prepare(self, conf: Mapping[str, Any]) -> None:
+        super().prepare(conf)
+        self._sockets = Sockets(self._settings)
+
+    def _serve(
+        self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
+    ) -> ZmqServerConnection:
+        return ZmqServerConnection(thread, topology_id, port, self._settings, callback, self._sockets)
+
+    def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:
+        settings = self._settings
+        local = settings.cluster_mode == "local"
+        endpoint = ipc_endpoint(settings, port) if local else tcp_endpoint(host, port)
+        return dial_zmq(self._sockets, thread, endpoint, f"{host}:{port}", settings.stream_window)
+
+    def term(self) -> None:
+        super().term()
+        self._sockets.term()

@@ -1,0 +1,114 @@
+"""What a worker leaves to its successor: a small file that says how it ended, and what died with it.
+
+Source: Storm's `LocalState` of a worker, there its heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tuplewire.atomic_write import write_atomically
+from tuplewire.connection.log_rate import LogRate
+
+logger = logging.getLogger(__name__)
+
+_WRITE_SECONDS = 1.0
+_MOST_BYTES = 4096
+_KEYS = {"worker_id": str, "incarnation": int, "ended": bool, "unkept_messages": int}
+
+
+class StateFile:
+    """One worker's file, and what its predecessor has written there.
+
+    It is written when something has changed, once a second at most. So it may miss what the last second has
+    brought. A file that cannot be read or written is logged; the worker goes on.
+    """
+
+    def __init__(self, path: Path, worker_id: str, incarnation: int) -> None:
+        """Read what the predecessor has left, and log what died with it."""
+        self._path = path
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._log_rate = LogRate()
+        self._writing = threading.Lock()
+        self._ended = False
+        self._written: int | None = None
+        self.predecessor_lost = self._read()
+        """How many messages died with the predecessor, at most; 0 where it ended in good order."""
+
+    def _read(self) -> int:
+        if not self._path.exists():
+            return 0
+        try:
+            state = _load(self._path)
+        except (OSError, ValueError, RecursionError) as error:
+            extra = {"path": str(self._path), "reason": f"it is not a worker's state: {error}"}
+            logger.warning("state_file.not_used", extra=extra)
+            return 0
+        if state["worker_id"] != self._worker_id:
+            extra = {"path": str(self._path), "reason": f"it is that of worker {state['worker_id']!r}"}
+            logger.warning("state_file.not_used", extra=extra)
+            return 0
+        lost: int = 0 if state["ended"] else state["unkept_messages"]
+        if lost:
+            logger.warning(
+                "worker.died: at most %d messages died with the process before this one",
+                lost,
+                extra={"messages": lost, "incarnation": state["incarnation"]},
+            )
+        return lost
+
+    async def keep(self, unkept: Callable[[], int]) -> None:
+        """Keep the file up to date, until cancelled. unkept: returns the messages that nobody else has."""
+        while True:
+            if (messages := unkept()) != self._written:
+                await asyncio.to_thread(self._write, messages)
+            await asyncio.sleep(_WRITE_SECONDS)
+
+    def end(self) -> None:
+        """Write that the worker has ended in good order: its ledger says what became of every message."""
+        self._write(0, ended=True)
+
+    def _write(self, messages: int, *, ended: bool = False) -> None:
+        state = {
+            "worker_id": self._worker_id,
+            "incarnation": self._incarnation,
+            "ended": ended,
+            "unkept_messages": messages,
+        }
+        with self._writing:
+            if self._ended:  # a write that began before has come late
+                return
+            self._ended = ended
+            try:
+                write_atomically(self._path, json.dumps(state))
+            except OSError as error:
+                if self._log_rate.due("not written"):
+                    extra = {"path": str(self._path), "reason": str(error)}
+                    logger.warning("state_file.not_written", extra=extra)
+                return
+            self._written = messages
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # a pipe would keep us waiting
+        raise ValueError("it is no file")
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    state = json.loads(data)
+    if not isinstance(state, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - what is in a file is no argument
+    for key, kind in _KEYS.items():
+        if type(state.get(key)) is not kind:
+            raise ValueError(f"{key} is {state.get(key)!r}")
+    if state["unkept_messages"] < 0:
+        raise ValueError(f"unkept_messages is {state['unkept_messages']}")
+    return state

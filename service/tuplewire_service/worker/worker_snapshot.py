@@ -1,0 +1,101 @@
+"""Snapshots of a worker: plain values for metrics, status calls and logs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tuplewire.session.durations import Durations
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire_service.messaging.base import ClientStatistics, ServerStatistics
+
+
+class WorkerState(enum.StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSnapshot:
+    """One outbound connection."""
+
+    worker_id: str
+    address: str
+    number: int
+    """Counts the connections that were opened, from 1."""
+    connected: bool
+    statistics: ClientStatistics
+    congested: frozenset[int]
+    """The tasks whose queues it says are nearly full."""
+
+
+class TaskSnapshot(NamedTuple):
+    """One local task's receive queue; a tuple, since a worker may have 10,000 of them."""
+
+    task: int
+    queued_messages: int
+    queued_bytes: int
+    capacity_messages: int
+    load: float
+    """How full it is, in messages or bytes, from 0 to 1."""
+    subscribed: bool
+    acknowledged_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where time goes. The durations count each message, but for the last."""
+
+    state_seconds: Mapping[str, float]
+    """Seconds in each TimeState; their sum is the worker's age."""
+    blocking_seconds: Mapping[tuple[str, str], float]
+    """How long a task has blocked others, by (task, where)."""
+    queue_wait: Durations
+    """In a receive queue, until handed to a consumer for the first time."""
+    send_to_ack: Durations
+    """From the writing of a frame to another worker to its acknowledgement."""
+    end_to_end: Durations
+    """From acceptance by the sender to acknowledgement by a consumer here; by the clocks of both hosts."""
+    loop_lag: Durations
+    """How late the event loop was, probe by probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """A whole worker; its parts were read together."""
+
+    worker_id: str
+    incarnation: int
+    topology: str
+    state: WorkerState
+    assignment_version: int
+    newest_version: int
+    """The newest assignment version that it knows of; greater: this worker lags behind."""
+    ledger: LedgerSnapshot
+    """The whole worker's: messages from programs and peers, and what became of them."""
+    peers: Sequence[PeerSnapshot]
+    perhaps_lost: Mapping[str, int]
+    """By worker, messages that it had acknowledged and that may have died with it: at most so many."""
+    predecessor_lost: int
+    """Messages that died with the process before this one: at most so many."""
+    tasks: Sequence[TaskSnapshot]
+    servers: ServerStatistics
+    """What programs and peers have sent, and what was refused to them, over all servers."""
+    timings: Timings
+    redelivered_messages: int
+    """Messages handed to a consumer, and perhaps to another one before."""
+    addresses: Sequence[str]
+    peer_addresses: Sequence[str]
+    """Where other workers reach it, if not at its addresses."""
+    congested: frozenset[int]
+    """The local tasks whose queues are nearly full."""
+    moving_tasks: int
+    """Tasks that are changing hands and have something on an old route."""
+    not_ready_because: str
+    """Empty when ready; else one line for humans."""

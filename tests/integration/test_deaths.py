@@ -1,0 +1,208 @@
+"""A worker ends: those who know say how many of its messages died with it, and only where some did."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.restartable import RestartableWorker
+from helpers.topology import assign, assignment_file, collect, ledger, metric, numbered, queued, status
+from helpers.traffic import client_of
+
+from tuplewire_service.testing import eventually
+
+TASK, CONSUMED = 0, 1
+SENT = 5000
+PREDECESSOR = "tuplewire_predecessor_perhaps_lost_messages"
+PEER = 'tuplewire_peer_perhaps_lost_messages_total{peer="far"}'
+
+
+class Hops:
+    """The workers `near`, to which programs send, and `far`, which holds the task."""
+
+    def __init__(self, directory: Path, transport: str) -> None:
+        self._directory = directory
+        assignment = directory / "assignment.json"
+        self.near, self.far = (
+            RestartableWorker(
+                name,
+                directory,
+                assignment,
+                [f"--transport={transport}", f"--state-file={self.state_file(name)}"],
+            )
+            for name in ("near", "far")
+        )
+        self.near.start()
+        self.far.start()
+        assignment_file(directory, 1, {self.near.endpoint: [], self.far.endpoint: [TASK, CONSUMED]})
+        self.near.wait_ready()
+        self.far.wait_ready()
+
+    def state_file(self, name: str) -> Path:
+        """Return the state file of a worker."""
+        return self._directory / f"{name}.state"
+
+    def noted(self, name: str) -> int:
+        """Return how many messages would die with a worker, as its file says."""
+        state = json.loads(self.state_file(name).read_text(encoding="utf-8"))
+        assert not state["ended"]
+        return int(state["unkept_messages"])
+
+    def restart(self) -> None:
+        """Start `far` again, and wait until `near` has a session with it."""
+        self.far.start()
+        self.far.wait_ready()
+        eventually(lambda: metric(self.near.endpoint, 'tuplewire_reconnects_total{peer="far"}') > 0)
+
+    def told(self) -> tuple[float, float]:
+        """Return how many messages died with `far`, as `near` and as its successor say."""
+        return metric(self.near.endpoint, PEER), metric(self.far.endpoint, PREDECESSOR)
+
+    def close(self) -> None:
+        """End both."""
+        self.near.__exit__()
+        self.far.__exit__()
+
+
+@pytest.fixture(params=["grpc", "zmq"])
+def hops(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hops]:
+    """Run both workers."""
+    workers = Hops(tmp_path, request.param)
+    yield workers
+    workers.close()
+
+
+def lines(log: str, event: str) -> list[int]:
+    """Return the number of messages in each line that tells of a death."""
+    return [int(found) for found in re.findall(rf"WARNING {event}: at most (\d+) messages", log)]
+
+
+def test_what_a_killed_worker_had_queued_is_told(hops: Hops) -> None:
+    """By the worker that sent it and by its successor, in a metric and a line each, and by nobody else."""
+    with client_of(hops.near.endpoint.address) as client:
+        client.send(numbered(TASK, range(SENT)))
+        eventually(lambda: ledger(hops.near.endpoint).acknowledged == SENT)
+        eventually(lambda: hops.noted("far") == SENT)
+        assert hops.told() == (0, 0)
+        hops.far.kill()
+        hops.restart()
+        assert hops.told() == (SENT, SENT)
+        assert lines(hops.near.log, "receiver.died") == [SENT]
+        assert lines(hops.far.log, "worker.died") == [SENT]
+        assert client.perhaps_lost == 0
+    assert metric(hops.near.endpoint, PREDECESSOR) == 0
+    assert ledger(hops.near.endpoint).acknowledged == SENT
+
+
+def test_a_client_is_told_what_died_with_its_worker(hops: Hops, caplog: pytest.LogCaptureFixture) -> None:
+    """In a line of its log, too; what a consumer has taken is not among it."""
+    far = hops.far.endpoint
+    with client_of(far.address) as client, client_of(far.address) as consumer:
+        for task in (TASK, CONSUMED):
+            client.send(numbered(task, range(SENT)))
+        client.flush(20)
+        with consumer.recv([CONSUMED], timeout=10) as batches:
+            collect(batches, SENT)
+        eventually(lambda: hops.noted("far") == SENT)
+        hops.far.kill()
+        with caplog.at_level(logging.WARNING, "tuplewire"):
+            hops.restart()
+            eventually(lambda: client.perhaps_lost > 0)
+        assert client.perhaps_lost == SENT
+        assert client.ledger().acknowledged == 2 * SENT
+        told = [record.getMessage() for record in caplog.records if "receiver.died" in record.message]
+        assert told == [f"receiver.died: at most {SENT} messages to {far.address} died with it"]
+    assert hops.told() == (0, SENT)
+
+
+def test_a_worker_that_does_not_come_back_is_told(hops: Hops) -> None:
+    """Once another assignment has its tasks, the connection to it is given up; the number stays."""
+    near = hops.near.endpoint
+    with client_of(near.address) as client:
+        client.send(numbered(TASK, range(SENT)))
+        eventually(lambda: ledger(near).acknowledged == SENT)
+        hops.far.kill()
+        assign(near, 2, {near: [TASK, CONSUMED]})
+        eventually(lambda: metric(near, PEER) == SENT)
+        eventually(lambda: not status(near).peers)
+        assert metric(near, PEER) == SENT
+    assert lines(hops.near.log, "receiver.died") == [SENT]
+
+
+def test_nothing_died_where_everything_was_consumed(hops: Hops) -> None:
+    """Both the sending worker and a client know at once that a task has nothing left."""
+    near, far = hops.near.endpoint, hops.far.endpoint
+    with client_of(near.address) as over_near, client_of(far.address) as direct:
+        with client_of(far.address) as consumer, consumer.recv([TASK], timeout=10) as batches:
+            for client in (over_near, direct):
+                client.send(numbered(TASK, range(SENT)))
+            collect(batches, 2 * SENT)
+        eventually(lambda: ledger(far).acknowledged == 2 * SENT)
+        eventually(lambda: hops.noted("far") == 0)
+        hops.far.kill()
+        hops.restart()
+        direct.send(TASK, b"a client that is connected again")
+        direct.flush(20)
+        assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
+    assert hops.told() == (0, 0)
+    assert not lines(hops.near.log, "receiver.died")
+    assert not lines(hops.far.log, "worker.died")
+
+
+def test_a_drained_worker_accounts_for_itself(hops: Hops) -> None:
+    """What nobody took by the deadline is dropped{shutdown} there; nobody calls it dead."""
+    near, far = hops.near.endpoint, hops.far.endpoint
+    with client_of(near.address) as over_near, client_of(far.address) as direct:
+        for client in (over_near, direct):
+            client.send(numbered(TASK, range(SENT)))
+            client.flush(20)
+        eventually(lambda: queued(far, TASK) == 2 * SENT)
+        code, balance = hops.far.end()
+        assert (code, balance.dropped) == (0, {"shutdown": 2 * SENT})
+        assert json.loads(hops.state_file("far").read_text(encoding="utf-8"))["ended"]
+        hops.restart()
+        direct.send(TASK, b"a client that is connected again")
+        direct.flush(20)
+        assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
+    assert hops.told() == (0, 0)
+
+
+def test_nothing_dies_that_is_kept_until_it_is_processed(hops: Hops) -> None:
+    """In the mode `processed` it is sent again, by a client and by a worker; nobody says that it died."""
+    near, far = hops.near.endpoint, hops.far.endpoint
+    with (
+        client_of(near.address, ack_mode="processed") as over_near,
+        client_of(far.address, ack_mode="processed") as direct,
+    ):
+        for client in (over_near, direct):
+            client.send(numbered(TASK, range(SENT)))
+        eventually(lambda: queued(far, TASK) == 2 * SENT)
+        hops.far.kill()
+        hops.restart()
+        eventually(lambda: queued(hops.far.endpoint, TASK) == 2 * SENT)
+        assert (direct.perhaps_lost, over_near.perhaps_lost) == (0, 0)
+        assert hops.told() == (0, 0)
+        with client_of(far.address) as consumer, consumer.recv([TASK], timeout=10) as batches:
+            collect(batches, 2 * SENT)
+        for client in (over_near, direct):
+            client.flush(20)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\x00", b"[]", b"{}", b'{"worker_id": "near", "incarnation": 1, "ended": false}', b"[" * 4000],
+)
+def test_a_garbage_state_file_is_a_named_warning(tmp_path: Path, content: bytes) -> None:
+    """The worker starts, and writes a good one over it."""
+    file = tmp_path / "near.state"
+    file.write_bytes(content)
+    flags = [f"--state-file={file}"]
+    with RestartableWorker("near", tmp_path, tmp_path / "assignment.json", flags) as worker:
+        assert len(re.findall("WARNING state_file.not_used path=", worker.log)) == 1
+        eventually(lambda: file.read_bytes() != content)
+        assert metric(worker.endpoint, PREDECESSOR) == 0
+    assert json.loads(file.read_text(encoding="utf-8"))["ended"]

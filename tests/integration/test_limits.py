@@ -1,0 +1,345 @@
+"""Before anybody is let in there are limits; who is admitted no more goes in a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from helpers import eventually
+from helpers.certificates import Authority
+from helpers.hostile import OPTIONS, RECV, SEND, Answer, answer_of, talk_over
+from helpers.http2 import (
+    DATA,
+    END_STREAM,
+    OPENING,
+    RST_STREAM,
+    call_headers,
+    connected,
+    grpc_message,
+    http2_frame,
+)
+from helpers.memory import MIB, rss
+from helpers.secured import denied, files_of, secret_file, tls_flags
+from helpers.topology import TOPOLOGY, collect, metric, numbered, numbers
+from helpers.traffic import Feeder, Reader
+
+from tuplewire import Client, Credentials
+from tuplewire.connection.dialling import read_tls
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcWiring
+from tuplewire_service.security.certificates import Certificates
+
+_SECONDS = 60.0
+_NAME = "worker.example"
+TOKEN = "right-" + "0" * 20
+NOTHING = Credentials()
+STATUS = "/tuplewire.v1.Control/GetStatus"
+
+
+@contextlib.contextmanager
+def _worker(directory: Path, *flags: str, credentials: Credentials = NOTHING) -> Iterator[LocalWorkers]:
+    """Run one worker with task 1."""
+    with LocalWorkers(
+        1, TOPOLOGY, flags=flags, directory=directory, drain_seconds=1, credentials=credentials
+    ) as workers:
+        workers.assign({0: [1]}, _SECONDS)
+        yield workers
+
+
+def _token(directory: Path) -> tuple[Path, Credentials]:
+    """Return a worker's token file, and what a program shows."""
+    return secret_file(directory / "tokens", f"etl {TOKEN}\n"), Credentials(
+        token_file=str(secret_file(directory / "mine", TOKEN))
+    )
+
+
+def _serves(address: str, credentials: Credentials = NOTHING) -> None:
+    """See that a program can send and receive."""
+    with (
+        Client(address, topology=TOPOLOGY, credentials=credentials) as client,
+        client.recv([1], timeout=_SECONDS) as subscription,
+    ):
+        client.send(numbered(1, range(10)))
+        assert numbers(collect(subscription, 10)) == list(range(10))
+
+
+def _refused(endpoint: Endpoint, code: str) -> float:
+    return metric(endpoint, f'tuplewire_refused_streams_total{{code="{code}"}}')
+
+
+def _silent(endpoint: Endpoint) -> float:
+    return metric(endpoint, "tuplewire_silent_streams")
+
+
+def _flood(connection: socket.socket, streams: int, path: str = SEND) -> None:
+    """Open streams that say nothing."""
+    for number in range(streams):
+        connection.sendall(call_headers(1 + 2 * number, path.encode()))
+
+
+@contextlib.contextmanager
+def _silent_call(address: str, method: str) -> Iterator[Any]:
+    """Make a call that says nothing until the block ends."""
+    words: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+        stub: Any = channel.stream_stream(method)
+        try:
+            yield stub(iter(words.get, None), timeout=_SECONDS)
+        finally:
+            words.put(None)
+
+
+def _end(call: Any) -> Answer:
+    with contextlib.suppress(grpc.RpcError):
+        next(call)
+    return answer_of(call, [])
+
+
+def _ends(connection: socket.socket) -> bool:
+    """Whether the other side ends a connection; TimeoutError when it does nothing for long."""
+    connection.settimeout(_SECONDS)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(65536):
+            pass
+    return True
+
+
+def test_silent_streams_are_bounded(tmp_path: Path) -> None:
+    """The oldest of too many goes with a name and advice; programs come in, however many say nothing."""
+    with _worker(tmp_path, "--max-silent-streams=50", f"--hello-seconds={_SECONDS}") as workers:
+        endpoint = workers.endpoints[0]
+        with _silent_call(endpoint.address, RECV) as first, connected(endpoint.address) as connection:
+            eventually(lambda: _silent(endpoint) == 1, _SECONDS)
+            connection.sendall(OPENING)
+            _flood(connection, 500)
+            eventually(lambda: _refused(endpoint, "RESOURCE_LIMIT") == 451, _SECONDS)
+            assert _silent(endpoint) == 50
+            answer = _end(first)
+            assert (answer.status, answer.error) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_LIMIT")
+            assert "send the subscribe at once" in answer.details
+            _serves(endpoint.address)
+        eventually(lambda: _silent(endpoint) == 0, _SECONDS)
+        assert workers.log_of(0).read_text(encoding="utf-8").count("stream.refused") == 1
+
+
+def test_streams_of_a_connection_are_bounded(tmp_path: Path) -> None:
+    """What is over the bound is reset by gRPC, before anything of ours sees it."""
+    with _worker(tmp_path, "--max-connection-streams=20", f"--hello-seconds={_SECONDS}") as workers:
+        endpoint = workers.endpoints[0]
+        with connected(endpoint.address) as connection:
+            connection.sendall(OPENING)
+            _flood(connection, 100)
+            resets = 0
+            with connection.makefile("rb") as read:
+                while resets < 80:
+                    head = read.read(9)
+                    read.read(int.from_bytes(head[:3], "big"))
+                    resets += head[3] == RST_STREAM
+            eventually(lambda: _silent(endpoint) == 20, _SECONDS)
+            _serves(endpoint.address)
+
+
+def test_connections_to_an_address_are_bounded(tmp_path: Path) -> None:
+    """Further ones are closed at once; the Unix socket has a bound of its own, and room comes back."""
+    with _worker(tmp_path, "--max-connections=20", f"--hello-seconds={_SECONDS}") as workers:
+        endpoint = workers.endpoints[0]
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(connected(endpoint.address)) for _ in range(60)]
+            late = [each for each in connections[20:] if _ends(each)]
+            assert len(late) == 40
+            assert all(each.recv(9) for each in connections[:5])  # the server's settings
+            _serves(endpoint.unix_address)
+        eventually(lambda: _takes(endpoint.address), _SECONDS)
+        _serves(endpoint.address)
+
+
+def _takes(address: str) -> bool:
+    with connected(address) as connection:
+        try:
+            return bool(connection.recv(9))
+        except ConnectionResetError:
+            return False
+
+
+def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
+    """One that makes no handshake ends, with TLS and without, and one that opens no stream is idle."""
+    files = Authority().issue(_NAME).write(tmp_path / "files")
+    for flags in ([], tls_flags(files)):
+        directory = tmp_path / str(len(flags))
+        directory.mkdir()
+        with LocalWorkers(
+            1,
+            TOPOLOGY,
+            flags=[*flags, "--hello-seconds=0.5", "--idle-connection-seconds=0.5"],
+            directory=directory,
+            credentials=files_of(Authority().issue("x.example"), tmp_path / "mine") if flags else NOTHING,
+        ) as workers:
+            endpoint = workers.endpoints[0]
+            with connected(endpoint.address) as silent, connected(endpoint.unix_address) as idle:
+                idle.sendall(OPENING)
+                assert _ends(silent)
+                assert _ends(idle)
+
+
+def test_calls_without_a_request_end(tmp_path: Path) -> None:
+    """Those with one request are not waited for either, Messaging's or Control's or Health's."""
+    with _worker(tmp_path, "--hello-seconds=0.5") as workers:
+        address = workers.endpoints[0].address
+        for method in (SEND, RECV, STATUS, "/grpc.health.v1.Health/Check"):
+            with _silent_call(address, method) as call:
+                answer = _end(call)
+            assert (answer.status, answer.error) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED"), method
+            assert "within 0.5 s" in answer.details
+
+
+def test_malformed_hellos_make_a_line_a_minute(tmp_path: Path) -> None:
+    """For each host, however many there are; all are counted."""
+    with _worker(tmp_path) as workers:
+        endpoint = workers.endpoints[0]
+        with grpc.insecure_channel(endpoint.address, options=OPTIONS) as channel:
+            for _ in range(300):
+                assert talk_over(channel, SEND, [b"\xff garbage"]).error == "MALFORMED"
+        assert _refused(endpoint, "MALFORMED") == 300
+        host, port = endpoint.address.split(":")
+        with socket.create_connection((host, int(port)), source_address=("127.0.0.7", 0)) as other:
+            other.sendall(OPENING + call_headers(1) + http2_frame(DATA, END_STREAM, 1, grpc_message(b"\xff")))
+            eventually(lambda: _refused(endpoint, "MALFORMED") == 301, _SECONDS)
+        lines = workers.log_of(0).read_text(encoding="utf-8").split("stream.refused")
+        assert len(lines) == 3
+        assert "127.0.0.7" in lines[2]
+
+
+def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
+    """Streams of strangers are refused before they say a word, and cost no memory that grows with them."""
+    tokens, credentials = _token(tmp_path)
+    flags = (f"--token-file={tokens}", f"--hello-seconds={_SECONDS}")
+    with _worker(tmp_path, *flags, credentials=credentials) as workers:
+        endpoint = workers.endpoints[0]
+        assert endpoint.process_id is not None
+        for method in (SEND, RECV, STATUS):
+            with _silent_call(endpoint.address, method) as call:
+                assert _end(call).status is grpc.StatusCode.UNAUTHENTICATED, method
+        before, streams = rss(endpoint.process_id), 900
+        with contextlib.ExitStack() as stack:
+            for number in range(10):
+                connection = stack.enter_context(connected(endpoint.address, _SECONDS))
+                connection.sendall(OPENING)
+                _flood(connection, streams)
+                eventually(
+                    lambda number=number: denied(endpoint, "no_token") == 3 + (number + 1) * streams,  # type: ignore[misc]
+                    _SECONDS,
+                )
+            assert _silent(endpoint) == 0
+            _serves(endpoint.address, credentials)
+            grown = (rss(endpoint.process_id) - before) / MIB
+        assert grown < 60, f"{grown:.0f} MiB for {10 * streams} streams"
+        assert workers.log_of(0).read_text(encoding="utf-8").count("access.denied") == 1
+
+
+def test_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
+    """Within seconds, a sender's and a consumer's; with a new one both go on, without a loss."""
+    tokens, credentials = _token(tmp_path)
+    with _worker(tmp_path, f"--token-file={tokens}", credentials=credentials) as workers:
+        endpoint = workers.endpoints[0]
+        with (
+            Client(endpoint.address, topology=TOPOLOGY, credentials=credentials) as client,
+            client.recv([1], timeout=_SECONDS) as subscription,
+        ):
+            client.send(numbered(1, range(100)))
+            assert numbers(collect(subscription, 100)) == list(range(100))
+            tokens.write_text("etl another-" + "1" * 20, encoding="utf-8")
+            eventually(lambda: _refused(endpoint, "UNAUTHENTICATED") >= 2, _SECONDS)
+            client.send(numbered(1, range(100, 200)))
+            eventually(lambda: denied(endpoint, "wrong_token") >= 6, _SECONDS)  # both try again, in vain
+            assert metric(endpoint, 'tuplewire_queue_subscribed{task="1"}') == 0
+            assert metric(endpoint, 'tuplewire_received_messages_total{source="client"}') == 100
+            tokens.write_text(f"etl {TOKEN}", encoding="utf-8")
+            assert numbers(collect(subscription, 100)) == list(range(100, 200))
+            client.flush(_SECONDS)
+            assert client.ledger().acknowledged == 200
+
+
+@pytest.mark.slow
+def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
+    """With a maximum age, programs and workers connect again and again: all comes once, in order."""
+    files = Authority()
+    worker = files.issue(_NAME).write(tmp_path / "worker")
+    credentials = files_of(files.issue("etl.example"), tmp_path / "program", _NAME)
+    flags = [*tls_flags(worker), "--max-connection-seconds=0.5"]
+    with LocalWorkers(
+        2, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1, credentials=credentials
+    ) as workers:
+        workers.assign({0: [1], 1: [2]}, _SECONDS)
+        near, far = workers.endpoints
+        with (
+            Client(near.address, topology=TOPOLOGY, credentials=credentials) as sender,
+            Client(far.address, topology=TOPOLOGY, credentials=credentials) as receiver,
+            receiver.recv([2], timeout=1.0) as subscription,
+            Reader(subscription) as reader,
+        ):
+            with Feeder(sender, 2) as feeder:
+                reconnects = 'tuplewire_reconnects_total{peer="worker-1"}'
+                eventually(lambda: metric(near, reconnects) >= 4, 2 * _SECONDS)
+            sender.flush(_SECONDS)
+            reader.has(feeder.sent)
+            assert sender._sender is not None
+            assert sender._sender.counts.connections >= 4
+        assert [int(payload) for _, payload in reader.got] == list(range(feeder.sent))
+        assert not reader.redelivered
+
+
+def test_tls_handshakes_are_counted(tmp_path: Path) -> None:
+    """Also those that fail; a connection counts as one once it has brought a call."""
+    authority = Authority()
+    files = authority.issue(_NAME).write(tmp_path / "worker")
+    credentials = files_of(authority.issue("etl.example"), tmp_path / "program", _NAME)
+    with _worker(tmp_path, *tls_flags(files), credentials=credentials) as workers:
+        endpoint = workers.endpoints[0]
+        begun = metric(endpoint, "tuplewire_tls_handshakes_total")
+        calls = metric(endpoint, "tuplewire_tls_connections_total")
+        for _ in range(5):
+            with connected(endpoint.address) as connection:
+                connection.sendall(b"this is no TLS" * 10)
+                assert _ends(connection)
+        assert metric(endpoint, "tuplewire_tls_handshakes_total") == begun + 5
+        assert metric(endpoint, "tuplewire_tls_connections_total") == calls
+        _serves(endpoint.address, credentials)
+        assert metric(endpoint, "tuplewire_tls_connections_total") == calls + 2
+        assert metric(endpoint, "tuplewire_tls_handshakes_total") == begun + 9
+
+
+def test_certificate_is_looked_at_in_spite_of_tickets(tmp_path: Path) -> None:
+    """A TLS session can be resumed for a minute; then a handshake with a certificate is due again."""
+    authority = Authority()
+    worker = files_of(authority.issue(_NAME), tmp_path / "worker")
+    program = files_of(authority.issue("etl.example"), tmp_path / "program")
+    now = 1000.0
+    certificates = Certificates(worker, lambda: now)
+    context = read_tls(program).context
+    wiring = GrpcWiring(tls=certificates.server_credentials())
+    with closing(GrpcContext(wiring=wiring).bind(TOPOLOGY, 0)) as server:
+        address = server.addresses[0]
+        first, _ = _tls(address, context, None)
+        again, resumed = _tls(address, context, first)
+        assert resumed
+        now += 60.0
+        assert not _tls(address, context, first)[1]
+        assert not _tls(address, context, again)[1]
+
+
+def _tls(
+    address: str, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[ssl.SSLSession | None, bool]:
+    """Make a handshake; return its session, of which the ticket has come, and whether it resumed one."""
+    with context.wrap_socket(connected(address), session=session) as secured:
+        secured.sendall(OPENING)
+        assert secured.recv(9)
+        return secured.session, bool(secured.session_reused)

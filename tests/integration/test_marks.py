@@ -1,0 +1,98 @@
+"""Second copies are marked, also where the first is still in a worker's queue when its entry worker dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from helpers.topology import TOPOLOGY, assign, collect, metric, numbered, one_worker, queued
+from helpers.traffic import client_of
+
+from tuplewire import Client
+from tuplewire.client import Subscription
+from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire_service.testing import eventually
+
+TASK = 1
+MESSAGES = 100
+
+
+def kept(subscription: Subscription, count: int) -> tuple[list[int], list[int]]:
+    """Take so many messages; return the numbers of those that are not marked, and of those that are."""
+    plain: list[int] = []
+    marked: list[int] = []
+    while len(plain) + len(marked) < count:
+        for group in next(subscription).groups:
+            (marked if group.redelivered else plain).extend(map(int, group.payloads()))
+    return plain, marked
+
+
+def kill(endpoint: Endpoint) -> None:
+    """End a worker as a failure would."""
+    os.kill(endpoint.process_id, signal.SIGKILL)
+
+
+def test_copies_that_were_overtaken_are_marked(tmp_path: Path) -> None:
+    """The entry worker dies, the task moves, the second copies are consumed, then come the first."""
+    with ExitStack() as stack:
+        entry = stack.enter_context(one_worker("entry", directory=tmp_path))
+        port = int(entry.address.rpartition(":")[2])
+        first = stack.enter_context(one_worker("first", directory=tmp_path))
+        second = stack.enter_context(one_worker("second", directory=tmp_path))
+        everybody = {each: (each.worker_id, each.address) for each in (entry, first, second)}
+        before = {everybody[entry]: [50], everybody[first]: [TASK], everybody[second]: [60]}
+        after = {everybody[entry]: [50], everybody[first]: [70], everybody[second]: [TASK, 60]}
+        for each in everybody:
+            assign(each, 1, before)
+        sender = stack.enter_context(client_of(entry.address, ack_mode="processed"))
+        sender.send(numbered(TASK, range(MESSAGES)))
+        eventually(lambda: queued(first, TASK) == MESSAGES)
+        kill(entry)
+        again = stack.enter_context(one_worker("entry", directory=tmp_path, port=port))
+        for each in (again, second):
+            assign(each, 2, after)
+        consumer = stack.enter_context(Client(second.address, topology=TOPOLOGY))
+        subscription = stack.enter_context(consumer.recv([TASK], timeout=60))
+        assert kept(subscription, MESSAGES) == ([], list(range(MESSAGES)))
+        subscription.acknowledge()
+        sender.flush(60)
+        assign(first, 2, after)
+        assert kept(subscription, MESSAGES) == ([], list(range(MESSAGES)))
+
+
+def test_what_waits_where_its_entry_worker_died_is_marked(tmp_path: Path) -> None:
+    """The owner has not heard that the task has moved: its own consumer, too, may be the second."""
+    with ExitStack() as stack:
+        entry = stack.enter_context(one_worker("entry", directory=tmp_path))
+        owner = stack.enter_context(one_worker("owner", directory=tmp_path))
+        tasks = {(entry.worker_id, entry.address): [50], (owner.worker_id, owner.address): [TASK]}
+        for each in (entry, owner):
+            assign(each, 1, tasks)
+        sender = stack.enter_context(Client(entry.address, topology=TOPOLOGY))
+        sender.send(numbered(TASK, range(MESSAGES)))
+        sender.flush(30)
+        eventually(lambda: queued(owner, TASK) == MESSAGES)
+        kill(entry)
+        consumer = stack.enter_context(Client(owner.address, topology=TOPOLOGY))
+        eventually(lambda: metric(owner, 'tuplewire_sessions{state="resumable"}') == 1)
+        with consumer.recv([TASK], timeout=60) as subscription:
+            assert kept(subscription, MESSAGES) == ([], list(range(MESSAGES)))
+
+
+def test_what_waits_where_its_entry_worker_has_drained_is_not(tmp_path: Path) -> None:
+    """A worker that ends in order leaves no second copies."""
+    with ExitStack() as stack:
+        owner = stack.enter_context(one_worker("owner", directory=tmp_path))
+        with one_worker("entry", directory=tmp_path) as entry:
+            tasks = {(entry.worker_id, entry.address): [50], (owner.worker_id, owner.address): [TASK]}
+            for each in (entry, owner):
+                assign(each, 1, tasks)
+            with Client(entry.address, topology=TOPOLOGY) as sender:
+                sender.send(numbered(TASK, range(MESSAGES)))
+                sender.flush(30)
+            eventually(lambda: queued(owner, TASK) == MESSAGES)
+        consumer = stack.enter_context(Client(owner.address, topology=TOPOLOGY))
+        with consumer.recv([TASK], timeout=60) as subscription:
+            assert len(collect(subscription, MESSAGES)) == MESSAGES

@@ -1,0 +1,37 @@
+"""Every public method says what it does; one that keeps another's contract has that one's docstring."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import FunctionType
+
+import pytest
+
+PACKAGES = ("tuplewire", "tuplewire_service", "tuplewire_demos")
+
+
+def modules() -> Iterator[str]:
+    """Give the name of every module that is imported and not run, and not generated."""
+    for package in PACKAGES:
+        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if "_pb2" not in found.name and not found.name.endswith("__main__"):
+                yield found.name
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_public_methods_have_a_docstring(name: str) -> None:
+    """Its own, or one that it inherits: that is what help() and an editor show."""
+    module = importlib.import_module(name)
+    missing = [
+        f"{kind.__name__}.{member}"
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and kind.__module__ == name and not kind.__name__.startswith("_")
+        for member, value in vars(kind).items()
+        if not member.startswith("_")
+        and isinstance(value, property | staticmethod | classmethod | FunctionType)
+        and not inspect.getdoc(getattr(kind, member))
+    ]
+    assert missing == []

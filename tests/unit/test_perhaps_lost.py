@@ -1,0 +1,111 @@
+"""What may have died with a receiver, as the sender's window counts it: never less than was lost."""
+
+from __future__ import annotations
+
+from tuplewire.config import AckMode, SessionSettings
+from tuplewire.group import TaskGroup
+from tuplewire.session.credit import Grant
+from tuplewire.session.receive import AckUpdate, Opened
+from tuplewire.session.send import SendWindow
+
+PLENTY = 1_000_000
+
+
+def reopen(window: SendWindow, session: int, worker: int = 0) -> None:
+    """Connect to a receiver that has taken nothing yet. session, worker: the incarnations."""
+    initial = Grant(0, PLENTY, PLENTY, 0)
+    window.opened(
+        Opened(session, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY, worker_incarnation=worker)
+    )
+
+
+def sent(
+    *messages: int, acknowledged: int, released: int = 0, mode: AckMode = AckMode.QUEUED, worker: int = 0
+) -> SendWindow:
+    """Return a window that has sent so many messages to task 1, frame by frame, and has heard so much."""
+    window = SendWindow(SessionSettings(ack_mode=mode))
+    reopen(window, 7, worker)
+    for count in messages:
+        assert window.offer([TaskGroup.of(1, [b"x"] * count)])
+        assert window.next_frame() is not None
+    grants = [Grant(1, PLENTY, PLENTY, released)] if released else []
+    window.update(AckUpdate(acknowledged, grants, []))
+    return window
+
+
+def test_what_was_acknowledged_and_not_released_counts() -> None:
+    """What is on the way comes again, and what was released was consumed."""
+    window = sent(10, 20, acknowledged=1, released=4)
+    reopen(window, 8)
+    assert window.take_perhaps_lost() == 6
+    assert window.take_perhaps_lost() == 0
+
+
+def test_each_death_counts_for_itself() -> None:
+    """The second receiver has nothing of what the first one had."""
+    window = sent(10, acknowledged=1)
+    reopen(window, 8)
+    reopen(window, 9)
+    assert window.take_perhaps_lost() == 10
+    assert window.offer([TaskGroup.of(1, [b"x"] * 3)])
+    assert window.next_frame() is not None
+    window.update(AckUpdate(1, [], []))
+    reopen(window, 10)
+    assert window.take_perhaps_lost() == 3
+
+
+def test_nothing_counts_that_is_kept_until_it_is_processed() -> None:
+    """It comes again."""
+    window = sent(10, 20, acknowledged=2, released=4, mode=AckMode.PROCESSED)
+    reopen(window, 8)
+    assert window.take_perhaps_lost() == 0
+
+
+def test_kept_and_passing_messages_are_told_apart() -> None:
+    """Of a worker's connection, only what nobody keeps counts, also when an entry is released in part."""
+    for released, lost in ((0, 5), (2, 5), (3, 5), (5, 3), (8, 0), (10, 0)):
+        window = SendWindow(SessionSettings())
+        reopen(window, 7)
+        for count, retain in ((3, True), (5, False), (2, True)):
+            assert window.offer([TaskGroup.of(1, [b"x"] * count)], "token", retain=retain)
+        assert window.next_frame() is not None
+        grants = [Grant(1, PLENTY, PLENTY, released)] if released else []
+        window.update(AckUpdate(1, grants, []))
+        reopen(window, 8)
+        assert window.take_perhaps_lost() == lost, released
+
+
+def test_a_worker_that_has_forgotten_the_session_is_not_dead() -> None:
+    """It says by its incarnation that it still has what it took."""
+    window = sent(10, acknowledged=1, worker=70)
+    reopen(window, 8, worker=70)
+    assert window.take_perhaps_lost() == 0
+    window = sent(10, acknowledged=1, worker=70)
+    reopen(window, 8, worker=71)
+    assert window.take_perhaps_lost() == 10
+
+
+def test_a_receiver_that_has_drained_accounts_for_itself() -> None:
+    """Its successor, which then dies, does not."""
+    window = sent(10, acknowledged=1)
+    window.receiver_answers = True
+    reopen(window, 8)
+    assert window.offer([TaskGroup.of(1, [b"x"] * 3)])
+    assert window.next_frame() is not None
+    window.update(AckUpdate(1, [], []))
+    reopen(window, 9)
+    assert window.take_perhaps_lost() == 3
+
+
+def test_what_nobody_else_has() -> None:
+    """What waits or is on the way, but for what its program keeps; what is passed on counts."""
+    window = SendWindow(SessionSettings())
+    reopen(window, 7)
+    plain = TaskGroup.of(1, [b"x"] * 2)
+    for group in (plain, plain.at(1, 0, kept=True), plain.at(3, 0).passed_on(9)):
+        assert window.offer([group], "token", retain=group.kept)
+    assert window.unkept() == 4
+    assert window.next_frame() is not None
+    assert window.unkept() == 4
+    window.update(AckUpdate(1, [], []))
+    assert (window.unkept(), window.messages) == (0, 4)
