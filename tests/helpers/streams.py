@@ -119,8 +119,8 @@ class Load:
 def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> None:
     """Be a process that sends to all tasks, over each route from a thread and with a client of its own.
 
-    Answers with what was sent so far. `go`: begin, where the load waits for that. `finish`: stop, and wait
-    until everything is acknowledged.
+    Answers with what was sent so far. `go`: begin, where the load waits for that, or go on. `rest`: send
+    nothing for a while. `finish`: stop, and wait until everything is acknowledged.
     """
     tasks = load.tasks
     going = threading.Event()
@@ -174,6 +174,10 @@ def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> Non
         going.set()
         return progress()
 
+    def rest() -> Produced:
+        going.clear()
+        return progress()
+
     def finish() -> Produced:
         threads.end()
         for client in clients.values():
@@ -182,7 +186,7 @@ def producer(pipe: Connection, topology: str, routes: Routes, load: Load) -> Non
 
     for source in clients:
         threads.start(send, source)
-    serve(pipe, {"progress": progress, "go": go, "finish": finish}, threads.errors)
+    serve(pipe, {"progress": progress, "go": go, "rest": rest, "finish": finish}, threads.errors)
     threads.end()
     for client in clients.values():
         client.close(0)

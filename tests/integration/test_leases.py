@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from helpers.admin import samples
 from helpers.hostile import SEND, frame, hello
 from helpers.topology import TOPOLOGY, assign, collect, ledger, metric, numbered, one_worker, queued
 
@@ -129,6 +130,28 @@ def test_a_session_is_forgotten_after_its_time(tmp_path: Path) -> None:
         asyncio.run(talk())
         assert metric(worker, CONNECTED) == 1
         eventually(lambda: not metric(worker, CONNECTED) and not metric(worker, RESUMABLE))
+
+
+def test_a_worker_that_is_gone_is_no_source_any_more(tmp_path: Path) -> None:
+    """The counts of what a worker has sent end with its last session; they begin anew when it comes back."""
+    received = 'tuplewire_received_messages_total{source="peer"}'
+    with one_worker("w", "--resume-seconds=1", directory=tmp_path) as worker:
+        assign(worker, 1, {("w", worker.address): [TASK]})
+
+        async def send(messages: int) -> None:
+            async with grpc.aio.insecure_channel(worker.address) as channel:
+                call: Any = channel.stream_stream(SEND)()
+                await call.write(hello(kind=pb.PEER_KIND_WORKER, sender_id="peer/1"))
+                await call.read()
+                await call.write(frame(1, (b"x",) * messages, TASK))
+                await call.read()
+                call.cancel()
+
+        asyncio.run(send(3))
+        assert metric(worker, received) == 3
+        eventually(lambda: received not in samples(worker.metrics_url))
+        asyncio.run(send(2))
+        assert metric(worker, received) == 2
 
 
 def test_a_sender_resumes_after_its_share_has_lapsed(worker: Endpoint) -> None:

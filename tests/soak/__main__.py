@@ -18,7 +18,7 @@ from soak.rolling import rolling_restart
 from soak.summary import progress, table
 
 _GENERATIONS, _PROGRAMS, _HOUSEHOLDS = 7, 96, 2
-_PAIRS = 4
+_PAIRS = 12
 _MOST_MEMORY = 1.1
 _RESUME_SECONDS = 15.0
 _EVERY_SECONDS = 5.0

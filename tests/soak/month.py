@@ -38,7 +38,7 @@ _BATCH, _PAUSE_SECONDS = 2, 0.02
 _WAIT_SECONDS = 60.0
 _REST_SECONDS = 40.0
 _LOOK_SECONDS = 0.25
-_LONGER = 5
+_LONGER = 4
 """The first night and the last have so many times the measurements of the others."""
 
 
@@ -196,7 +196,9 @@ class Month:
         self._note_refused("rest")
         night = len(self.account.nights)
         measured = self._extent.pairs * (_LONGER if night in {0, self._extent.days - 1} else 1)
+        self._producer.ask("rest")
         pairs = [self._canary.ask("pair") for _ in range(measured)]
+        self._producer.ask("go")
         steady = {"producer": self._producer, "consumer": self._consumer, "follower": self._follower}
         memory = {name: rss(each.process_id) for name, each in steady.items()}
         self.account.nights.append(Night(self.account.seconds, pairs, self._rested(), memory))

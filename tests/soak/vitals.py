@@ -18,8 +18,8 @@ from tuplewire_service.launching.local_workers import Endpoint
 
 _TASK = re.compile(r'task="\d+"')
 _WHOM_IT_BLOCKS = re.compile(r'tuplewire_blocking_seconds_total\{task="(\d+)"')
-_SLACK = 2
-"""Of files and threads: gRPC keeps one or two for a while, or does not."""
+_FILES, _THREADS = 2, 4
+"""So many may be more: gRPC's pools keep some for a while, or do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def more(first: Vitals, now: Vitals) -> dict[str, str]:
     """Return what a worker holds more of than at first, memory apart; in words."""
     found = {
         name: f"{getattr(now, name)}, at first {getattr(first, name)}"
-        for name, slack in (("files", _SLACK), ("threads", _SLACK), ("connected", 0), ("resumable", 0))
+        for name, slack in (("files", _FILES), ("threads", _THREADS), ("connected", 0), ("resumable", 0))
         if getattr(now, name) > getattr(first, name) + slack
     }
     if added := now.series - first.series:

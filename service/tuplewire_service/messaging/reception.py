@@ -80,6 +80,10 @@ class Reception:
         """Return what has arrived, by source."""
         return [ReceiveCount(source, *counts) for source, counts in list(self._received.items())]
 
+    def forget(self, source: str) -> None:
+        """Forget what has arrived from a worker that is gone."""
+        self._received.pop(source, None)
+
     def count(self, source: str, groups: Sequence[TaskGroup]) -> None:
         """Count a frame."""
         if source not in self._received and len(self._received) >= MAX_SOURCES:
@@ -215,8 +219,9 @@ class ReceptionServer(IServerConnection):
 class ReceiveMetric:
     """Counts of one server connection since this object was last asked; each poller has one of its own.
 
-    The server's own counts only grow (`statistics()`), so that pollers take nothing from each other. Not
-    thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by source of its `Server`.
+    The server's own counts only grow (`statistics()`) for as long as a source is there, so that pollers take
+    nothing from each other. Not thread-safe. Source: Storm's `IMetric.getValueAndReset`, and the counts by
+    source of its `Server`.
     """
 
     def __init__(self, server: IServerConnection) -> None:
@@ -232,6 +237,8 @@ class ReceiveMetric:
         value = {}
         for source, now in counts.items():
             then = before.get(source, nothing)
+            if now.batches < then.batches:  # it was gone for so long that it was forgotten
+                then = nothing
             if now.batches != then.batches:
                 value[source] = ReceiveCount(
                     source,

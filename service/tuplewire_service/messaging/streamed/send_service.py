@@ -54,7 +54,7 @@ class SendService(StreamService):
         self.exhausted = Exhausted()
         self._ending = False
         self._reception = reception
-        self.leases = Leases(settings)
+        self.leases = Leases(settings, reception.forget)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()

@@ -131,11 +131,13 @@ def _merge(status: pb.BackpressureStatus, later: pb.BackpressureStatus) -> None:
 class Leases:
     """The sessions of one bound server. Belongs to the event loop."""
 
-    def __init__(self, settings: TransportSettings) -> None:
+    def __init__(self, settings: TransportSettings, on_gone: Callable[[str], None]) -> None:
+        """Start without any. on_gone: called with a worker's id when its last session is forgotten."""
         self.shares = settings.shares()
         self._settings = settings
         self._sessions: dict[SessionKey, Session] = {}
         self._sharing: dict[SessionKey, Session] = {}
+        self._on_gone = on_gone
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -197,6 +199,13 @@ class Leases:
         left = session.end()
         if shared:
             self._take_share(session, left)
+        if session.worker:  # one that starts over has another session at once
+            asyncio.get_running_loop().call_soon(self._miss, session.source)
+
+    def _miss(self, worker_id: str) -> None:
+        """Say that a worker is gone, unless it has another session."""
+        if all(each.source != worker_id for each in self._sessions.values()):
+            self._on_gone(worker_id)
 
     def _share(self, session: Session) -> None:
         self._sharing[session.key] = session
