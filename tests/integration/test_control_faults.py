@@ -15,7 +15,13 @@ from helpers.traffic import Feeder, Reader, client_of
 from tuplewire import Client
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import FlushTimeoutError, UnknownTaskError, UnreachableError, WrongTopologyError
+from tuplewire.errors import (
+    FlushTimeoutError,
+    RefusedMessagesError,
+    UnknownTaskError,
+    UnreachableError,
+    WrongTopologyError,
+)
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import ControlFaults, Fate, eventually
@@ -88,6 +94,24 @@ def test_nothing_is_acknowledged_while_every_control_message_is_lost(worker: End
         faults.heal()
         sender.flush(10)
         assert connections(sender) == 1
+
+
+def test_refusals_that_come_twice_are_raised_once(worker: Endpoint) -> None:
+    """The second acknowledgement, and whatever a probe brings again, is no new refusal."""
+    with (
+        ControlFaults(worker.address, lose=0, double=1) as faults,
+        client_of(faults.address) as sender,
+    ):
+        sender.send(numbered(next(_tasks), [0]))
+        sender.flush(10)
+        faults.begin()
+        for number in range(20):
+            sender.send(1_000_000 + number, b"to nobody")
+            with pytest.raises(RefusedMessagesError, match=str(1_000_000 + number)):
+                sender.flush(10)
+            sender.send(numbered(next(_tasks), [0]))
+            sender.flush(10)
+        assert faults.count(Fate.DOUBLED)
 
 
 def test_doubled_acknowledgements_come_twice(worker: Endpoint) -> None:

@@ -67,6 +67,7 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
                 first_sequence=firsts[position] if firsts else 0,
                 redelivered=run[0].redelivered,
                 forwarded=run[0].forwarded,
+                kept=run[0].kept,
             )
             for position, run in enumerate(groups)
         ],
@@ -76,7 +77,14 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
 def columns(groups: Sequence[TaskGroup]) -> list[tuple[Any, ...]]:
     """Return all that groups hold."""
     return [
-        (group.task, group.source, list(group.sizes()), group.data, group.redelivered, group.forwarded)
+        (
+            group.task,
+            group.source,
+            list(group.sizes()),
+            group.data,
+            group.redelivered,
+            group.forwarded,
+        )
         for group in groups
     ]
 

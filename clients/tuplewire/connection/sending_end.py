@@ -288,10 +288,11 @@ class SendingEnd(ABC):
         with self._lock:
             if self.ended:
                 return
+            known = self._window.acknowledged
             settled = self._window.opened(opened)
             self._tell_perhaps_lost()
             self._refused.add_too_large(settled, self._window.max_message_bytes)
-            self._refused.add(opened.update.refusals)
+            self._refused.add(each for each in opened.update.refusals if each.sequence > known)
             self._settle(settled)
             self._watched_told = not self._watched
             self.receiver_assignment_version = opened.assignment_version
@@ -355,8 +356,9 @@ class SendingEnd(ABC):
         """Take an acknowledgement in."""
         with self._lock:
             if not self.ended:
+                known = self._window.acknowledged  # what was told before may come again
                 self._settle(self._window.update(update))
-                self._refused.add(update.refusals)
+                self._refused.add(each for each in update.refusals if each.sequence > known)
                 self._notify()
 
     def take_load(self, loads: Mapping[int, float]) -> None:
