@@ -301,7 +301,8 @@ class IClientConnection(IConnection):
     def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
         """Return the last reported load of those tasks that the peer has reported lately.
 
-        A report holds for `load_expires_seconds`; a worker reports each second.
+        A report holds for `load_expires_seconds`. A worker reports each second the tasks that
+        hold something, and once those that have become idle.
         """
 
     @abstractmethod
