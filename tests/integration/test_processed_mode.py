@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -35,6 +36,8 @@ from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 
 TASK = 0
+STOPPED_SECONDS = 2.0
+"""Longer than a worker that drains waits for a sender to end its stream."""
 CONSUMER = """
 import sys
 from tuplewire import Client
@@ -214,6 +217,29 @@ def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> 
     assert got == list(range(1100))
     assert reader.redelivered == []
     assert sender.ledger().acknowledged == 1100
+
+
+def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
+    hops: TwoHops, sender: Client
+) -> None:
+    """A worker that stands still while its peer asks it to end the stream does not send again what was read."""
+    with client_of(hops.far.address) as consumer:
+        sender.send(numbered(TASK, range(1000)))
+        eventually(lambda: queued(hops.far, TASK) == 1000)
+        os.kill(hops.near.process_id, signal.SIGSTOP)
+        try:
+            assert hops.begin_drain("far")
+            time.sleep(STOPPED_SECONDS)
+        finally:
+            os.kill(hops.near.process_id, signal.SIGCONT)
+        with Reader(consumer.recv([TASK], timeout=0.2)) as reader:
+            hops.wait_ended("far")
+            hops.start("far")
+            sender.flush(20)
+        got = numbers(reader.got)
+    assert got == list(range(1000))
+    assert reader.redelivered == []
+    assert sender.ledger().acknowledged == 1000
 
 
 def test_what_a_drain_gives_up_is_sent_again(hops: TwoHops, sender: Client) -> None:

@@ -38,7 +38,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 _MOST_LOADS = 10_000
 """So many loads go into one message: 100 to 200 KB."""
 _FAREWELL_SECONDS = 1.0
-"""A sender that hears of a drain ends its stream; one that does not in this time is cut off."""
+"""A sender that hears of a drain ends its stream; of one that does not in this time nothing more is read."""
 
 
 class SendService(StreamService):
@@ -96,7 +96,7 @@ class SendService(StreamService):
                     await stream.finished.wait()
         for stream in streams:
             if not stream.finished.is_set():
-                stream.end(DrainingError("the worker is draining; connect again later, or to another one"))
+                stream.stop_reading()
 
     async def end(self) -> None:
         """End every stream, after what there is to say, at the end of a drain."""
@@ -229,10 +229,12 @@ class SendService(StreamService):
         writer = asyncio.create_task(self._write(session, stream), name="acknowledge")
         stream.waiting = asyncio.current_task()
         try:
-            await self._read(session, stream)
+            await stream.until_stopped(self._read(session, stream))
             stream.finished.set()
             stream.wake.set()
             await asyncio.wait([writer])
+            if stream.stopped:
+                raise DrainingError("the worker is draining; connect again later, or to another one")
         except asyncio.CancelledError:
             if stream.ending is None:
                 raise

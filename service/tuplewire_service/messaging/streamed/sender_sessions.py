@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -102,6 +102,8 @@ class SendStream:
         """Whether the sender was told of a drain."""
         self.finished = asyncio.Event()
         """Set once nothing more is read."""
+        self.stopped = False
+        """Whether that is so before the sender has ended its side."""
 
     def notify(self, notice: pb.SendResponse, part: int = 0) -> None:
         """Write this soon, in place of an earlier one of its kind, or part."""
@@ -111,6 +113,22 @@ class SendStream:
         else:
             self.notices[key] = notice
         self.wake.set()
+
+    def stop_reading(self) -> None:
+        """Take nothing more from a sender that does not end its side; it still hears what there is to say."""
+        self.stopped = True
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+    async def until_stopped(self, reading: Coroutine[Any, Any, None]) -> None:
+        """Read to the end, or until stop_reading."""
+        try:
+            await reading
+        except asyncio.CancelledError:
+            if not self.stopped or self.ending is not None:
+                raise
+            if self.waiting is not None:
+                self.waiting.uncancel()
 
     def end(self, error: TuplewireError) -> None:
         """Make the stream end with an error, after a last acknowledgement; only the first error counts."""
