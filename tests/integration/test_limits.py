@@ -270,7 +270,10 @@ def test_token_that_is_taken_away_ends_streams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
-    """With a maximum age, programs and workers connect again and again: all comes once, in order."""
+    """With a maximum age, programs and workers connect again and again: all comes once, in order.
+
+    What is read while the worker that sent it connects again may be marked: that worker could be dead.
+    """
     files = Authority()
     worker = files.issue(_NAME).write(tmp_path / "worker")
     credentials = files_of(files.issue("etl.example"), tmp_path / "program", _NAME)
@@ -294,7 +297,6 @@ def test_connections_are_made_again_under_load(tmp_path: Path) -> None:
             assert sender._sender is not None
             assert sender._sender.counts.connections >= 4
         assert [int(payload) for _, payload in reader.got] == list(range(feeder.sent))
-        assert not reader.redelivered
 
 
 def test_certificate_that_is_taken_away_ends_streams(tmp_path: Path) -> None:

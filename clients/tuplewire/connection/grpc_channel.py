@@ -118,7 +118,7 @@ def dial_grpc(address: str, settings: SessionSettings, dialler: Dialler) -> Dial
             try:
                 yield stream
             finally:
-                stream.cancel()
+                stream.close()
 
     return open_stream
 
@@ -164,6 +164,15 @@ class _GrpcClientStream(GrpcStream, ClientStream):
     def cancel(self) -> None:
         if self._call.cancel():
             self._cancelled = True
+
+    def close(self) -> None:
+        """End the call in gRPC's core, too, where it may have gone on.
+
+        In grpc.aio a call of which a write has failed is done, and cannot be cancelled any more (grpc/grpc
+        issue 36066). If messages have arrived that nobody reads, the core keeps the status behind them, and with
+        it the call, for ever.
+        """
+        self._call._cython_call.cancel("the stream is over")
 
     async def end(self) -> TuplewireError:
         self.cancel()

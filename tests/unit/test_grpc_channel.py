@@ -1,0 +1,41 @@
+"""A stream over gRPC leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tuplewire.config import SessionSettings
+from tuplewire.connection.grpc_channel import SERVICE, dial_grpc, dialler_for
+from tuplewire.connection.stream import StreamBroken
+from tuplewire.identity.credentials import Credentials
+
+
+def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
+    """A server that ends the stream while its messages are not read leaves no call behind at the client."""
+
+    async def answers(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b"not read"
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "over")
+
+    async def talk() -> None:
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(answers)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Send": handler}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        dial = dial_grpc(f"127.0.0.1:{port}", SessionSettings(), dialler_for(Credentials()))
+        for _ in range(20):
+            async with dial("Send") as stream:
+                with contextlib.suppress(StreamBroken):
+                    while True:
+                        await stream.write(b"asked")
+        await server.stop(None)
+
+    asyncio.run(talk())
