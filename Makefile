@@ -9,6 +9,9 @@ PROTOC_TOOLS := grpcio-tools==1.74.0
 PROTOS := $(sort $(wildcard proto/tuplewire/*/*.proto proto/tuplewire/*/*/*.proto))
 WIRE   := clients/tuplewire/wire
 
+# The tests start two thousand processes: each would compile the whole package where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
