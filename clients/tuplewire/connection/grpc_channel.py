@@ -168,9 +168,9 @@ class _GrpcClientStream(GrpcStream, ClientStream):
     def close(self) -> None:
         """End the call in gRPC's core, too, where it may have gone on.
 
-        In grpc.aio a call of which a write has failed is done, and cannot be cancelled any more (grpc/grpc
-        issue 36066). If messages have arrived that nobody reads, the core keeps the status behind them, and with
-        it the call, for ever.
+        In grpc.aio a call of which a write has failed is done, and cannot be cancelled (grpc/grpc issue
+        36066). If messages have arrived that nobody reads, the core keeps the status behind them, and with it
+        the call, for ever.
         """
         self._call._cython_call.cancel("the stream is over")
 
