@@ -68,7 +68,7 @@ test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for 
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out
-	$(BIN)/python -m pytest -m long --durations=10 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long --durations=10 $(ARGS)
 
 # The version of .venv counts as tested: make test has it.
 VENV_VERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -13,7 +13,7 @@ from helpers.topology import collect
 from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 DRIVER = Path(__file__).with_name("attempts_driver.py")
 TASKS = {0: [1, 2], 1: [3, 4]}

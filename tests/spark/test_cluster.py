@@ -23,7 +23,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.package import write_package
 from tuplewire_demos.java import find_java, wrapped_home
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 APPLICATION = Path(__file__).with_name("submitted.py")
