@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 from helpers import eventually
+from helpers.fault_proxy import FaultProxy
 from helpers.hostile import hello
 from helpers.program import Program
 from helpers.zmq_programs import sender, server
@@ -31,7 +32,6 @@ from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
 from tuplewire_service.messaging.zmq.zmq_transport import ZmqServerConnection
-from tuplewire_service.testing import FaultProxy
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
 
