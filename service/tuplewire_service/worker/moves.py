@@ -16,6 +16,8 @@ from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Peer
 
 HeldGroup = tuple[TaskGroup, InboundSession]
+_MOST_LOST = 10_000
+"""So many numbers are remembered; each start of a worker has its own."""
 
 
 @dataclass(slots=True)
@@ -190,3 +192,27 @@ class EntrySequences:
     def forget(self, task: int) -> None:
         """Count a task's messages anew: nobody holds it any more, and nothing of it is on the way."""
         self._next.pop(task, None)
+
+
+class LostWorkers:
+    """Workers that are gone without a goodbye: programs send again what they had, which may be faster."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def lose(self, number: int) -> None:
+        """Take note that a worker, by its number, is not connected any more."""
+        self._numbers[number] = None
+        if len(self._numbers) > _MOST_LOST:
+            del self._numbers[next(iter(self._numbers))]
+
+    def find(self, number: int) -> None:
+        """Take note that a worker is connected."""
+        self._numbers.pop(number, None)
+
+    def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Whether messages were accepted by a lost worker, so that a second copy may have been faster."""
+        return (entry_worker(group.forwarded) or inbound.worker_number) in self._numbers

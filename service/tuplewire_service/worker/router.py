@@ -15,19 +15,11 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 
 from tuplewire.connection.log_rate import LogRate
-from tuplewire.errors import (
-    ClosedError,
-    DrainingError,
-    MessageTooLargeError,
-    PermissionDeniedError,
-    RefusedError,
-    TuplewireError,
-)
+from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
-from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
@@ -39,8 +31,7 @@ from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
-from tuplewire_service.worker.lost_workers import LostWorkers
-from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
+from tuplewire_service.worker.moves import EntrySequences, HeldGroup, LostWorkers, Moves
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.transfer_queue import TransferQueue
@@ -79,7 +70,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._log_rate = LogRate()
         self._activity = asyncio.Event()
         self._dead: set[Peer] = set()
-        self._lost = LostWorkers()
+        self._lost_workers = LostWorkers()
         self.end_to_end = Durations()
         """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
@@ -93,7 +84,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             lambda each: each.attach(self._settled, self._released, lambda: self.table.version, draining),
             self._returned,
         )
-        self._transfer = TransferQueue(self.table, self._send, self._unroutable, self._lose)
+        self._transfer = TransferQueue(
+            self.table, self.connections, self._lost_workers, self._give_up, self._lose
+        )
 
     def __repr__(self) -> str:
         return (
@@ -193,7 +186,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             while waiting:
                 group, inbound = waiting[0]
                 if not self._route(group, inbound):
-                    self._unroutable(group, inbound)
+                    self._transfer.unroutable(group, inbound)
                 waiting.popleft()
         finally:
             self._lose(group for group, _ in waiting)
@@ -237,7 +230,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not group.forwarded:
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
-                self._unroutable(group, inbound)  # its program has heard already that it is accepted
+                self._transfer.unroutable(group, inbound)  # its program has heard already that it is accepted
             self._ledger.accepted += len(group)
 
     def _open_early(self, task: int) -> None:
@@ -275,49 +268,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         owner = None if task in self.queues else self.table.owner_of.get(task)
         return LOCAL if owner is None else owner.worker_id
 
-    def _send(self, owner: AssignedWorker, inbound: InboundSession, groups: list[TaskGroup]) -> None:
-        connection = self.connections.get(owner.peer)
-        if inbound.worker_number:
-            if self._lost:
-                lost = self._lost
-                groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
-            groups = [group.passed_on(inbound.worker_number) for group in groups]
-        for group in self._left_by(connection, inbound, groups):
-            self._unroutable(group, inbound)
-
-    def _left_by(
-        self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
-    ) -> list[TaskGroup]:
-        """Hand groups to a connection; return those that it does not take because it is closed.
-
-        What its peer would refuse concerns these messages alone: they are given up by name.
-        """
-        if connection is None:
-            return groups
-        try:
-            if inbound.wants_releases:
-                connection.watch_releases([group.task for group in groups])
-            return [] if connection.forward(groups, inbound, retain=inbound.wants_releases) else groups
-        except ClosedError:
-            return groups
-        except MessageTooLargeError as error:
-            pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
-            for fits, group in pieces:
-                if not fits:
-                    self._give_up(group, inbound, DropReason.TOO_LARGE, str(error))
-            return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
-        except TuplewireError as error:
-            for group in groups:
-                self._give_up(group, inbound, DropReason.REFUSED, str(error))
-            return []
-
     def _lose(self, groups: Iterable[TaskGroup]) -> None:
         """Count what a defect has kept from going anywhere: the worker ends, and nobody has taken it over."""
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
-
-    def _unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Give up messages that were accepted for a task that nobody holds any more."""
-        self._give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
 
     def _give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
         if messages := self._log_rate.due(reason, len(group)):
@@ -371,12 +324,12 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self.queues.subscribe(request, wake)
 
     def worker_lost(self, number: int) -> None:
-        self._lost.lose(number)
-        self.queues.doubtful = self._lost.had
+        self._lost_workers.lose(number)
+        self.queues.doubtful = self._lost_workers.had
 
     def worker_connected(self, number: int) -> None:
-        self._lost.find(number)
-        self.queues.doubtful = self._lost.had if self._lost else None
+        self._lost_workers.find(number)
+        self.queues.doubtful = self._lost_workers.had if self._lost_workers else None
 
     # --- ledger, the end -------------------------------------------------------------------------------
 
