@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from tuplewire.errors import MalformedError, ResourceLimitError
-from tuplewire_service.messaging.connection_limits import ConnectionLimits
+from tuplewire_service.messaging.transport_settings import ConnectionLimits
 
 _Said = TypeVar("_Said")
 
