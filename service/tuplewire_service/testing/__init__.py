@@ -2,10 +2,6 @@
 
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.relays import RelayConformance
-from tuplewire_service.testing.waiting import eventually
+from tuplewire_service.testing.scenery import eventually
 
-__all__ = [
-    "RelayConformance",
-    "TransportConformance",
-    "eventually",
-]
+__all__ = ["RelayConformance", "TransportConformance", "eventually"]

@@ -13,9 +13,9 @@ from tuplewire_service.testing.scenery import (
     UNKNOWN_TASK,
     Recorder,
     assert_ledger,
+    eventually,
     is_settled,
 )
-from tuplewire_service.testing.waiting import eventually
 
 
 class RelayConformance(TransportConformance):
