@@ -12,8 +12,7 @@ from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallba
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService
-from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, SilentStreams
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
