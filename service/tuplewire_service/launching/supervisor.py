@@ -54,26 +54,22 @@ class Supervisor:
         self._given_up = given_up
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._child = start()
-        name = f"watch {self._child.command.name}"
+        self.child = start()
+        """The process, as it was started last."""
+        name = f"watch {self.child.command.name}"
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
 
     def watch(self) -> None:
         """Begin to watch it; what happens before is for whoever started it to see."""
         self._thread.start()
 
-    @property
-    def child(self) -> Child:
-        """The process, as it was started last."""
-        return self._child
-
     def _watch(self) -> None:
         while not self._stopping.is_set():
-            code = self._child.wait()
+            code = self.child.wait()
             if code is None or self._stopping.is_set():
                 return
-            name = self._child.command.name
-            error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self._child.last_words()}")
+            name = self.child.command.name
+            error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self.child.last_words()}")
             while True:
                 delay = self._restarts.after(code)
                 if delay is None:
@@ -92,8 +88,8 @@ class Supervisor:
 
     def _replace(self, child: Child) -> None:
         with self._lock:
-            self._child.end(time.monotonic())  # it has ended, and lets go of what it held here
-            self._child = child
+            self.child.end(time.monotonic())  # it has ended, and lets go of what it held here
+            self.child = child
             if self._stopping.is_set():
                 child.terminate()
 
@@ -105,7 +101,7 @@ class Supervisor:
         """End the process, start it no more, and return its exit code; kill it at the deadline."""
         self.no_more()
         with self._lock:
-            self._child.terminate()
+            self.child.terminate()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self._child.end(deadline)
+        return self.child.end(deadline)

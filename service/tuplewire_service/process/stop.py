@@ -88,18 +88,14 @@ class Stop:
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
-        self._asked = threading.Event()
+        self.requested = False
+        """Whether anybody has asked."""
         self._was_signalled = False
 
     def request(self, request: StopRequest) -> None:
         """Ask the process to stop."""
-        self._asked.set()
+        self.requested = True
         self._requests.put(request)
-
-    @property
-    def requested(self) -> bool:
-        """Whether anybody has asked."""
-        return self._asked.is_set()
 
     def wait(self) -> StopRequest:
         """Block until somebody asks, and return the first request."""
