@@ -71,12 +71,6 @@ class Channel:
         self._connection.close()
 
 
-def channel_pair() -> tuple[Channel, socket.socket]:
-    """Return one end, and the socket of the other, for a process to inherit."""
-    ours, theirs = socket.socketpair()
-    return Channel(ours.detach()), theirs
-
-
 _ANSWER_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 
@@ -109,8 +103,9 @@ class WorkerProcess:
         with self._lock:
             if self._channel is not None:
                 self._channel.close()
-            self._channel, theirs = channel_pair()
-            with theirs:
+            ours, theirs = socket.socketpair()
+            self._channel = Channel(ours.detach())
+            with theirs:  # for the process to inherit
                 words = [*self._command.words, f"--listen={join_host_port(self._host, self._port)}"]
                 words.append(f"--control={theirs.fileno()}")
                 child = Child(replace(self._command, words=words, descriptors=[theirs.fileno()]))
