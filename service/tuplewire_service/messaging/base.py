@@ -167,11 +167,8 @@ class IConnectionCallback(ABC):
         """The version of the assignment in force, for senders that connect; 0: there is none."""
         return 0
 
-    def worker_lost(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
-        """Take note that a worker (its number) is not connected any more, without a goodbye."""
-
-    def worker_connected(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
-        """Take note that a worker (its number) is connected."""
+    def worker_is(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
+        """Take note that a worker (its number) is connected, or is not any more, without a goodbye."""
 
 
 class IConnection(ABC):

@@ -159,11 +159,6 @@ class Moves:
             held_group for move in moves.values() for held in move.waiting.values() for held_group in held
         ]
 
-    @property
-    def pending_messages(self) -> int:
-        """Messages that are held here."""
-        return sum(map(len, self.held_groups()))
-
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return what is held here."""
         return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
@@ -203,15 +198,13 @@ class LostWorkers:
     def __bool__(self) -> bool:
         return bool(self._numbers)
 
-    def lose(self, number: int) -> None:
-        """Take note that a worker, by its number, is not connected any more."""
-        self._numbers[number] = None
-        if len(self._numbers) > _MOST_LOST:
-            del self._numbers[next(iter(self._numbers))]
-
-    def find(self, number: int) -> None:
-        """Take note that a worker is connected."""
+    def worker_is(self, number: int, *, connected: bool) -> None:
+        """See IConnectionCallback."""
         self._numbers.pop(number, None)
+        if not connected:
+            self._numbers[number] = None
+            if len(self._numbers) > _MOST_LOST:
+                del self._numbers[next(iter(self._numbers))]
 
     def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Whether messages were accepted by a lost worker, so that a second copy may have been faster."""

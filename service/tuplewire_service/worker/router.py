@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
+from itertools import chain
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
@@ -68,7 +69,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._clock = asyncio.get_running_loop().time
         self._ledger = Ledger()
         self._log_rate = LogRate()
-        self._activity = asyncio.Event()
+        self.activity = asyncio.Event()
+        """Set where something has changed that until() may wait for."""
         self._dead: set[Peer] = set()
         self._lost_workers = LostWorkers()
         self.end_to_end = Durations()
@@ -116,7 +118,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._end_moves()
         if self._moves:
             asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
-        self._activity.set()
+        self.activity.set()
         local_tasks, peers = len(self.table.local), len(self.table.others)
         extra = {"version": assignment.version, "local_tasks": local_tasks, "peers": peers}
         logger.info("assignment.changed", extra=extra)
@@ -243,7 +245,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         owner = self.table.owner_of.get(task)
         if owner is not None:
             self._wait_for(owner.peer, [task], now)
-        self._activity.set()
+        self.activity.set()
 
     def _wait_for(self, peer: Peer, tasks: Sequence[int], now: float) -> None:
         """Hold new messages for these tasks until their former owner has released all earlier ones."""
@@ -269,7 +271,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return LOCAL if owner is None else owner.worker_id
 
     def _lose(self, groups: Iterable[TaskGroup]) -> None:
-        """Count what a defect has kept from going anywhere: the worker ends, and nobody has taken it over."""
+        """Count what a defect, or the end, has kept from going anywhere: nobody has taken it over."""
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
 
     def _give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
@@ -289,7 +291,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 ledger.dropped[DropReason.SHUTDOWN] += each.messages
             else:
                 ledger.dropped[each.dropped] += each.messages
-        self._activity.set()
+        self.activity.set()
 
     def _released(self, released: Sequence[Settled]) -> None:
         """Release, to their senders, messages that other workers have released."""
@@ -297,7 +299,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             if each.dropped is not DropReason.CLOSED:  # at shutdown nothing was consumed by that
                 each.token.release(each.task, each.messages, each.size_bytes)
         self._end_moves({each.task for each in released})
-        self._activity.set()
+        self.activity.set()
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
@@ -308,7 +310,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
         self._end_moves((task,))
-        self._activity.set()
+        self.activity.set()
 
     @property
     def not_ready(self) -> RefusedError | None:
@@ -323,12 +325,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 )
         return self.queues.subscribe(request, wake)
 
-    def worker_lost(self, number: int) -> None:
-        self._lost_workers.lose(number)
-        self.queues.doubtful = self._lost_workers.had
-
-    def worker_connected(self, number: int) -> None:
-        self._lost_workers.find(number)
+    def worker_is(self, number: int, *, connected: bool) -> None:
+        self._lost_workers.worker_is(number, connected=connected)
         self.queues.doubtful = self._lost_workers.had if self._lost_workers else None
 
     # --- ledger, the end -------------------------------------------------------------------------------
@@ -340,22 +338,17 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def held_messages(self) -> int:
         """Accepted messages that are not settled."""
-        return (
-            self.queues.pending_messages
-            + self._transfer.pending_messages
-            + self._moves.pending_messages
-            + self.connections.pending_messages
-        )
+        waiting = sum(map(len, self._waiting()))
+        return self.queues.pending_messages + waiting + self.connections.pending_messages
+
+    def _waiting(self) -> Iterable[TaskGroup]:
+        return chain(self._transfer.held_groups(), self._moves.held_groups())
 
     @property
     def unkept_messages(self) -> int:
         """Those of the same that would die with this worker: nobody else is known to have them."""
-        waiting = (*self._transfer.held_groups(), *self._moves.held_groups())
-        return (
-            self.queues.unkept_messages
-            + sum(len(group) for group in waiting if not group.kept)
-            + self.connections.unkept_messages
-        )
+        waiting = sum(len(group) for group in self._waiting() if not group.kept)
+        return self.queues.unkept_messages + waiting + self.connections.unkept_messages
 
     @property
     def moving_tasks(self) -> int:
@@ -367,21 +360,17 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Whether messages are on the way to other workers, or wait for a move."""
         return bool(self._moves or self.connections.pending_messages)
 
-    def look_again(self) -> None:
-        """Have until() look at its condition, which something elsewhere may have changed."""
-        self._activity.set()
-
     async def until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until the condition holds, or the deadline (the loop's time) has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while not condition():
-                    self._activity.clear()
-                    await self._activity.wait()
+                    self.activity.clear()
+                    await self.activity.wait()
 
     async def close(self, timeout: float) -> None:
         """End consumers and connections; messages that are still queued count as dropped{shutdown}."""
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear()
-        self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())
+        self._lose(group for group, _ in self._moves.clear())
         await self.connections.close(timeout)

@@ -55,11 +55,6 @@ class TransferQueue:
             self._scheduled = True
             self._loop.call_soon(self.drain)
 
-    @property
-    def pending_messages(self) -> int:
-        """Messages that wait for the drainer."""
-        return sum(map(len, self.held_groups()))
-
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return what waits for the drainer."""
         return (group for group, _ in self._queue)

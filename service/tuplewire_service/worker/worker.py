@@ -111,7 +111,7 @@ class Worker:
             await self._let_in()
             self._report_load()
             self.router.refresh()
-            self.router.look_again()
+            self.router.activity.set()
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
     def _check_ready(self) -> None:
