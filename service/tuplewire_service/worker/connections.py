@@ -15,8 +15,9 @@ from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
 from tuplewire.session.pressure import OutboundPressure
-from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
+from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 

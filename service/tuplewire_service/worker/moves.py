@@ -11,7 +11,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tuplewire.group import TaskGroup, entry_worker
-from tuplewire_service.messaging.base import InboundSession, IRelayConnection
+from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Peer
 

@@ -25,10 +25,10 @@ from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
     InboundSession,
-    IRelayConnection,
     ReceivedBatch,
 )
 from tuplewire_service.messaging.receiving_end import worker_number
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer

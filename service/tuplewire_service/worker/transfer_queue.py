@@ -14,7 +14,8 @@ from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import by_size
-from tuplewire_service.messaging.base import InboundSession, IRelayConnection
+from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Connections
 from tuplewire_service.worker.moves import LostWorkers
