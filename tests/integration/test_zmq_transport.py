@@ -27,10 +27,10 @@ from tuplewire.errors import BindError, ConfigError
 from tuplewire.message import TaskMessageBatch
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.messaging.zmq.dial import dial_zmq
 from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind, ZmqWindow, encode
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
+from tuplewire_service.messaging.zmq.zmq_stream import dial_zmq
 from tuplewire_service.messaging.zmq.zmq_transport import ZmqServerConnection
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 

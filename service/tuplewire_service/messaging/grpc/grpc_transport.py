@@ -19,8 +19,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import Kind, setting, several
 from tuplewire_service.messaging.base import IConnectionCallback
 from tuplewire_service.messaging.grpc.grpc_stream import Admit, handler_of
-from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
-from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
