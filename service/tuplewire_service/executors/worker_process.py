@@ -150,11 +150,6 @@ class WorkerProcess:
                 self.tell("assign", self._assignment.to_json())
                 self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
 
-    @property
-    def process_id(self) -> int:
-        """The id of its process."""
-        return self._supervisor.child.process_id
-
     def switch(self, *, active: bool) -> None:
         """Have its spouts asked for tuples, or not; also once it is started again."""
         with self._lock:
