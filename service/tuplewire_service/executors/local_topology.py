@@ -23,9 +23,10 @@ from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.local_worker import HostedWorker, LocalWorker, assignment_of, rests
+from tuplewire_service.executors.local_worker import HostedWorker, LocalWorker, rests
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.process.config_sources import transport_settings_in
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +118,17 @@ class LocalTopology:
         self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
         if self._several:
             self._version += 1
-            assignment = assignment_of(self.name, self._version, self._workers)
+            shares = [AssignedWorker(*each.peer, tuple(sorted(tasks))) for each, tasks in self._hosted()]
+            assignment = Assignment(self._version, self.name, tuple(shares))
             dead = [worker.hosted.peer for worker in self._workers if worker.hosted and worker.dead]
-            for worker in self._workers:
-                worker.assign(assignment, dead)
+            for hosted, _ in self._hosted():
+                hosted.assign(assignment, dead)
+
+    def _hosted(self) -> Iterator[tuple[HostedWorker, Collection[int]]]:
+        """Yield what is around each of several workers that live, with its tasks."""
+        for worker in self._living():
+            if worker.hosted is not None:
+                yield worker.hosted, worker.tasks
 
     def _tell(self, column: AddressedTuples) -> None:
         worker = self._worker_of[column.task]
@@ -215,11 +223,7 @@ class LocalTopology:
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return, for each of several workers, its balance in messages."""
-        return {
-            worker.hosted.peer[0]: worker.hosted.ledger()
-            for worker in self._living()
-            if worker.hosted is not None
-        }
+        return {hosted.peer[0]: hosted.ledger() for hosted, _ in self._hosted()}
 
     def beats(self) -> list[ExecutorBeat]:
         """Return what every executor was doing at its worker's last heartbeat."""
