@@ -18,7 +18,7 @@ from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import assignment_from_wire, assignment_to_wire, status_to_wire
-from tuplewire_service.messaging.grpc.grpc_stream import GrpcServerStream, refuse
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream, refuse
 from tuplewire_service.messaging.streamed.streamed_stream import IAccess, SilentStreams, check_id, log_refusal
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.stop import Stop, StopRequest
