@@ -21,7 +21,6 @@ from tuplewire_service.messaging.zmq.frames import (
     Frame,
     FrameKind,
     ZmqInFlight,
-    ZmqWindow,
     decode,
     decode_refusal,
     encode,
@@ -43,7 +42,7 @@ _LOST = {
 class ZmqStream(MessageStream):
     """One side of a stream. What had arrived before it broke can still be read."""
 
-    def __init__(self, send: Callable[[Sequence[bytes]], None], window: ZmqWindow) -> None:
+    def __init__(self, send: Callable[[Sequence[bytes]], None], window: Allowance) -> None:
         self._send = send
         self._flow = ZmqInFlight(window)
         self._arrived: deque[bytes] = deque()
@@ -115,7 +114,7 @@ class ZmqStream(MessageStream):
 class ZmqServerStream(ZmqStream, ServerStream):
     """The serving side of a stream."""
 
-    def __init__(self, send: Callable[[Sequence[bytes]], None], window: ZmqWindow, peer: str) -> None:
+    def __init__(self, send: Callable[[Sequence[bytes]], None], window: Allowance, peer: str) -> None:
         super().__init__(send, window)
         self.peer = peer
 
@@ -144,7 +143,7 @@ class ZmqServerStream(ZmqStream, ServerStream):
 
 
 def dial_zmq(
-    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: ZmqWindow
+    sockets: Sockets, thread: EventLoopThread, endpoint: str, address: str, window: Allowance
 ) -> Dial:
     """Return what opens streams to an endpoint; the address is how errors name it."""
 
@@ -163,7 +162,7 @@ def dial_zmq(
 class _ZmqClientStream(ZmqStream, ClientStream):
     """The connecting side of a stream, and its socket."""
 
-    def __init__(self, sockets: Sockets, thread: EventLoopThread, address: str, window: ZmqWindow) -> None:
+    def __init__(self, sockets: Sockets, thread: EventLoopThread, address: str, window: Allowance) -> None:
         self._sockets = sockets
         self._address = address
         self._socket = sockets.make(thread, zmq.DEALER)
