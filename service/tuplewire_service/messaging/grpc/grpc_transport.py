@@ -74,23 +74,6 @@ class GrpcSettings(TransportSettings):
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-async def refuse(context: _Context, error: TuplewireError) -> NoReturn:
-    """End a stream with the status that stands for an error."""
-    status = grpc.StatusCode.FAILED_PRECONDITION
-    if isinstance(error, MessageError):
-        status = grpc.StatusCode.INVALID_ARGUMENT
-    elif isinstance(error, DrainingError | NotReadyError | WrongWorkerError):
-        status = grpc.StatusCode.UNAVAILABLE
-    elif isinstance(error, ResourceLimitError):
-        status = grpc.StatusCode.RESOURCE_EXHAUSTED
-    elif isinstance(error, UnauthenticatedError):
-        status = grpc.StatusCode.UNAUTHENTICATED
-    elif isinstance(error, PermissionDeniedError):
-        status = grpc.StatusCode.PERMISSION_DENIED
-    await context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
-    raise AssertionError  # abort raises; this tells the type checker
-
-
 Admit = Callable[[_Context], IAccess]
 """Says what the caller of a method may do; raises RefusedError for one who may not even come in."""
 
@@ -109,7 +92,19 @@ class GrpcServerStream(GrpcStream, ServerStream):
 
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """See ServerStream: a status, with the code in its trailing metadata."""
-        await refuse(self._context, error)
+        status = grpc.StatusCode.FAILED_PRECONDITION
+        if isinstance(error, MessageError):
+            status = grpc.StatusCode.INVALID_ARGUMENT
+        elif isinstance(error, DrainingError | NotReadyError | WrongWorkerError):
+            status = grpc.StatusCode.UNAVAILABLE
+        elif isinstance(error, ResourceLimitError):
+            status = grpc.StatusCode.RESOURCE_EXHAUSTED
+        elif isinstance(error, UnauthenticatedError):
+            status = grpc.StatusCode.UNAUTHENTICATED
+        elif isinstance(error, PermissionDeniedError):
+            status = grpc.StatusCode.PERMISSION_DENIED
+        await self._context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
+        raise AssertionError  # abort raises; this tells the type checker
 
 
 def handler_of(
