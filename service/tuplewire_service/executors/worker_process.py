@@ -94,14 +94,14 @@ class WorkerProcess:
         self._host, self._port = split_host_port(listen)
         self._settings = settings
         self._assignment: Assignment | None = None
-        self._channel: Channel | None = None
+        self._channel: Channel
         self._lock = threading.RLock()
         self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
 
     def _start(self) -> Child:
         """Start the process; at a restart also bring it to where it was."""
         with self._lock:
-            if self._channel is not None:
+            if self.starts:
                 self._channel.close()
             ours, theirs = socket.socketpair()
             self._channel = Channel(ours.detach())
@@ -160,8 +160,6 @@ class WorkerProcess:
     def tell(self, kind: str, *values: Any) -> None:
         """Send it a message; UnreachableError when it is gone."""
         with self._lock:
-            if self._channel is None:
-                raise UnreachableError(f"{self.name} has not been started")
             self._channel.send(kind, *values)
 
     def _ask(self, kind: str, *values: Any) -> list[Any]:
@@ -175,8 +173,6 @@ class WorkerProcess:
 
         Raises the failure that it tells, and LaunchError where another comes or none.
         """
-        if self._channel is None:
-            raise UnreachableError(f"{self.name} has not been started")
         message = self._channel.receive(timeout)
         if message is None:
             raise LaunchError(
@@ -245,6 +241,5 @@ class WorkerProcess:
             self.tell("close", seconds)
         self._supervisor.child.wait(seconds + _STOP_MARGIN_SECONDS)
         code = self._supervisor.stop(time.monotonic() + _STOP_MARGIN_SECONDS)
-        if self._channel is not None:
-            self._channel.close()
+        self._channel.close()
         return code
