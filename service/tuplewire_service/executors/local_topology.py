@@ -80,7 +80,6 @@ class LocalTopology:
         self._changes = 0
         self._version = 0
         self._acker = Acker(self._tell)
-        self._stack = contextlib.ExitStack()
         self._workers: list[LocalWorker] = []
         self._worker_of: dict[int, LocalWorker] = {}
         self._dead: list[Executor[Any]] = []
@@ -237,14 +236,14 @@ class LocalTopology:
         deadline = time.monotonic() + timeout
         self.deactivate()
         self._wait_idle(timeout)
-        with self._stack:
+        with contextlib.ExitStack() as stack:
             if self.timer is not None:
-                self._stack.callback(self.timer.close)
+                stack.callback(self.timer.close)
             for worker in self._workers:
                 rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
-                self._stack.callback(worker.close, rest)
+                stack.callback(worker.close, rest)
             for executor in self._dead:
-                self._stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
+                stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
 
     # --- what happens to workers ------------------------------------------------------------------------
 

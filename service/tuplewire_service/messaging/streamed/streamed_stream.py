@@ -111,7 +111,9 @@ class SilentStreams:
         try:
             async with asyncio.timeout(seconds) as patience:
                 self._waiting[key] = patience
-                self._bound()
+                if len(self._waiting) > self._limits.max_silent_streams:
+                    oldest = next(iter(self._waiting))
+                    self._waiting.pop(oldest).reschedule(asyncio.get_running_loop().time())
                 return await read()
         except TimeoutError:
             if key in self._waiting:
@@ -122,11 +124,6 @@ class SilentStreams:
             ) from None
         finally:
             self._waiting.pop(key, None)
-
-    def _bound(self) -> None:
-        if len(self._waiting) > self._limits.max_silent_streams:
-            oldest = next(iter(self._waiting))
-            self._waiting.pop(oldest).reschedule(asyncio.get_running_loop().time())
 
 
 class StreamService:
