@@ -18,39 +18,20 @@ _FIRST_SECONDS = 0.5
 _MOST_SECONDS = 30.0
 
 
-class Restarts:
-    """Whether and when a process that has ended is started again; pure.
-
-    limit: how often, in all. jitter: a number from 0 to 1, new at each call.
-    """
-
-    def __init__(self, limit: int, jitter: Callable[[], float] = random.random) -> None:
-        self.left = limit
-        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, jitter)
-
-    def after(self, exit_code: int) -> float | None:
-        """Return how many seconds to wait before the next start; None: there is none.
-
-        A process that has ended with 0 was told to, by whomever, and has not failed.
-        """
-        if exit_code == 0 or not self.left:
-            return None
-        self.left -= 1
-        return self._backoff.next()
-
-
 class Supervisor:
     """Starts a process and, from watch() until stop(), starts it again when it fails.
 
     start: makes a child, at once and at each restart, or raises; a restart that raises counts. restarts: how
-    often. given_up: told when it has ended and there is no further start; called in the thread.
+    often, at growing intervals. given_up: told when it has ended and there is no further start; called in the
+    thread.
     """
 
     def __init__(
         self, start: Callable[[], Child], restarts: int, given_up: Callable[[TuplewireError], None]
     ) -> None:
         self._start = start
-        self._restarts = Restarts(restarts)
+        self._left = restarts
+        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, random.random)
         self._given_up = given_up
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -71,10 +52,11 @@ class Supervisor:
             name = self.child.command.name
             error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self.child.last_words()}")
             while True:
-                delay = self._restarts.after(code)
-                if delay is None:
+                if code == 0 or not self._left:  # with 0 it was told to end, by whomever, and has not failed
                     self._given_up(error)
                     return
+                self._left -= 1
+                delay = self._backoff.next()
                 logger.warning("launch.restart", extra={"worker": name, "exit_code": code, "seconds": delay})
                 if self._stopping.wait(delay):
                     return
