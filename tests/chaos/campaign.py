@@ -16,10 +16,10 @@ from chaos.inject import ClusterInjector
 from chaos.journal import Journal
 from chaos.network import Network
 from chaos.scene import Scene
+from helpers.control_faults import Fate
 from helpers.history import Verdict
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.testing import Fate
 
 _PROGRESS_SECONDS = 5.0
 

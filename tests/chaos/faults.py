@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chaos.layout import CONSUMERS, PRODUCERS, TASKS, WORKERS, ways
-
-from tuplewire_service.testing import Direction
+from helpers.fault_line import Direction
 
 
 class Kind(enum.StrEnum):

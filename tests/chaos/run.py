@@ -19,8 +19,7 @@ from pathlib import Path
 
 from chaos.campaign import Campaign, Outcome
 from chaos.layout import PRODUCERS
-
-from tuplewire_service.testing import Fate
+from helpers.control_faults import Fate
 
 _EPILOG = """\
 example:

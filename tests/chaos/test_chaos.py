@@ -10,8 +10,7 @@ import pytest
 from chaos.campaign import Campaign
 from chaos.faults import WEIGHTS, plan
 from chaos.run import report
-
-from tuplewire_service.testing import Fate
+from helpers.control_faults import Fate
 
 SEED = 2
 """One whose lost and doubled control messages meet a worker that has traffic for seconds."""

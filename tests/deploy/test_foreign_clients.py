@@ -16,6 +16,7 @@ from deploy.foreign_clients import Running, client
 from helpers import eventually
 from helpers.admin import samples
 from helpers.certificates import Authority
+from helpers.fault_proxy import FaultProxy
 from helpers.restartable import RestartableWorker
 from helpers.secured import tls_flags
 from helpers.tools import ROOT, require_tool
@@ -33,7 +34,6 @@ from helpers.topology import (
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
-from tuplewire_service.testing.proxy import FaultProxy
 
 CLIENTS = ("buf", "node", "grpclib")
 RESUMING = ("node", "grpclib")

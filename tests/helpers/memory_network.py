@@ -16,9 +16,8 @@ from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import TuplewireError, UnreachableError, refused
 from tuplewire_service.messaging.base import IConnectionCallback, IContext
-from tuplewire_service.messaging.streamed.streamed_context import StreamedClient
-from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedClient, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 HOST = "127.0.0.1"

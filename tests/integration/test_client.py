@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -31,7 +32,7 @@ from tuplewire.errors import (
     UnreachableError,
     WrongTopologyError,
 )
-from tuplewire_service.testing import FaultProxy, eventually
+from tuplewire_service.testing import eventually
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 LONGER_THAN_A_TEST = 10_000.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Pair,
@@ -23,7 +24,6 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire_service.testing import eventually
-from tuplewire_service.testing.proxy import FaultProxy
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from helpers.control_faults import ControlFaults, Fate
 from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, settled
 from helpers.traffic import Feeder, Reader, client_of
 
@@ -24,7 +25,7 @@ from tuplewire.errors import (
 )
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.launching.local_workers import Endpoint
-from tuplewire_service.testing import ControlFaults, Fate, eventually
+from tuplewire_service.testing import eventually
 
 MESSAGES = 1500
 LOST = {"SendResponse.ack", "RecvRequest.progress"}

@@ -45,9 +45,14 @@ def running(topology: Any = "helpers.words:topology", **conf: Any) -> Iterator[D
     with DistributedCluster() as cluster:
         topology_running = cluster.submit("words", CONF | conf, topology, collect=["count"])
         yield topology_running
-        processes = topology_running.process_ids
+        processes = process_ids(topology_running)
     for process in processes:
         assert not Path(f"/proc/{process}").exists()
+
+
+def process_ids(topology: DistributedTopology) -> list[int]:
+    """Return the ids of the workers' processes, as they were started last."""
+    return [worker._supervisor.child.process_id for worker in topology._workers]
 
 
 def counts_of(captured: Captured) -> dict[str, int]:
@@ -121,7 +126,7 @@ def test_results_come_in_parts() -> None:
 def test_a_process_that_dies_fails_the_topology() -> None:
     """Without restarts a killed process is an error that names it, and has its last words."""
     with running(topology_of(LINES * 1000)) as topology:
-        os.kill(topology.process_ids[1], signal.SIGKILL)
+        os.kill(process_ids(topology)[1], signal.SIGKILL)
         with pytest.raises(LaunchError, match=r"words-worker-1 ended with code -9\nthe last lines of"):
             topology.wait(SECONDS)
 
@@ -218,7 +223,7 @@ def test_options_and_environment_of_a_worker() -> None:
     }
     conf["topology.environment"] = {"GIVEN": "this"}
     with running(**conf) as topology:
-        (process,) = topology.process_ids
+        (process,) = process_ids(topology)
         assert b"GIVEN=this" in Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         command = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
         assert "tuplewire=words-worker-0" in command
@@ -231,7 +236,7 @@ def test_processes_end_with_their_parent(tmp_path: Path) -> None:
         "import sys\n"
         "from tuplewire_service.executors.cluster import DistributedCluster\n"
         f"running = DistributedCluster().submit('words', {CONF!r}, 'helpers.words:topology')\n"
-        "print(*running.process_ids, flush=True)\n"
+        "print(*(worker._supervisor.child.process_id for worker in running._workers), flush=True)\n"
         "sys.stdin.read()\n"
     )
     environment = {**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
@@ -260,7 +265,8 @@ from tuplewire_service.executors.cluster import DistributedCluster
 conf = {"topology.workers": 2, "supervisor.run.worker.as.user": True, "topology.submitter.user": USER}
 with DistributedCluster() as cluster:
     running = cluster.submit("words", conf, words.topology(), collect=["count"])
-    users = {os.stat(f"/proc/{process}").st_uid for process in running.process_ids}
+    children = [worker._supervisor.child for worker in running._workers]
+    users = {os.stat(f"/proc/{child.process_id}").st_uid for child in children}
     counts = {word: count for word, count, _ in running.finish().tuples("count")}
     print(users, counts == words.EXPECTED)
 """

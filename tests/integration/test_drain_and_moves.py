@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     assign,
     assignment_file,
@@ -27,7 +28,7 @@ from helpers.traffic import Reader, client_of
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import FlushTimeoutError
 from tuplewire_service.launching.local_workers import Endpoint
-from tuplewire_service.testing import FaultProxy, eventually
+from tuplewire_service.testing import eventually
 
 
 def ready(*workers: Endpoint) -> None:

@@ -20,7 +20,7 @@ from tuplewire.connection import sending_end
 from tuplewire.errors import FlushTimeoutError
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.launching.local_workers import Endpoint
-from tuplewire_service.testing.waiting import eventually
+from tuplewire_service.testing import eventually
 
 TASK = 1
 CONNECTED = 'tuplewire_sessions{state="connected"}'

@@ -222,7 +222,7 @@ def test_a_drain_doubles_nothing(hops: TwoHops, sender: Client, victim: str) -> 
 def test_a_sender_that_hears_late_of_a_drain_still_hears_what_is_processed(
     hops: TwoHops, sender: Client
 ) -> None:
-    """A worker that stands still while its peer asks it to end the stream does not send again what was read."""
+    """A worker that stands still while its peer ends the stream does not send again what was read."""
     with client_of(hops.far.address) as consumer:
         sender.send(numbered(TASK, range(1000)))
         eventually(lambda: queued(hops.far, TASK) == 1000)

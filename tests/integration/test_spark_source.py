@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.fault_proxy import FaultProxy
 from helpers.topology import TOPOLOGY, Pair, acknowledged, numbered, one_worker, pair_of_workers, queued
 from helpers.topology import assignment_file as write_assignment
 from helpers.traffic import client_of
@@ -23,7 +24,6 @@ from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
 from tuplewire_service.launching.local_workers import Endpoint
-from tuplewire_service.testing.proxy import FaultProxy
 
 QUEUE = 1000
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.admin import get, scrape
+from helpers.fault_proxy import FaultProxy
 from helpers.secured import denied, secret_file
 
 from tuplewire import Client, Credentials, aio
@@ -19,7 +20,6 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError, UnauthenticatedError
 from tuplewire.spark.client_handle import ClientHandle
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
-from tuplewire_service.testing.proxy import FaultProxy
 
 TOPOLOGY = "test"
 _SECONDS = 60.0

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 from helpers import eventually
+from helpers.fault_proxy import FaultProxy
 from helpers.hostile import hello
 from helpers.program import Program
 from helpers.zmq_programs import sender, server
@@ -26,12 +27,11 @@ from tuplewire.errors import BindError, ConfigError
 from tuplewire.message import TaskMessageBatch
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.messaging.zmq.dial import dial_zmq
-from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind, ZmqWindow, encode
+from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind, encode
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
+from tuplewire_service.messaging.zmq.zmq_stream import dial_zmq
 from tuplewire_service.messaging.zmq.zmq_transport import ZmqServerConnection
-from tuplewire_service.testing import FaultProxy
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
 
@@ -250,7 +250,7 @@ def test_any_high_water_mark_will_do(hwm: int) -> None:
 def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
     """What the other side has no room for is not sent, and is sent once there is."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", ZmqWindow())
+    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
 
     def data() -> list[bytes]:
         return [frame.body for frame in stand_in.heard if frame.kind is FrameKind.DATA]
@@ -300,7 +300,7 @@ def test_a_stream_dies_with_its_connection() -> None:
 def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) -> None:
     """What had arrived is read, then reading and writing say that it is over, and end() says why."""
     thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", ZmqWindow())
+    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
     stand_in.put(FrameKind.GRANT)
     stand_in.put(FrameKind.DATA, b"last")
 

@@ -18,13 +18,12 @@ from tuplewire.topology.running.statistics import (
     to_statistics,
 )
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report, to_report
-from tuplewire_service.executors.worker_process import Channel, channel_pair
+from tuplewire_service.executors.worker_process import Channel
 
 
 def test_messages_arrive_as_they_were() -> None:
     """Kinds and values come out as they went in, in order; where there are none the wait ends."""
-    ours, theirs = channel_pair()
-    other = Channel(theirs.detach())
+    ours, other = (Channel(end.detach()) for end in socket.socketpair())
     ours.send("start", [1, 2], {"a": b"b"})
     ours.send("stop")
     assert other.receive(10) == ("start", [[1, 2], {"a": b"b"}])
@@ -61,8 +60,8 @@ def test_reports_and_statistics_travel() -> None:
 
 def test_the_other_end_is_gone() -> None:
     """Whoever sends to, or waits for, a process that has ended is told so."""
-    ours, theirs = channel_pair()
-    theirs.close()
+    ours, other = (Channel(end.detach()) for end in socket.socketpair())
+    other.close()
     with pytest.raises(UnreachableError):
         ours.receive(10)
     with pytest.raises(UnreachableError):

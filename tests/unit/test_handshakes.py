@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tuplewire_service.security.handshakes import Handshakes
+from tuplewire_service.security.certificates import Handshakes
 
 
 def test_handshakes_in_vain_make_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:

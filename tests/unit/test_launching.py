@@ -13,7 +13,7 @@ import pytest
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.processes import Child, Command, LaunchError
 from tuplewire_service.launching.launch_settings import ClusterMode, LaunchSettings
-from tuplewire_service.launching.supervisor import Restarts, Supervisor
+from tuplewire_service.launching.supervisor import Supervisor
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0
@@ -124,16 +124,22 @@ def test_no_such_program(tmp_path: Path) -> None:
 # --- again ---------------------------------------------------------------------------------------------
 
 
-def test_restarts_wait_longer_and_end() -> None:
-    """Each restart waits for up to twice the time of the one before, and there are so many."""
-    restarts = Restarts(8, lambda: 1.0)
-    assert [restarts.after(1) for _ in range(9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, None]
-
-
-def test_no_restart_after_a_good_end() -> None:
+@pytest.mark.parametrize(("restarts", "code"), [(3, 0), (0, 1)])
+def test_no_restart(tmp_path: Path, restarts: int, code: int) -> None:
     """A process that has ended with 0 is not started again, and no process is where that is not wanted."""
-    assert Restarts(3).after(0) is None
-    assert Restarts(0).after(1) is None
+    errors: list[TuplewireError] = []
+    starts: list[Child] = []
+
+    def start() -> Child:
+        starts.append(Child(python(f"raise SystemExit({code})", tmp_path / "log")))
+        return starts[-1]
+
+    supervisor = Supervisor(start, restarts, errors.append)
+    supervisor.watch()
+    eventually(lambda: errors, SECONDS)
+    assert len(starts) == 1
+    assert f"it ended with code {code}" in str(errors[0])
+    assert supervisor.stop(time.monotonic() + SECONDS) == code
 
 
 def test_a_supervisor_starts_again_and_gives_up(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
-from tuplewire_service.messaging.base import InboundSession, IRelayConnection
+from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.moves import Moves
 
 TASK = 1

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tuplewire.errors import MalformedError, ResourceLimitError
-from tuplewire_service.messaging.connection_limits import ConnectionLimits
-from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
+from tuplewire_service.messaging.streamed.streamed_stream import SilentStreams
+from tuplewire_service.messaging.transport_settings import ConnectionLimits
 
 
 async def _never() -> bytes:

@@ -11,17 +11,18 @@ from tuplewire_service.messaging.zmq.frames import (
     Frame,
     FrameKind,
     ZmqInFlight,
-    ZmqWindow,
     decode,
     decode_refusal,
     encode,
     encode_refusal,
 )
 
+WINDOW = Allowance(1000, 4 * 2**20)
+
 
 def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
     """The first allowance opens a stream."""
-    in_flight = ZmqInFlight(ZmqWindow())
+    in_flight = ZmqInFlight(WINDOW)
     assert not in_flight.open
     in_flight.on_allowance(Allowance(1, 1))
     assert in_flight.open
@@ -39,7 +40,7 @@ def test_nothing_may_be_written_before_the_other_side_allows_it() -> None:
 )
 def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *, still_open: bool) -> None:
     """Both count; the last message may go over the bytes."""
-    in_flight = ZmqInFlight(ZmqWindow())
+    in_flight = ZmqInFlight(WINDOW)
     in_flight.on_allowance(allowance)
     for size in sizes:
         assert in_flight.open
@@ -49,7 +50,7 @@ def test_messages_and_bytes_are_bounds(allowance: Allowance, sizes: list[int], *
 
 def test_an_older_allowance_changes_nothing() -> None:
     """Allowances are absolute: what is late or repeated takes nothing back."""
-    in_flight = ZmqInFlight(ZmqWindow())
+    in_flight = ZmqInFlight(WINDOW)
     in_flight.on_allowance(Allowance(5, 50))
     in_flight.on_allowance(Allowance(3, 60))
     for _ in range(4):
@@ -59,7 +60,7 @@ def test_an_older_allowance_changes_nothing() -> None:
 
 def test_reading_makes_room() -> None:
     """News of room is due once a quarter of the window is read, and says how much there may be in all."""
-    in_flight = ZmqInFlight(ZmqWindow(8, 1000))
+    in_flight = ZmqInFlight(Allowance(8, 1000))
     assert in_flight.tell() == Allowance(8, 1000)
     for _ in range(2):
         assert not in_flight.due
@@ -72,7 +73,7 @@ def test_reading_makes_room() -> None:
 
 def test_bytes_alone_make_news_due() -> None:
     """A large message that is read is worth telling."""
-    in_flight = ZmqInFlight(ZmqWindow(1000, 1000))
+    in_flight = ZmqInFlight(Allowance(1000, 1000))
     in_flight.tell()
     in_flight.on_arrival(250)
     in_flight.on_read(250)
@@ -82,7 +83,7 @@ def test_bytes_alone_make_news_due() -> None:
 @pytest.mark.parametrize("sizes", [[1, 1, 1], [1000, 1]])
 def test_more_than_was_allowed_is_an_error(sizes: list[int]) -> None:
     """Who does not keep to the allowance is found out, by messages and by bytes."""
-    in_flight = ZmqInFlight(ZmqWindow(2, 1000))
+    in_flight = ZmqInFlight(Allowance(2, 1000))
     in_flight.tell()
     for size in sizes[:-1]:
         in_flight.on_arrival(size)

@@ -18,10 +18,9 @@ from tuplewire.wire.codec import groups_of
 from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import assignment_from_wire, assignment_to_wire, status_to_wire
-from tuplewire_service.messaging.connection_limits import ConnectionLimits
-from tuplewire_service.messaging.grpc.grpc_stream import GrpcServerStream, refuse
-from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
-from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_id, log_refusal
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess, SilentStreams, check_id, log_refusal
+from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
 
@@ -56,7 +55,7 @@ class ControlServicer(Servicer):
         return pb.GetAssignmentResponse(assignment=None if found is None else assignment_to_wire(found))
 
     async def UpdateAssignment(
-        self, request: pb.UpdateAssignmentRequest, context: Context
+        self, request: pb.UpdateAssignmentRequest, _context: Context
     ) -> pb.UpdateAssignmentResponse:
         """Put a newer assignment in force."""
         topology = self._worker.settings.topology
@@ -68,21 +67,13 @@ class ControlServicer(Servicer):
                     f"the assignment is for topology {assignment.topology!r}, this worker serves {topology!r}"
                 )
             changed = self._worker.update_assignment(assignment, force=request.force)
-        except (RefusedError, MessageError) as error:
-            await refuse(context, error)
         except ConfigError as error:
-            await refuse(context, MalformedError(str(error)))
+            raise MalformedError(str(error)) from error
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """Take a piece of an epoch."""
-        try:
-            published = self._publish(request, self._admit(context))
-        except (RefusedError, MessageError) as error:
-            await refuse(context, error)
-        return pb.PublishResponse(published=published)
-
-    def _publish(self, request: pb.PublishRequest, access: IAccess) -> int:
+        access = self._admit(context)
         settings = self._worker.settings
         check_id("sink", request.sink)
         if request.topology != settings.topology:
@@ -100,9 +91,9 @@ class ControlServicer(Servicer):
         for _, denied in access.refused(groups):
             raise denied
         check_sizes(groups, settings.session.max_message_bytes)
-        return self._worker.publish(
-            (access.owner, request.sink), request.epoch, request.piece, groups, last=request.last
-        )
+        sink = access.owner, request.sink
+        published = self._worker.publish(sink, request.epoch, request.piece, groups, last=request.last)
+        return pb.PublishResponse(published=published)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
@@ -120,6 +111,7 @@ class Services(grpc.GenericRpcHandler):
 
     Guarantee: no method is reached that `check` refuses, and its caller is told before a request is read. A
     request that is no protobuf is refused as MALFORMED; gRPC by itself answers UNKNOWN, and logs a traceback.
+    The RefusedError or MessageError that a method raises reaches its caller, too.
     """
 
     def __init__(self, check: Check, limits: ConnectionLimits) -> None:
@@ -146,12 +138,15 @@ class Services(grpc.GenericRpcHandler):
             wire = GrpcServerStream(context, None)
             with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
                 request = await self._read(path, method, context, wire)
-                if method.response_streaming:
-                    async for response in method.unary_stream(request, context):
+                try:
+                    if method.response_streaming:
+                        async for response in method.unary_stream(request, context):
+                            await wire.write(method.response_serializer(response))
+                    else:
+                        response = await method.unary_unary(request, context)
                         await wire.write(method.response_serializer(response))
-                else:
-                    response = await method.unary_unary(request, context)
-                    await wire.write(method.response_serializer(response))
+                except (RefusedError, MessageError) as error:
+                    await wire.refuse(error)
 
         return grpc.stream_stream_rpc_method_handler(answer)
 

@@ -45,7 +45,8 @@ class HealthServicer(Servicer):
         """
         self._ending = True
         self._changed()
-        self._check_ended()
+        if not self._watchers:
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._ended.wait()
@@ -96,8 +97,5 @@ class HealthServicer(Servicer):
 
     def _closed(self, changed: asyncio.Event) -> None:
         self._watchers.discard(changed)
-        self._check_ended()
-
-    def _check_ended(self) -> None:
         if self._ending and not self._watchers:
             self._ended.set()

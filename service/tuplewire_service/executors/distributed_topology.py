@@ -138,11 +138,6 @@ class DistributedTopology:
         return self.log_dir / f"{self.name}-worker-{index}.log"
 
     @property
-    def process_ids(self) -> list[int]:
-        """The ids of the workers' processes, as they were started last."""
-        return [worker.process_id for worker in self._workers]
-
-    @property
     def addresses(self) -> list[str]:
         """The workers' addresses: for `tuplewire status`, or a program that is not in the topology."""
         return [worker.address for worker in self._workers]

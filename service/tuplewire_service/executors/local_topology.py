@@ -23,9 +23,10 @@ from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.local_worker import HostedWorker, LocalWorker, assignment_of, rests
+from tuplewire_service.executors.local_worker import HostedWorker, LocalWorker, rests
 from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.process.config_sources import transport_settings_in
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,6 @@ class LocalTopology:
         self._changes = 0
         self._version = 0
         self._acker = Acker(self._tell)
-        self._stack = contextlib.ExitStack()
         self._workers: list[LocalWorker] = []
         self._worker_of: dict[int, LocalWorker] = {}
         self._dead: list[Executor[Any]] = []
@@ -117,10 +117,17 @@ class LocalTopology:
         self._worker_of = {task: worker for worker in self._workers for task in worker.tasks}
         if self._several:
             self._version += 1
-            assignment = assignment_of(self.name, self._version, self._workers)
+            shares = [AssignedWorker(*each.peer, tuple(sorted(tasks))) for each, tasks in self._hosted()]
+            assignment = Assignment(self._version, self.name, tuple(shares))
             dead = [worker.hosted.peer for worker in self._workers if worker.hosted and worker.dead]
-            for worker in self._workers:
-                worker.assign(assignment, dead)
+            for hosted, _ in self._hosted():
+                hosted.assign(assignment, dead)
+
+    def _hosted(self) -> Iterator[tuple[HostedWorker, Collection[int]]]:
+        """Yield what is around each of several workers that live, with its tasks."""
+        for worker in self._living():
+            if worker.hosted is not None:
+                yield worker.hosted, worker.tasks
 
     def _tell(self, column: AddressedTuples) -> None:
         worker = self._worker_of[column.task]
@@ -215,11 +222,7 @@ class LocalTopology:
 
     def ledgers(self) -> dict[str, LedgerSnapshot]:
         """Return, for each of several workers, its balance in messages."""
-        return {
-            worker.hosted.peer[0]: worker.hosted.ledger()
-            for worker in self._living()
-            if worker.hosted is not None
-        }
+        return {hosted.peer[0]: hosted.ledger() for hosted, _ in self._hosted()}
 
     def beats(self) -> list[ExecutorBeat]:
         """Return what every executor was doing at its worker's last heartbeat."""
@@ -233,14 +236,14 @@ class LocalTopology:
         deadline = time.monotonic() + timeout
         self.deactivate()
         self._wait_idle(timeout)
-        with self._stack:
+        with contextlib.ExitStack() as stack:
             if self.timer is not None:
-                self._stack.callback(self.timer.close)
+                stack.callback(self.timer.close)
             for worker in self._workers:
                 rest = 0.0 if self.failure is not None else max(0.0, deadline - time.monotonic())
-                self._stack.callback(worker.close, rest)
+                stack.callback(worker.close, rest)
             for executor in self._dead:
-                self._stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
+                stack.callback(executor.join, max(0.0, deadline - time.monotonic()))
 
     # --- what happens to workers ------------------------------------------------------------------------
 

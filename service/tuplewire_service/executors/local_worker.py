@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tuplewire.connection.loop import messaging_loop
@@ -20,7 +20,7 @@ from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.config_sources import settings_in, transport_settings_in
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
 
@@ -114,11 +114,6 @@ class LocalWorker(ExecutorWorker):
         """Messages that are on the way to other workers."""
         return 0 if self.hosted is None else self.hosted.link.pending
 
-    def assign(self, assignment: Assignment, dead: Collection[tuple[str, str]]) -> None:
-        """Send to other workers, and take, by an assignment."""
-        if self.hosted is not None and not self.dead:
-            self.hosted.assign(assignment, dead)
-
     def kill(self, timeout: float) -> list[Executor[Any]]:
         """End it as if its process were killed; see ExecutorWorker.kill."""
         self.dead = True
@@ -134,19 +129,6 @@ class LocalWorker(ExecutorWorker):
         finally:
             if self.hosted is not None and not self.dead:
                 self.hosted.close(timeout)
-
-
-def assignment_of(topology_id: str, version: int, workers: Sequence[LocalWorker]) -> Assignment:
-    """Return who has which tasks; workers that are dead have none."""
-    return Assignment(
-        version,
-        topology_id,
-        tuple(
-            AssignedWorker(*worker.hosted.peer, tuple(sorted(worker.tasks)))
-            for worker in workers
-            if worker.hosted is not None and not worker.dead
-        ),
-    )
 
 
 def rests(epochs: Mapping[LocalWorker, int]) -> bool:

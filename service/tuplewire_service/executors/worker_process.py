@@ -71,12 +71,6 @@ class Channel:
         self._connection.close()
 
 
-def channel_pair() -> tuple[Channel, socket.socket]:
-    """Return one end, and the socket of the other, for a process to inherit."""
-    ours, theirs = socket.socketpair()
-    return Channel(ours.detach()), theirs
-
-
 _ANSWER_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 10.0
 
@@ -100,17 +94,18 @@ class WorkerProcess:
         self._host, self._port = split_host_port(listen)
         self._settings = settings
         self._assignment: Assignment | None = None
-        self._channel: Channel | None = None
+        self._channel: Channel
         self._lock = threading.RLock()
         self._supervisor = Supervisor(self._start, settings.restarts, self._give_up)
 
     def _start(self) -> Child:
         """Start the process; at a restart also bring it to where it was."""
         with self._lock:
-            if self._channel is not None:
+            if self.starts:
                 self._channel.close()
-            self._channel, theirs = channel_pair()
-            with theirs:
+            ours, theirs = socket.socketpair()
+            self._channel = Channel(ours.detach())
+            with theirs:  # for the process to inherit
                 words = [*self._command.words, f"--listen={join_host_port(self._host, self._port)}"]
                 words.append(f"--control={theirs.fileno()}")
                 child = Child(replace(self._command, words=words, descriptors=[theirs.fileno()]))
@@ -155,11 +150,6 @@ class WorkerProcess:
                 self.tell("assign", self._assignment.to_json())
                 self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
 
-    @property
-    def process_id(self) -> int:
-        """The id of its process."""
-        return self._supervisor.child.process_id
-
     def switch(self, *, active: bool) -> None:
         """Have its spouts asked for tuples, or not; also once it is started again."""
         with self._lock:
@@ -170,8 +160,6 @@ class WorkerProcess:
     def tell(self, kind: str, *values: Any) -> None:
         """Send it a message; UnreachableError when it is gone."""
         with self._lock:
-            if self._channel is None:
-                raise UnreachableError(f"{self.name} has not been started")
             self._channel.send(kind, *values)
 
     def _ask(self, kind: str, *values: Any) -> list[Any]:
@@ -185,8 +173,6 @@ class WorkerProcess:
 
         Raises the failure that it tells, and LaunchError where another comes or none.
         """
-        if self._channel is None:
-            raise UnreachableError(f"{self.name} has not been started")
         message = self._channel.receive(timeout)
         if message is None:
             raise LaunchError(
@@ -255,6 +241,5 @@ class WorkerProcess:
             self.tell("close", seconds)
         self._supervisor.child.wait(seconds + _STOP_MARGIN_SECONDS)
         code = self._supervisor.stop(time.monotonic() + _STOP_MARGIN_SECONDS)
-        if self._channel is not None:
-            self._channel.close()
+        self._channel.close()
         return code

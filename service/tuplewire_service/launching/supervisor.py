@@ -18,67 +18,45 @@ _FIRST_SECONDS = 0.5
 _MOST_SECONDS = 30.0
 
 
-class Restarts:
-    """Whether and when a process that has ended is started again; pure.
-
-    limit: how often, in all. jitter: a number from 0 to 1, new at each call.
-    """
-
-    def __init__(self, limit: int, jitter: Callable[[], float] = random.random) -> None:
-        self.left = limit
-        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, jitter)
-
-    def after(self, exit_code: int) -> float | None:
-        """Return how many seconds to wait before the next start; None: there is none.
-
-        A process that has ended with 0 was told to, by whomever, and has not failed.
-        """
-        if exit_code == 0 or not self.left:
-            return None
-        self.left -= 1
-        return self._backoff.next()
-
-
 class Supervisor:
     """Starts a process and, from watch() until stop(), starts it again when it fails.
 
     start: makes a child, at once and at each restart, or raises; a restart that raises counts. restarts: how
-    often. given_up: told when it has ended and there is no further start; called in the thread.
+    often, at growing intervals. given_up: told when it has ended and there is no further start; called in the
+    thread.
     """
 
     def __init__(
         self, start: Callable[[], Child], restarts: int, given_up: Callable[[TuplewireError], None]
     ) -> None:
         self._start = start
-        self._restarts = Restarts(restarts)
+        self._left = restarts
+        self._backoff = Backoff(_FIRST_SECONDS, _MOST_SECONDS, random.random)
         self._given_up = given_up
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._child = start()
-        name = f"watch {self._child.command.name}"
+        self.child = start()
+        """The process, as it was started last."""
+        name = f"watch {self.child.command.name}"
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
 
     def watch(self) -> None:
         """Begin to watch it; what happens before is for whoever started it to see."""
         self._thread.start()
 
-    @property
-    def child(self) -> Child:
-        """The process, as it was started last."""
-        return self._child
-
     def _watch(self) -> None:
         while not self._stopping.is_set():
-            code = self._child.wait()
+            code = self.child.wait()
             if code is None or self._stopping.is_set():
                 return
-            name = self._child.command.name
-            error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self._child.last_words()}")
+            name = self.child.command.name
+            error: TuplewireError = LaunchError(f"{name} ended with code {code}\n{self.child.last_words()}")
             while True:
-                delay = self._restarts.after(code)
-                if delay is None:
+                if code == 0 or not self._left:  # with 0 it was told to end, by whomever, and has not failed
                     self._given_up(error)
                     return
+                self._left -= 1
+                delay = self._backoff.next()
                 logger.warning("launch.restart", extra={"worker": name, "exit_code": code, "seconds": delay})
                 if self._stopping.wait(delay):
                     return
@@ -92,8 +70,8 @@ class Supervisor:
 
     def _replace(self, child: Child) -> None:
         with self._lock:
-            self._child.end(time.monotonic())  # it has ended, and lets go of what it held here
-            self._child = child
+            self.child.end(time.monotonic())  # it has ended, and lets go of what it held here
+            self.child = child
             if self._stopping.is_set():
                 child.terminate()
 
@@ -105,7 +83,7 @@ class Supervisor:
         """End the process, start it no more, and return its exit code; kill it at the deadline."""
         self.no_more()
         with self._lock:
-            self._child.terminate()
+            self.child.terminate()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
-        return self._child.end(deadline)
+        return self.child.end(deadline)

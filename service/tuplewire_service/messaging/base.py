@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
@@ -16,8 +16,7 @@ from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
-from tuplewire.session.ledger import LedgerSnapshot, Settled
-from tuplewire.session.pressure import OutboundPressure
+from tuplewire.session.ledger import LedgerSnapshot
 
 BLOCK, NO_BLOCK = 0, 1
 """The flags of IServerConnection.recv."""
@@ -167,11 +166,8 @@ class IConnectionCallback(ABC):
         """The version of the assignment in force, for senders that connect; 0: there is none."""
         return 0
 
-    def worker_lost(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
-        """Take note that a worker (its number) is not connected any more, without a goodbye."""
-
-    def worker_connected(self, number: int) -> None:  # noqa: B027 - who keeps nothing need not know
-        """Take note that a worker (its number) is connected."""
+    def worker_is(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
+        """Take note that a worker (its number) is connected, or is not any more, without a goodbye."""
 
 
 class IConnection(ABC):
@@ -308,90 +304,6 @@ class IClientConnection(IConnection):
     @abstractmethod
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the counts and the ledger."""
-
-
-class IRelayConnection(IClientConnection):
-    """What a worker needs of a connection to another: it passes on what others have handed to it.
-
-    A transport whose connections are only IClientConnections serves programs, not workers.
-    """
-
-    @abstractmethod
-    def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
-        """Do as try_send; the token comes back through on_settled and on_released, group by group.
-
-        retain: keep the messages until the receiver is done with them, and send them again should it die.
-        """
-
-    @abstractmethod
-    def attach(
-        self,
-        on_settled: Callable[[Sequence[Settled]], None],
-        on_released: Callable[[Sequence[Settled]], None],
-        assignment_version: Callable[[], int],
-        draining: Callable[[], bool],
-    ) -> None:
-        """Say whom to tell; before the first forward. Called where the transport's I/O runs.
-
-        on_settled: what the receiver has taken over, or what is dropped. on_released: what the receiver is
-        done with, later, in order for each task; and what it will never be done with.
-        assignment_version: asked for at every frame, for a receiver that lags behind. draining: asked for
-        when connecting: whether the messages are the last of a worker that is about to go.
-        """
-
-    def expect(self, worker_id: str) -> None:
-        """Say which worker is meant; where another one answers, the messages wait and it is tried again.
-
-        Called where the transport's I/O runs, before it connects. A transport whose address cannot be
-        another worker's need not do it.
-        """
-
-    def watch(self, pressure: OutboundPressure) -> None:
-        """Keep up to date what holds messages up, and how long frames take; before the first forward.
-
-        For metrics. Called where the transport's I/O runs, and only there is `pressure` changed.
-        """
-
-    def blocked_tasks(self) -> Collection[int]:
-        """Return the tasks with something that is not taken now; see IServerConnection.exhausted."""
-        return ()
-
-    @property
-    def unkept_messages(self) -> int:
-        """Messages that are not settled, and that neither the receiver nor their sender is known to have."""
-        return self.statistics().ledger.pending
-
-    @abstractmethod
-    def watch_releases(self, tasks: Collection[int]) -> None:
-        """Ask to hear of every release of these tasks' messages, and not only now and then."""
-
-    @abstractmethod
-    def all_released(self, task: int) -> bool:
-        """Whether the receiver is done with every message to a task that was forwarded."""
-
-    @abstractmethod
-    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
-        """Return True while the receiver has unreleased messages with a lower entry sequence.
-
-        workers: the numbers of entry workers whose messages count; 0: this one. entry_sequence: see
-        TaskGroup.
-        Messages that were forwarded before, and have come back, do not wait for themselves.
-        """
-
-    @abstractmethod
-    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """Close, and return what is not settled by then with its tokens, in order within each task.
-
-        The connection's ledger then reads as if it had never accepted them. What may have arrived all the
-        same is marked as redelivered. Nothing the second time, or when close() or abort() comes between.
-        """
-
-    async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        """Do as take_back, where the transport's I/O runs; see close_async.
-
-        A cancelled call has taken nothing back: the connection accepts nothing more, and is still to close.
-        """
-        return await in_own_thread(lambda: self.take_back(timeout))
 
 
 class IContext(ABC):

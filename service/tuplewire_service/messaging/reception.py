@@ -74,7 +74,7 @@ class Reception:
     def worker_is(self, number: int, *, connected: bool) -> None:
         """Tell the callback that a worker is connected, or is lost; 0: it is a program."""
         if number and self.callback is not None:
-            (self.callback.worker_connected if connected else self.callback.worker_lost)(number)
+            self.callback.worker_is(number, connected=connected)
 
     def counts(self) -> list[ReceiveCount]:
         """Return what has arrived, by source."""

@@ -1,14 +1,102 @@
-"""A sending end as the plug-in contract has it, whatever carries it."""
+"""Connections between workers: what the plug-in contract asks of them, and a sending end in that form."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from tuplewire.connection.loop import in_own_thread
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.group import TaskGroup
 from tuplewire.message import as_groups
-from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IRelayConnection
+from tuplewire.session.ledger import Settled
+from tuplewire.session.pressure import OutboundPressure
+from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IClientConnection
+
+
+class IRelayConnection(IClientConnection):
+    """What a worker needs of a connection to another: it passes on what others have handed to it.
+
+    A transport whose connections are only IClientConnections serves programs, not workers.
+    """
+
+    @abstractmethod
+    def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
+        """Do as try_send; the token comes back through on_settled and on_released, group by group.
+
+        retain: keep the messages until the receiver is done with them, and send them again should it die.
+        """
+
+    @abstractmethod
+    def attach(
+        self,
+        on_settled: Callable[[Sequence[Settled]], None],
+        on_released: Callable[[Sequence[Settled]], None],
+        assignment_version: Callable[[], int],
+        draining: Callable[[], bool],
+    ) -> None:
+        """Say whom to tell; before the first forward. Called where the transport's I/O runs.
+
+        on_settled: what the receiver has taken over, or what is dropped. on_released: what the receiver is
+        done with, later, in order for each task; and what it will never be done with.
+        assignment_version: asked for at every frame, for a receiver that lags behind. draining: asked for
+        when connecting: whether the messages are the last of a worker that is about to go.
+        """
+
+    def expect(self, worker_id: str) -> None:
+        """Say which worker is meant; where another one answers, the messages wait and it is tried again.
+
+        Called where the transport's I/O runs, before it connects. A transport whose address cannot be
+        another worker's need not do it.
+        """
+
+    def watch(self, pressure: OutboundPressure) -> None:
+        """Keep up to date what holds messages up, and how long frames take; before the first forward.
+
+        For metrics. Called where the transport's I/O runs, and only there is `pressure` changed.
+        """
+
+    def blocked_tasks(self) -> Collection[int]:
+        """Return the tasks with something that is not taken now; see IServerConnection.exhausted."""
+        return ()
+
+    @property
+    def unkept_messages(self) -> int:
+        """Messages that are not settled, and that neither the receiver nor their sender is known to have."""
+        return self.statistics().ledger.pending
+
+    @abstractmethod
+    def watch_releases(self, tasks: Collection[int]) -> None:
+        """Ask to hear of every release of these tasks' messages, and not only now and then."""
+
+    @abstractmethod
+    def all_released(self, task: int) -> bool:
+        """Whether the receiver is done with every message to a task that was forwarded."""
+
+    @abstractmethod
+    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
+        """Return True while the receiver has unreleased messages with a lower entry sequence.
+
+        workers: the numbers of entry workers whose messages count; 0: this one. entry_sequence: see
+        TaskGroup.
+        Messages that were forwarded before, and have come back, do not wait for themselves.
+        """
+
+    @abstractmethod
+    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        """Close, and return what is not settled by then with its tokens, in order within each task.
+
+        The connection's ledger then reads as if it had never accepted them. What may have arrived all the
+        same is marked as redelivered. Nothing the second time, or when close() or abort() comes between.
+        """
+
+    async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        """Do as take_back, where the transport's I/O runs; see close_async.
+
+        A cancelled call has taken nothing back: the connection accepts nothing more, and is still to close.
+        """
+        return await in_own_thread(lambda: self.take_back(timeout))
 
 
 class RelayClient(SendingEnd, IRelayConnection):

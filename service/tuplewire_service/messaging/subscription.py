@@ -41,16 +41,13 @@ class ISubscription(ABC):
 
     worker_id: str
     worker_incarnation: int
+    ended: RefusedError | None = None
+    """Why the subscription is over (superseded, the task moved, a drain); None while it holds."""
 
     @property
     @abstractmethod
     def starts(self) -> Sequence[tuple[int, int]]:
         """For each task the sequence before the first message that will come."""
-
-    @property
-    @abstractmethod
-    def ended(self) -> RefusedError | None:
-        """Why the subscription is over (superseded, the task moved, a drain); None while it holds."""
 
     @property
     @abstractmethod

@@ -54,17 +54,16 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     origins = dict.fromkeys(_DECLARED, "default")
     if file is not None:
         _take_file(file, values, origins)
-    declared = _DECLARED
-    given = [(name, f"environment {declared[name].variable}", raw) for name, raw in _variables(environment)]
-    given += [(name, f"flag {declared[name].flag}", raw) for name, raw in flags.items()]
+    given = [(name, f"environment {_DECLARED[name].variable}", raw) for name, raw in _variables(environment)]
+    given += [(name, f"flag {_DECLARED[name].flag}", raw) for name, raw in flags.items()]
     for name, origin, raw in given:
-        values[name] = declared[name].parse(raw, origin)
+        values[name] = _DECLARED[name].parse(raw, origin)
         origins[name] = origin
     program_conf = values.get("program_conf")
     further = settings_in(read_conf(program_conf)) if program_conf else {}
     for name in further.keys() - values.keys():
         values[name] = further[name]
-        if name in declared and further[name] != declared[name].default:
+        if name in _DECLARED and further[name] != _DECLARED[name].default:
             origins[name] = str(program_conf)
     return Loaded(WorkerConfig(**values), origins)
 

@@ -25,7 +25,7 @@ from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, Watchdog
+from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
@@ -81,9 +81,7 @@ def _allow_open_files() -> None:
 
 
 def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Sequence[str]) -> int:
-    with ExitStack() as cleanup:
-        watchdog = Watchdog()
-        cleanup.callback(watchdog.cancel)
+    with ExitStack() as at_last, ExitStack() as cleanup:
         if config.listen_unix:
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
         plane = DataPlane(config, stop)
@@ -116,7 +114,7 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
 
         deadline = request.deadline_seconds or config.drain_seconds
         logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})
-        watchdog.arm(deadline + _CLOSE_SECONDS, plane.why_not_ended)
+        at_last.callback(end_by_force(deadline + _CLOSE_SECONDS, plane.why_not_ended).cancel)
         if program is not None:
             program.deactivate()
         ledger = plane.drain(deadline)

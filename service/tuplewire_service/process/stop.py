@@ -58,29 +58,22 @@ def read_signals(action: Callable[[int], None]) -> Callable[[], None]:
     return put_back
 
 
-class Watchdog:
-    """Ends the process with code 70 when its orderly end takes too long, and says what held it up."""
+def end_by_force(seconds: float, why: Callable[[], str]) -> threading.Timer:
+    """End the process with code 70 in so many seconds, and say what held its orderly end up; why: says it.
 
-    def __init__(self) -> None:
-        self._timer: threading.Timer | None = None
+    Returns the timer, whose cancel() lets the process live.
+    """
 
-    def arm(self, seconds: float, why: Callable[[], str]) -> None:
-        """Allow so many seconds from now until cancel(). why: asked when they are over."""
-        self._timer = threading.Timer(seconds, self._bite, (seconds, why))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        """Let the process live, whether it was armed or not."""
-        if self._timer:
-            self._timer.cancel()
-
-    @staticmethod
-    def _bite(seconds: float, why: Callable[[], str]) -> None:
+    def end() -> None:
         try:
             os.write(2, f"tuplewire worker: not ended after {seconds:g} s: {why()}\n".encode())
         finally:
             os._exit(EXIT_DEFECT)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 class Stop:
@@ -88,18 +81,14 @@ class Stop:
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[StopRequest] = queue.SimpleQueue()
-        self._asked = threading.Event()
+        self.requested = False
+        """Whether anybody has asked."""
         self._was_signalled = False
 
     def request(self, request: StopRequest) -> None:
         """Ask the process to stop."""
-        self._asked.set()
+        self.requested = True
         self._requests.put(request)
-
-    @property
-    def requested(self) -> bool:
-        """Whether anybody has asked."""
-        return self._asked.is_set()
 
     def wait(self) -> StopRequest:
         """Block until somebody asks, and return the first request."""

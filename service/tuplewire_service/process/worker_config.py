@@ -24,7 +24,7 @@ from tuplewire.settings import (
     text,
     within,
 )
-from tuplewire_service.messaging.connection_limits import ConnectionLimits
+from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
 MAX_SOCKET_PATH_BYTES = 107

@@ -16,11 +16,11 @@ from tuplewire_service.testing.scenery import (
     Recorder,
     Scenery,
     assert_ledger,
+    eventually,
     is_settled,
     raises,
     switching_often,
 )
-from tuplewire_service.testing.waiting import eventually
 
 
 class BackpressureConformance(Scenery):

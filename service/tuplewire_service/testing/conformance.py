@@ -40,11 +40,11 @@ from tuplewire_service.testing.scenery import (
     UNKNOWN_TASK,
     Recorder,
     assert_ledger,
+    eventually,
     is_ready,
     is_settled,
     raises,
 )
-from tuplewire_service.testing.waiting import eventually
 
 
 class TransportConformance(BackpressureConformance, NewsConformance):

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from tuplewire.message import TaskMessageBatch
 from tuplewire_service.messaging.reception import ReceiveMetric
-from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, Scenery, is_ready, is_settled
-from tuplewire_service.testing.waiting import eventually
+from tuplewire_service.testing.scenery import (
+    HOST,
+    TOPOLOGY,
+    Recorder,
+    Scenery,
+    eventually,
+    is_ready,
+    is_settled,
+)
 
 
 class NewsConformance(Scenery):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import Settled
-from tuplewire_service.messaging.base import Intake, IRelayConnection
+from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.scenery import (
     HOST,
@@ -13,9 +14,9 @@ from tuplewire_service.testing.scenery import (
     UNKNOWN_TASK,
     Recorder,
     assert_ledger,
+    eventually,
     is_settled,
 )
-from tuplewire_service.testing.waiting import eventually
 
 
 class RelayConformance(TransportConformance):

@@ -1,13 +1,14 @@
-"""What the conformance tests stand on: connections to test, and a callback that keeps what it gets."""
+"""What the conformance tests stand on: connections to test, a callback that keeps what it gets, waiting."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from tuplewire.config import SessionSettings
 from tuplewire.errors import TuplewireError, UnknownTaskError
@@ -26,6 +27,7 @@ HOST = "127.0.0.1"
 UNKNOWN_TASK = 999
 RECEIVE_MESSAGES = 2000
 """What a receiver may hold for a task besides what its sender holds."""
+_Value = TypeVar("_Value")
 
 
 class Recorder(IConnectionCallback):
@@ -105,6 +107,19 @@ def raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireE
     except kind as error:
         return error
     raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str = "") -> _Value:
+    """Return what the condition returns as soon as that is true; AssertionError after so many seconds.
+
+    what: names the condition in the error.
+    """
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {what or condition}; last seen: {value!r}")
+        time.sleep(0.005)
+    return value
 
 
 class Scenery(ABC):

@@ -268,12 +268,22 @@ class AssignmentFile:
         self._poll_seconds = poll_seconds
         self._seen: bytes | str | None = None
 
-    def check(self) -> bool:
+    async def check(self) -> bool:
         """Look at the file now; True when an assignment was put in force."""
-        return self._use(self._read())
+        try:
+            found = await asyncio.to_thread(self._read)  # it may be large
+            if found is None or not self._update(found):
+                return False
+        except TuplewireError as error:
+            self.errors += 1
+            logger.warning("assignment_file.refused", extra={"path": str(self.path), "reason": str(error)})
+            return False
+        extra = {"path": str(self.path), "version": found.version}
+        logger.info("assignment_file.applied", extra=extra)
+        return True
 
-    def _read(self) -> Assignment | ConfigError | None:
-        """Return what the file has; None if that is what it had before."""
+    def _read(self) -> Assignment | None:
+        """Return what the file has, None if that is what it had before; ConfigError where it is of no use."""
         content: bytes | str
         try:
             content = self.path.read_bytes()
@@ -282,29 +292,12 @@ class AssignmentFile:
         if content == self._seen:
             return None
         self._seen = content
-        try:
-            return ConfigError(content) if isinstance(content, str) else parse_assignment(content, self.path)
-        except ConfigError as error:
-            return error
-
-    def _use(self, found: Assignment | ConfigError | None) -> bool:
-        if found is None:
-            return False
-        try:
-            if isinstance(found, ConfigError):
-                raise found
-            changed = self._update(found)
-        except TuplewireError as error:
-            self.errors += 1
-            logger.warning("assignment_file.refused", extra={"path": str(self.path), "reason": str(error)})
-            return False
-        if changed:
-            extra = {"path": str(self.path), "version": found.version}
-            logger.info("assignment_file.applied", extra=extra)
-        return changed
+        if isinstance(content, str):
+            raise ConfigError(content)
+        return parse_assignment(content, self.path)
 
     async def watch(self) -> None:
-        """Look at the file every so often, until cancelled; it is read in a thread, as it may be large."""
+        """Look at the file every so often, until cancelled."""
         while True:
-            self._use(await asyncio.to_thread(self._read))
+            await self.check()
             await asyncio.sleep(self._poll_seconds)

@@ -15,8 +15,9 @@ from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
 from tuplewire.session.pressure import OutboundPressure
-from tuplewire_service.messaging.base import ConnectionStatus, IContext, IRelayConnection
+from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.reception import OTHER
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
@@ -119,11 +120,7 @@ class Connections:
     @property
     def not_ready(self) -> list[str]:
         """The ids of the workers to which there is no session at the moment."""
-        return sorted(
-            worker_id
-            for (worker_id, _), connection in self._connections.items()
-            if connection.status is not ConnectionStatus.READY
-        )
+        return sorted(peer[0] for peer in self._connections if not self.ready(peer))
 
     def ready(self, peer: Peer) -> bool:
         """Whether there is a session with a worker at the moment."""

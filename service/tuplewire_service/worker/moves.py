@@ -11,11 +11,14 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tuplewire.group import TaskGroup, entry_worker
-from tuplewire_service.messaging.base import InboundSession, IRelayConnection
+from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Peer
 
 HeldGroup = tuple[TaskGroup, InboundSession]
+_MOST_LOST = 10_000
+"""So many numbers are remembered; each start of a worker has its own."""
 
 
 @dataclass(slots=True)
@@ -157,11 +160,6 @@ class Moves:
             held_group for move in moves.values() for held in move.waiting.values() for held_group in held
         ]
 
-    @property
-    def pending_messages(self) -> int:
-        """Messages that are held here."""
-        return sum(map(len, self.held_groups()))
-
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return what is held here."""
         return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
@@ -190,3 +188,25 @@ class EntrySequences:
     def forget(self, task: int) -> None:
         """Count a task's messages anew: nobody holds it any more, and nothing of it is on the way."""
         self._next.pop(task, None)
+
+
+class LostWorkers:
+    """Workers that are gone without a goodbye: programs send again what they had, which may be faster."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def worker_is(self, number: int, *, connected: bool) -> None:
+        """See IConnectionCallback."""
+        self._numbers.pop(number, None)
+        if not connected:
+            self._numbers[number] = None
+            if len(self._numbers) > _MOST_LOST:
+                del self._numbers[next(iter(self._numbers))]
+
+    def had(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Whether messages were accepted by a lost worker, so that a second copy may have been faster."""
+        return (entry_worker(group.forwarded) or inbound.worker_number) in self._numbers

@@ -294,7 +294,6 @@ class QueueSubscription(ISubscription):
         self._wake = wake
         self._held: dict[int, _Queue] = {}
         self._ready: dict[int, None] = {}
-        self._ended: RefusedError | None = None
 
     def add(self, queue: _Queue) -> None:
         """Hold a queue."""
@@ -309,16 +308,12 @@ class QueueSubscription(ISubscription):
     def end(self, error: RefusedError) -> None:
         """End the subscription, as seen by its consumer; its queues wait for the next."""
         self.close()
-        self._ended = error
+        self.ended = error
         self._wake()
 
     @property
     def starts(self) -> Sequence[tuple[int, int]]:
         return [(task, queue.log.taken) for task, queue in self._held.items()]
-
-    @property
-    def ended(self) -> RefusedError | None:
-        return self._ended
 
     @property
     def waiting(self) -> bool:

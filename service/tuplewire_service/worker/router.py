@@ -13,34 +13,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
+from itertools import chain
 
 from tuplewire.connection.log_rate import LogRate
-from tuplewire.errors import (
-    ClosedError,
-    DrainingError,
-    MessageTooLargeError,
-    PermissionDeniedError,
-    RefusedError,
-    TuplewireError,
-)
+from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
-from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
     InboundSession,
-    IRelayConnection,
     ReceivedBatch,
 )
 from tuplewire_service.messaging.receiving_end import worker_number
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
-from tuplewire_service.worker.lost_workers import LostWorkers
-from tuplewire_service.worker.moves import EntrySequences, HeldGroup, Moves
+from tuplewire_service.worker.moves import EntrySequences, HeldGroup, LostWorkers, Moves
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.transfer_queue import TransferQueue
@@ -77,9 +69,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._clock = asyncio.get_running_loop().time
         self._ledger = Ledger()
         self._log_rate = LogRate()
-        self._activity = asyncio.Event()
+        self.activity = asyncio.Event()
+        """Set where something has changed that until() may wait for."""
         self._dead: set[Peer] = set()
-        self._lost = LostWorkers()
+        self._lost_workers = LostWorkers()
         self.end_to_end = Durations()
         """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
@@ -93,7 +86,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             lambda each: each.attach(self._settled, self._released, lambda: self.table.version, draining),
             self._returned,
         )
-        self._transfer = TransferQueue(self.table, self._send, self._unroutable, self._lose)
+        self._transfer = TransferQueue(
+            self.table, self.connections, self._lost_workers, self._give_up, self._lose
+        )
 
     def __repr__(self) -> str:
         return (
@@ -123,7 +118,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._end_moves()
         if self._moves:
             asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
-        self._activity.set()
+        self.activity.set()
         local_tasks, peers = len(self.table.local), len(self.table.others)
         extra = {"version": assignment.version, "local_tasks": local_tasks, "peers": peers}
         logger.info("assignment.changed", extra=extra)
@@ -193,7 +188,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             while waiting:
                 group, inbound = waiting[0]
                 if not self._route(group, inbound):
-                    self._unroutable(group, inbound)
+                    self._transfer.unroutable(group, inbound)
                 waiting.popleft()
         finally:
             self._lose(group for group, _ in waiting)
@@ -237,7 +232,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not group.forwarded:
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
-                self._unroutable(group, inbound)  # its program has heard already that it is accepted
+                self._transfer.unroutable(group, inbound)  # its program has heard already that it is accepted
             self._ledger.accepted += len(group)
 
     def _open_early(self, task: int) -> None:
@@ -250,7 +245,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         owner = self.table.owner_of.get(task)
         if owner is not None:
             self._wait_for(owner.peer, [task], now)
-        self._activity.set()
+        self.activity.set()
 
     def _wait_for(self, peer: Peer, tasks: Sequence[int], now: float) -> None:
         """Hold new messages for these tasks until their former owner has released all earlier ones."""
@@ -275,49 +270,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         owner = None if task in self.queues else self.table.owner_of.get(task)
         return LOCAL if owner is None else owner.worker_id
 
-    def _send(self, owner: AssignedWorker, inbound: InboundSession, groups: list[TaskGroup]) -> None:
-        connection = self.connections.get(owner.peer)
-        if inbound.worker_number:
-            if self._lost:
-                lost = self._lost
-                groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
-            groups = [group.passed_on(inbound.worker_number) for group in groups]
-        for group in self._left_by(connection, inbound, groups):
-            self._unroutable(group, inbound)
-
-    def _left_by(
-        self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
-    ) -> list[TaskGroup]:
-        """Hand groups to a connection; return those that it does not take because it is closed.
-
-        What its peer would refuse concerns these messages alone: they are given up by name.
-        """
-        if connection is None:
-            return groups
-        try:
-            if inbound.wants_releases:
-                connection.watch_releases([group.task for group in groups])
-            return [] if connection.forward(groups, inbound, retain=inbound.wants_releases) else groups
-        except ClosedError:
-            return groups
-        except MessageTooLargeError as error:
-            pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
-            for fits, group in pieces:
-                if not fits:
-                    self._give_up(group, inbound, DropReason.TOO_LARGE, str(error))
-            return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
-        except TuplewireError as error:
-            for group in groups:
-                self._give_up(group, inbound, DropReason.REFUSED, str(error))
-            return []
-
     def _lose(self, groups: Iterable[TaskGroup]) -> None:
-        """Count what a defect has kept from going anywhere: the worker ends, and nobody has taken it over."""
+        """Count what a defect, or the end, has kept from going anywhere: nobody has taken it over."""
         self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
-
-    def _unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Give up messages that were accepted for a task that nobody holds any more."""
-        self._give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
 
     def _give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
         if messages := self._log_rate.due(reason, len(group)):
@@ -336,7 +291,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 ledger.dropped[DropReason.SHUTDOWN] += each.messages
             else:
                 ledger.dropped[each.dropped] += each.messages
-        self._activity.set()
+        self.activity.set()
 
     def _released(self, released: Sequence[Settled]) -> None:
         """Release, to their senders, messages that other workers have released."""
@@ -344,7 +299,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             if each.dropped is not DropReason.CLOSED:  # at shutdown nothing was consumed by that
                 each.token.release(each.task, each.messages, each.size_bytes)
         self._end_moves({each.task for each in released})
-        self._activity.set()
+        self.activity.set()
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
@@ -355,7 +310,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             self._ledger.acknowledged += each.messages
             each.token.release(task, each.messages, each.size_bytes)
         self._end_moves((task,))
-        self._activity.set()
+        self.activity.set()
 
     @property
     def not_ready(self) -> RefusedError | None:
@@ -370,13 +325,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 )
         return self.queues.subscribe(request, wake)
 
-    def worker_lost(self, number: int) -> None:
-        self._lost.lose(number)
-        self.queues.doubtful = self._lost.had
-
-    def worker_connected(self, number: int) -> None:
-        self._lost.find(number)
-        self.queues.doubtful = self._lost.had if self._lost else None
+    def worker_is(self, number: int, *, connected: bool) -> None:
+        self._lost_workers.worker_is(number, connected=connected)
+        self.queues.doubtful = self._lost_workers.had if self._lost_workers else None
 
     # --- ledger, the end -------------------------------------------------------------------------------
 
@@ -387,22 +338,17 @@ class Router(IConnectionCallback, ISubscriptionSource):
     @property
     def held_messages(self) -> int:
         """Accepted messages that are not settled."""
-        return (
-            self.queues.pending_messages
-            + self._transfer.pending_messages
-            + self._moves.pending_messages
-            + self.connections.pending_messages
-        )
+        waiting = sum(map(len, self._waiting()))
+        return self.queues.pending_messages + waiting + self.connections.pending_messages
+
+    def _waiting(self) -> Iterable[TaskGroup]:
+        return chain(self._transfer.held_groups(), self._moves.held_groups())
 
     @property
     def unkept_messages(self) -> int:
         """Those of the same that would die with this worker: nobody else is known to have them."""
-        waiting = (*self._transfer.held_groups(), *self._moves.held_groups())
-        return (
-            self.queues.unkept_messages
-            + sum(len(group) for group in waiting if not group.kept)
-            + self.connections.unkept_messages
-        )
+        waiting = sum(len(group) for group in self._waiting() if not group.kept)
+        return self.queues.unkept_messages + waiting + self.connections.unkept_messages
 
     @property
     def moving_tasks(self) -> int:
@@ -414,21 +360,17 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Whether messages are on the way to other workers, or wait for a move."""
         return bool(self._moves or self.connections.pending_messages)
 
-    def look_again(self) -> None:
-        """Have until() look at its condition, which something elsewhere may have changed."""
-        self._activity.set()
-
     async def until(self, condition: Callable[[], bool], deadline: float) -> None:
         """Wait until the condition holds, or the deadline (the loop's time) has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while not condition():
-                    self._activity.clear()
-                    await self._activity.wait()
+                    self.activity.clear()
+                    await self.activity.wait()
 
     async def close(self, timeout: float) -> None:
         """End consumers and connections; messages that are still queued count as dropped{shutdown}."""
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear()
-        self._ledger.dropped[DropReason.SHUTDOWN] += sum(len(group) for group, _ in self._moves.clear())
+        self._lose(group for group, _ in self._moves.clear())
         await self.connections.close(timeout)

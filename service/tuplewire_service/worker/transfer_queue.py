@@ -10,13 +10,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
 from tuplewire.group import TaskGroup
+from tuplewire.session.ledger import DropReason
+from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
+from tuplewire_service.worker.connections import Connections
+from tuplewire_service.worker.moves import LostWorkers
 from tuplewire_service.worker.routing_table import RoutingTable
 
-Send = Callable[[AssignedWorker, InboundSession, list[TaskGroup]], None]
-Unroutable = Callable[[TaskGroup, InboundSession], None]
+GiveUp = Callable[[TaskGroup, InboundSession, DropReason, str], None]
 
 
 class TransferQueue:
@@ -25,21 +30,22 @@ class TransferQueue:
     def __init__(
         self,
         table: RoutingTable,
-        send: Send,
-        unroutable: Unroutable,
-        lost: Callable[[Iterable[TaskGroup]], None],
+        connections: Connections,
+        lost_workers: LostWorkers,
+        give_up: GiveUp,
+        lose: Callable[[Iterable[TaskGroup]], None],
     ) -> None:
         """Start empty.
 
-        send: called with each destination's groups, batch by batch.
-        unroutable: called with each group whose task nobody holds.
-        lost: called with groups that a defect has kept from being sent.
+        give_up: called with messages that go nowhere, and why. lose: called with groups that a defect has
+        kept from being sent.
         """
         self._table = table
+        self._connections = connections
+        self._lost_workers = lost_workers
+        self._give_up = give_up
+        self._lose = lose
         self._loop = asyncio.get_running_loop()
-        self._send = send
-        self._unroutable = unroutable
-        self._lost = lost
         self._queue: list[tuple[TaskGroup, InboundSession]] = []
         self._scheduled = False
 
@@ -50,11 +56,6 @@ class TransferQueue:
             self._scheduled = True
             self._loop.call_soon(self.drain)
 
-    @property
-    def pending_messages(self) -> int:
-        """Messages that wait for the drainer."""
-        return sum(map(len, self.held_groups()))
-
     def held_groups(self) -> Iterator[TaskGroup]:
         """Return what waits for the drainer."""
         return (group for group, _ in self._queue)
@@ -62,7 +63,7 @@ class TransferQueue:
     def drain(self) -> None:
         """Group everything by destination worker and inbound, in order, and send it.
 
-        An error is a defect; what was not sent by then goes to `lost`.
+        An error is a defect; what was not sent by then goes to `lose`.
         """
         self._scheduled = False
         queue, self._queue = self._queue, []
@@ -70,7 +71,7 @@ class TransferQueue:
         for group, inbound in queue:
             owner = self._table.owner_of.get(group.task)
             if owner is None:
-                self._unroutable(group, inbound)
+                self.unroutable(group, inbound)
                 continue
             bundle = bundles.setdefault((owner.worker_id, id(inbound)), (owner, inbound, []))
             bundle[2].append(group)
@@ -80,4 +81,43 @@ class TransferQueue:
                 self._send(*waiting[0])
                 waiting.popleft()
         finally:
-            self._lost(group for _, _, groups in waiting for group in groups)
+            self._lose(group for _, _, groups in waiting for group in groups)
+
+    def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
+        """Give up messages that were accepted for a task that nobody holds any more."""
+        self._give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
+
+    def _send(self, owner: AssignedWorker, inbound: InboundSession, groups: list[TaskGroup]) -> None:
+        connection = self._connections.get(owner.peer)
+        if inbound.worker_number:
+            if lost := self._lost_workers:
+                groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
+            groups = [group.passed_on(inbound.worker_number) for group in groups]
+        for group in self._left_by(connection, inbound, groups):
+            self.unroutable(group, inbound)
+
+    def _left_by(
+        self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
+    ) -> list[TaskGroup]:
+        """Hand groups to a connection; return those that it does not take because it is closed.
+
+        What its peer would refuse concerns these messages alone: they are given up by name.
+        """
+        if connection is None:
+            return groups
+        try:
+            if inbound.wants_releases:
+                connection.watch_releases([group.task for group in groups])
+            return [] if connection.forward(groups, inbound, retain=inbound.wants_releases) else groups
+        except ClosedError:
+            return groups
+        except MessageTooLargeError as error:
+            pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
+            for fits, group in pieces:
+                if not fits:
+                    self._give_up(group, inbound, DropReason.TOO_LARGE, str(error))
+            return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
+        except TuplewireError as error:
+            for group in groups:
+                self._give_up(group, inbound, DropReason.REFUSED, str(error))
+            return []

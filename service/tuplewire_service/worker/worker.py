@@ -111,7 +111,7 @@ class Worker:
             await self._let_in()
             self._report_load()
             self.router.refresh()
-            self.router.look_again()
+            self.router.activity.set()
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
     def _check_ready(self) -> None:
@@ -184,7 +184,8 @@ class Worker:
             return router.passing and self._clock() < moves_deadline
 
         def finished() -> bool:
-            return stays_open() or not (router.moving_tasks or router.held_messages or self._busy)
+            busy = self.servers.program is not None and self.servers.program.busy
+            return stays_open() or not (router.moving_tasks or router.held_messages or busy)
 
         while True:
             self.waits_for = "programs to end their streams"
@@ -209,10 +210,6 @@ class Worker:
         self.waits_for = "transports to end"
         self._enter(WorkerState.STOPPED)
         return router.ledger()
-
-    @property
-    def _busy(self) -> bool:
-        return self.servers.program is not None and self.servers.program.busy
 
     async def abort(self) -> None:
         """End at once, as a process that is killed: nothing is forwarded, and nobody is told."""

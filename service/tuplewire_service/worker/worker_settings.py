@@ -9,8 +9,7 @@ from typing import Any
 from tuplewire.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
 from tuplewire.settings import REQUIRED, SIZE, Settings, count, nested, same, setting, text
-from tuplewire_service.messaging.connection_limits import ConnectionLimits
-from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

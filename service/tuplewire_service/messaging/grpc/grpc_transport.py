@@ -1,26 +1,43 @@
-"""The gRPC transport: its settings, its bound side, and its context."""
+"""The gRPC transport: its settings, its streams, its bound side, and its context."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.connection.dialling import Dialler
-from tuplewire.connection.grpc_channel import SERVICE, dial_grpc, server_options
+from tuplewire.connection.grpc_channel import ERROR_KEY, SERVICE, GrpcStream, dial_grpc, server_options
 from tuplewire.connection.loop import EventLoopThread
-from tuplewire.connection.stream import Dial
-from tuplewire.errors import BindError, ConfigError
+from tuplewire.connection.stream import Dial, StreamBroken
+from tuplewire.errors import (
+    BindError,
+    ConfigError,
+    DrainingError,
+    MessageError,
+    NotReadyError,
+    PermissionDeniedError,
+    ResourceLimitError,
+    TuplewireError,
+    UnauthenticatedError,
+    WrongWorkerError,
+)
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import Kind, setting, several
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.grpc.grpc_stream import Admit, handler_of
-from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
-from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
+from tuplewire_service.messaging.streamed.streamed_stream import (
+    EVERYTHING,
+    MAX_DETAIL_LENGTH,
+    IAccess,
+    ServerStream,
+    code_of,
+)
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
@@ -52,6 +69,54 @@ class GrpcSettings(TransportSettings):
     """Those of every transport, and one of its own."""
 
     listen: Sequence[str] = setting(_ADDRESSES, (), "further addresses to bind", key="tuplewire.grpc.listen")
+
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+Admit = Callable[[_Context], IAccess]
+"""Says what the caller of a method may do; raises RefusedError for one who may not even come in."""
+
+
+class GrpcServerStream(GrpcStream, ServerStream):
+    """A call in progress."""
+
+    def __init__(self, context: _Context, admit: Admit | None) -> None:
+        super().__init__(context)
+        self._context = context
+        self.peer = context.peer()
+        self._admit = admit
+
+    def admit(self) -> IAccess:
+        return EVERYTHING if self._admit is None else self._admit(self._context)
+
+    async def refuse(self, error: TuplewireError) -> NoReturn:
+        """See ServerStream: a status, with the code in its trailing metadata."""
+        status = grpc.StatusCode.FAILED_PRECONDITION
+        if isinstance(error, MessageError):
+            status = grpc.StatusCode.INVALID_ARGUMENT
+        elif isinstance(error, DrainingError | NotReadyError | WrongWorkerError):
+            status = grpc.StatusCode.UNAVAILABLE
+        elif isinstance(error, ResourceLimitError):
+            status = grpc.StatusCode.RESOURCE_EXHAUSTED
+        elif isinstance(error, UnauthenticatedError):
+            status = grpc.StatusCode.UNAUTHENTICATED
+        elif isinstance(error, PermissionDeniedError):
+            status = grpc.StatusCode.PERMISSION_DENIED
+        await self._context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
+        raise AssertionError  # abort raises; this tells the type checker
+
+
+def handler_of(
+    serve: Callable[[ServerStream], Awaitable[None]], admit: Admit | None
+) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """Return the handler of a streaming method that a service serves to those who are admitted."""
+
+    async def handle(_: object, context: _Context) -> None:
+        with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+            await serve(GrpcServerStream(context, admit))
+
+    return grpc.stream_stream_rpc_method_handler(handle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
+    SilentStreams,
     StreamService,
     check_id,
     ended_to_wire,

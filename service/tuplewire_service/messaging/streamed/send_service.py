@@ -25,10 +25,10 @@ from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.streamed.sender_sessions import Leases, SendStream, Session
-from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
+    SilentStreams,
     StreamService,
     check_id,
     finish_writing,

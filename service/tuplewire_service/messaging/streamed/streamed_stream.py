@@ -7,9 +7,9 @@ import contextlib
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.log_rate import LogRate
@@ -19,16 +19,18 @@ from tuplewire.errors import (
     PermissionDeniedError,
     ProtocolVersionError,
     RefusedError,
+    ResourceLimitError,
     TuplewireError,
     UnauthenticatedError,
     WrongTopologyError,
 )
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
-from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 logger = logging.getLogger(__name__)
+
+_Said = TypeVar("_Said")
 
 MAX_ID_LENGTH = 256
 MAX_DETAIL_LENGTH = 500
@@ -83,6 +85,45 @@ class ServerStream(MessageStream):
     @abstractmethod
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """End the stream with an error, of which the other side gets the code and the text."""
+
+
+class SilentStreams:
+    """Waits for what streams say first, their hello. Belongs to the event loop.
+
+    Guarantee: no more of them wait than the limits say, and none for longer. With one more, the one that has
+    waited longest is refused: who means it says hello within milliseconds, and gets in however many do not.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._waiting: dict[object, asyncio.Timeout] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def first(self, read: Callable[[], Awaitable[_Said]], what: str) -> _Said:
+        """Return what `read` returns. what: its name, for the errors.
+
+        Raises MalformedError when it takes too long, and ResourceLimitError when others have come meanwhile.
+        """
+        seconds = self._limits.hello_seconds
+        key = object()
+        try:
+            async with asyncio.timeout(seconds) as patience:
+                self._waiting[key] = patience
+                if len(self._waiting) > self._limits.max_silent_streams:
+                    oldest = next(iter(self._waiting))
+                    self._waiting.pop(oldest).reschedule(asyncio.get_running_loop().time())
+                return await read()
+        except TimeoutError:
+            if key in self._waiting:
+                raise MalformedError(f"no {what} within {seconds:g} s") from None
+            raise ResourceLimitError(
+                f"over {self._limits.max_silent_streams} streams have said nothing yet, and this one was the "
+                f"oldest: send the {what} at once, or raise max_silent_streams"
+            ) from None
+        finally:
+            self._waiting.pop(key, None)
 
 
 class StreamService:

@@ -22,10 +22,8 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from tuplewire.config import MIB
 from tuplewire.errors import MalformedError, RefusedError, refused
 
 _HEADER = struct.Struct("!BQQ")
@@ -44,10 +42,18 @@ class FrameKind(enum.IntEnum):
 
 
 class Allowance(NamedTuple):
-    """How much a side may have sent since the beginning of a stream; only grows."""
+    """How much a side may have sent since the beginning of a stream, or has; only grows."""
 
     messages: int
     size_bytes: int
+
+    def plus(self, messages: int, size_bytes: int) -> Allowance:
+        """Return so much more."""
+        return Allowance(self.messages + messages, self.size_bytes + size_bytes)
+
+    def below(self, most: Allowance) -> bool:
+        """Whether there is room for a message; the last one may go over the bytes."""
+        return self.messages < most.messages and self.size_bytes < most.size_bytes
 
 
 NOTHING = Allowance(0, 0)
@@ -89,67 +95,44 @@ def decode_refusal(body: bytes) -> RefusedError:
     return refused(code, detail)
 
 
-@dataclass(frozen=True, slots=True)
-class ZmqWindow:
-    """What one side may have sent that the other has not read; one message may go over the bytes."""
-
-    messages: int = 1000
-    size_bytes: int = 4 * MIB
-
-
 class ZmqInFlight:
     """The counts of one side of a stream."""
 
-    def __init__(self, window: ZmqWindow) -> None:
+    def __init__(self, window: Allowance) -> None:
+        """Begin a stream. window: what the other side may have sent that is not read."""
         self._window = window
-        self._sent_messages = self._sent_bytes = 0
-        self._allowed = NOTHING
-        self._arrived_messages = self._arrived_bytes = 0
-        self._read_messages = self._read_bytes = 0
-        self._told = NOTHING
+        self._sent = self._allowed = self._arrived = self._read = self._told = NOTHING
 
     @property
     def open(self) -> bool:
         """Whether the other side has room for a message."""
-        allowed = self._allowed
-        return self._sent_messages < allowed.messages and self._sent_bytes < allowed.size_bytes
+        return self._sent.below(self._allowed)
 
     def on_allowance(self, allowance: Allowance) -> None:
         """Take in what the other side allows."""
-        self._allowed = Allowance(
-            max(self._allowed.messages, allowance.messages),
-            max(self._allowed.size_bytes, allowance.size_bytes),
-        )
+        self._allowed = Allowance(*map(max, self._allowed, allowance))
 
     def on_sent(self, size_bytes: int) -> None:
         """Count a message that was written."""
-        self._sent_messages += 1
-        self._sent_bytes += size_bytes
+        self._sent = self._sent.plus(1, size_bytes)
 
     def on_arrival(self, size_bytes: int) -> None:
         """Count a message of the other side; MalformedError when it was not allowed."""
-        if self._arrived_messages >= self._told.messages or self._arrived_bytes >= self._told.size_bytes:
+        if not self._arrived.below(self._told):
             raise MalformedError(f"more was sent than the {self._told.messages} messages that were allowed")
-        self._arrived_messages += 1
-        self._arrived_bytes += size_bytes
+        self._arrived = self._arrived.plus(1, size_bytes)
 
     def on_read(self, size_bytes: int) -> None:
         """Count a message that was handed on."""
-        self._read_messages += 1
-        self._read_bytes += size_bytes
+        self._read = self._read.plus(1, size_bytes)
 
     @property
     def due(self) -> bool:
         """Whether there is so much more room than the other side knows that it should be told."""
-        window, told = self._window, self._told
-        return (
-            self._read_messages + window.messages - told.messages >= window.messages / _TOLD_PARTS
-            or self._read_bytes + window.size_bytes - told.size_bytes >= window.size_bytes / _TOLD_PARTS
-        )
+        counts = zip(self._read, self._window, self._told, strict=True)
+        return any(read + window - told >= window / _TOLD_PARTS for read, window, told in counts)
 
     def tell(self) -> Allowance:
         """Return what the other side may have sent by now, which counts as told."""
-        self._told = Allowance(
-            self._read_messages + self._window.messages, self._read_bytes + self._window.size_bytes
-        )
+        self._told = self._read.plus(*self._window)
         return self._told

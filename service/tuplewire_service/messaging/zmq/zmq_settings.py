@@ -10,10 +10,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuplewire.config import MIB
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.settings import ANY_TEXT, choice, count, setting, storms
 from tuplewire_service.messaging.transport_settings import TransportSettings
-from tuplewire_service.messaging.zmq.frames import ZmqWindow
+from tuplewire_service.messaging.zmq.frames import Allowance
 
 _MAX_PATH = 107
 """Bytes of a Unix socket's path."""
@@ -54,9 +55,9 @@ class ZmqSettings(TransportSettings):
     )
 
     @property
-    def stream_window(self) -> ZmqWindow:
+    def stream_window(self) -> Allowance:
         """What one side of a stream may have sent that the other has not read."""
-        return ZmqWindow(self.hwm or 2**32)
+        return Allowance(self.hwm or 2**32, 4 * MIB)
 
 
 def tcp_endpoint(host: str, port: int) -> str:

@@ -22,14 +22,12 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.streamed.streamed_context import StreamedContext
-from tuplewire_service.messaging.streamed.streamed_server import StreamedServer
 from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of, log_refusal
-from tuplewire_service.messaging.zmq.dial import dial_zmq
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
-from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream
+from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream, dial_zmq
 
 _UNBIND_SECONDS = 2.0
 _LOOK_SECONDS = 0.05

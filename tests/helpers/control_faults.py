@@ -89,7 +89,7 @@ class ControlFaults:
         """Whether messages are lost and doubled now."""
         self.counts: Counter[tuple[str, Fate]] = Counter()
         """What has become of control messages while the faults were on, by name (`SendResponse.ack`)."""
-        self._chance = random.Random(seed)  # noqa: S311 - dice, not a secret
+        self._chance = random.Random(seed)
         self._lose = lose
         self._double = double
         self._settings = SessionSettings()

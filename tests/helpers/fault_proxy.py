@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from helpers.fault_line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
 from tuplewire.connection.loop import watched
-from tuplewire_service.testing.line import CLEAR, BrokenEndError, Conditions, Direction, Line, OneWay
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 _UNIX = "unix://"
