@@ -26,7 +26,7 @@ def test_a_stream_whose_write_has_failed_is_ended_in_grpc_too() -> None:
 
     async def talk() -> None:
         server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(answers)
+        handler: Any = grpc.stream_stream_rpc_method_handler(answers)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Send": handler}),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
