@@ -81,13 +81,6 @@ def _to_wire(lengths: array[int]) -> bytes:
     return lengths.tobytes()
 
 
-def _from_wire(lengths: bytes) -> array[int]:
-    column = array("I", lengths)
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column
-
-
 _HOP = 1 << 32
 """`forwarded` is the entry worker's number, less than this, plus this once for each hop since."""
 _UNQUEUED_HOP = 1 << 56
@@ -210,7 +203,7 @@ class TaskGroup:
                 f"a group to task {self.task} has {len(self.lengths)} bytes of lengths; "
                 "each message takes four"
             )
-        total = sum(_from_wire(self.lengths))
+        total = sum(self.sizes())
         if total != len(self.data):
             raise MalformedError(
                 f"a group to task {self.task} says {total} bytes of payload and holds {len(self.data)}"
@@ -231,11 +224,14 @@ class TaskGroup:
 
     def sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""
-        return _from_wire(self.lengths)
+        column = array("I", self.lengths)
+        if sys.byteorder == "big":
+            column.byteswap()
+        return column
 
     def payloads(self) -> list[bytes]:
         """Return the payloads, one bytes object each."""
-        data, lengths = self.data, _from_wire(self.lengths)
+        data, lengths = self.data, self.sizes()
         count = len(lengths)
         if count == 1:
             return [data]
@@ -253,7 +249,7 @@ class TaskGroup:
 
     def slice(self, start: int, stop: int) -> TaskGroup:
         """Return the messages from start up to stop (both within the group) as a group."""
-        sizes = _from_wire(self.lengths)
+        sizes = self.sizes()
         begin = sum(sizes[:start])
         return self._piece(start, stop, begin, begin + sum(sizes[start:stop]))
 
@@ -261,7 +257,7 @@ class TaskGroup:
         """Cut into groups of at most so many payload bytes, or of one larger message."""
         pieces = []
         start = begin = end = 0
-        sizes = _from_wire(self.lengths)
+        sizes = self.sizes()
         for index, size in enumerate(sizes):
             if end + size - begin > max_bytes and index > start:
                 pieces.append(self._piece(start, index, begin, end))
