@@ -173,7 +173,7 @@ class ExecutorWorker:
         for executor in executors:
             executor.start()
         for executor in executors:
-            if not executor.wait_opened(max(0.0, deadline - time.monotonic())):
+            if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{executor} has not been opened within {timeout} s")
         self.check()
         for executor in executors:

@@ -163,7 +163,7 @@ def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorBeat:
 
 
 def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
-    frame = sys._current_frames().get(executor.thread_id)
+    frame = sys._current_frames().get(executor.thread.ident or -1)
     stack = "" if frame is None else "".join(traceback.format_stack(frame))
     logger.warning(
         "executor.stuck",
