@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ class Versions:
     libraries: Mapping[str, str]
 
     @classmethod
+    @cache
     def here(cls) -> Self:
         """Return those of this process; a library that cannot be imported has its error in place of one."""
         return cls(tuplewire.__version__, {name: _version(each[0]) for name, each in REQUIRED.items()})
@@ -68,18 +69,13 @@ class Shipped:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
-        return _arrived, (_of_this_process(), kind.__module__, kind.__qualname__), self.__getstate__()
+        return _arrived, (Versions.here(), kind.__module__, kind.__qualname__), self.__getstate__()
 
 
 def _arrived(driver: Versions, module: str, name: str) -> Any:
-    check(driver, _of_this_process())
+    check(driver, Versions.here())
     kind = getattr(import_module(module), name)
     return object.__new__(kind)
-
-
-@lru_cache(1)
-def _of_this_process() -> Versions:
-    return Versions.here()
 
 
 def _version(module: str) -> str:
