@@ -17,8 +17,8 @@ from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes, entry_worker, flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
+from tuplewire.session.held_messages import HeldMessages
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.overflow import BoundedMessages
 from tuplewire.session.pieces import by_size, frame_pieces
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 
@@ -27,7 +27,7 @@ MAX_FRAMES_IN_FLIGHT = 8
 them inside. Held back here, their messages go into few large frames instead."""
 
 
-class SendWindow(BoundedMessages):
+class SendWindow(HeldMessages):
     """State of one session at its sender; outlives the streams that carry it."""
 
     def __init__(self, settings: SessionSettings) -> None:
