@@ -73,11 +73,9 @@ class IdleWatch:
     def enter(self) -> bool:
         """Count one thing that comes from outside, as a tick does; False, and nothing, while paused."""
         with self.moved:
-            if self._paused:
-                return False
-            self._present += 1
-            self.begun += 1
-            return True
+            if not self._paused:
+                self.sent(1)
+            return not self._paused
 
     def handed(self, tuples: int) -> None:
         """Count what goes to other processes, before it does."""
