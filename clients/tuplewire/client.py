@@ -86,9 +86,7 @@ class BaseClient:
         return Sender(self.address, self._identity(), self._settings, loop, self._dial())
 
     def _new_receiver(self, tasks: Iterable[int], loop: asyncio.AbstractEventLoop) -> Receiver:
-        me = self._identity()
-        who = (self.address, me.topology, me.sender_id, me.incarnation)
-        return Receiver(*who, tasks, self._settings, loop, self._dial())
+        return Receiver(self.address, self._identity(), tasks, self._settings, loop, self._dial())
 
     def _dial(self) -> Dial:
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))

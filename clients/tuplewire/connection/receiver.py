@@ -17,6 +17,7 @@ from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.connection.resumable import FATAL, Resumable
+from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
@@ -38,16 +39,14 @@ class Receiver(Resumable):
     def __init__(
         self,
         address: str,
-        topology: str,
-        consumer_id: str,
-        incarnation: int,
+        identity: Identity,
         tasks: Iterable[int],
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
         dial: Dial,
     ) -> None:
         super().__init__(address, settings, loop, dial)
-        self._hello = (topology, consumer_id, incarnation)
+        self._identity = identity
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
@@ -154,14 +153,13 @@ class Receiver(Resumable):
         return (self._write(stream),)
 
     async def _open(self, stream: ClientStream) -> None:
-        topology, consumer_id, incarnation = self._hello
         with self._lock:
             cursors = self._window.all()
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
-            topology=topology,
-            consumer_id=consumer_id,
-            incarnation=incarnation,
+            topology=self._identity.topology,
+            consumer_id=self._identity.sender_id,
+            incarnation=self._identity.incarnation,
             tasks=[_cursor_to_wire(cursor) for cursor in cursors],
             worker_incarnation=self._window.worker_incarnation,
         )

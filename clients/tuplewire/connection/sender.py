@@ -37,7 +37,7 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sends: fences and resumes sessions.
+    """Who sends, or consumes: fences and resumes sessions.
 
     incarnation: grows with every start of the same sender id. worker: whether it is a worker.
     """
