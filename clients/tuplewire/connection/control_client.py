@@ -69,12 +69,6 @@ class ControlClient:
                 self._connection = connection = _Connection(channel, identity)
             return connection
 
-    def _broken(self, connection: _Connection) -> None:
-        """Let the next call look at the worker's certificate anew: it may be another one by then."""
-        with self._lock:
-            if self._connection is connection and connection.identity is not None:
-                self._connection = None
-
     def status(self) -> control_pb2.GetStatusResponse:
         """Return identity, state, ledger and counts; the parts were read together."""
         response: control_pb2.GetStatusResponse = self._call("GetStatus", control_pb2.GetStatusRequest())
@@ -166,7 +160,9 @@ class ControlClient:
             with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s", hint):
                 return getattr(connection.control, method)(request, timeout=self.timeout, metadata=metadata)
         except UnreachableError:
-            self._broken(connection)
+            with self._lock:
+                if self._connection is connection and connection.identity is not None:
+                    self._connection = None  # the worker's certificate may be another one by then
             raise
 
 
