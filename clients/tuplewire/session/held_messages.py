@@ -6,7 +6,7 @@ The policy `drop_oldest`: how much must go for an offer to fit, and what.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
 from typing import Any
@@ -216,7 +216,7 @@ class HeldMessages:
 
     # --- bounds -----------------------------------------------------------------------------
 
-    def fits(self, groups: Iterable[TaskGroup], more_messages: int, more_bytes: int) -> bool:
+    def fits(self, groups: Iterable[TaskGroup], more_messages: int = 0, more_bytes: int = 0) -> bool:
         """Whether there is room for messages beside so many others, which may be to the same tasks."""
         settings = self._settings
         messages = size = 0
@@ -233,16 +233,6 @@ class HeldMessages:
             or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
         )
 
-    def _has_room(self, groups: Iterable[TaskGroup], messages: int, size: int) -> bool:
-        """Return True if there is room for so many messages and bytes, or if it could be made."""
-        settings = self._settings
-        most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
-        most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
-        crowded = self._crowded(groups)
-        if not crowded and most == self.messages and most_bytes == self.size_bytes:
-            return True
-        return self._drops_oldest and self._make_room(crowded, most, most_bytes)
-
     def _crowded(self, groups: Iterable[TaskGroup]) -> dict[int, int]:
         """Return each task whose bound would be passed, with how many of its messages may stay."""
         limit = self._settings.max_pending_task_messages
@@ -256,13 +246,16 @@ class HeldMessages:
                     crowded[group.flow] = flow.held - too_many
         return crowded
 
-    def _make_room(self, crowded: dict[int, int], most: int, most_bytes: int) -> bool:
-        """Give up the oldest messages that have never been written, no more than needed.
+    def _make_room(self, groups: Sequence[TaskGroup]) -> bool:
+        """Give up the oldest messages that have never been written, no more than needed for these to fit.
 
-        crowded: per flow, how many messages may stay. most, most_bytes: the total that may stay.
-        Returns False, and gives up nothing, if the written messages alone exceed that.
+        Returns False, and gives up nothing, if the written messages alone leave no room.
         """
-        flows = self._flows
+        settings, flows = self._settings, self._flows
+        messages, size = sum(map(len, groups)), sum(len(group.data) for group in groups)
+        most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
+        most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
+        crowded = self._crowded(groups)
         if self._written > most or self._written_bytes > most_bytes:
             return False
         if any(flows[number].written > stay for number, stay in crowded.items()):

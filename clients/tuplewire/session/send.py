@@ -65,9 +65,7 @@ class SendWindow(HeldMessages):
         now_micros: the time of acceptance of groups without one (see TaskGroup), in microseconds since 1970.
         The policy `drop_oldest` makes room if it can; take_overflowed() returns what it gave up.
         """
-        messages = sum(map(len, groups))
-        size = sum(len(group.data) for group in groups)
-        if not self._has_room(groups, messages, size):
+        if not self.fits(groups) and not (self._drops_oldest and self._make_room(groups)):
             return False
         self.accept(groups, token, retain=retain, now_micros=now_micros)
         return True
