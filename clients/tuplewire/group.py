@@ -6,6 +6,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Collection, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from operator import index as to_int
 from typing import Any, Self, SupportsIndex, TypeAlias
 
@@ -113,6 +114,7 @@ def entry_worker(forwarded: int) -> int:
     return forwarded % _HOP
 
 
+@dataclass(slots=True, eq=False)
 class TaskGroup:
     """A column of messages from one source task to one destination task; immutable.
 
@@ -129,42 +131,20 @@ class TaskGroup:
     kept: at a worker, whether somebody before it keeps them until they are processed: they survive its death.
     """
 
-    __slots__ = (
-        "accepted_micros",
-        "data",
-        "entry_sequence",
-        "flow",
-        "forwarded",
-        "kept",
-        "lengths",
-        "redelivered",
-        "source",
-        "task",
-    )
+    task: int
+    source: int | None
+    lengths: bytes
+    data: bytes
+    _: KW_ONLY
+    redelivered: bool = False
+    forwarded: int = 0
+    entry_sequence: int = 0
+    accepted_micros: int = 0
+    kept: bool = False
+    flow: int = field(init=False)
 
-    def __init__(
-        self,
-        task: int,
-        source: int | None,
-        lengths: bytes,
-        data: bytes,
-        *,
-        redelivered: bool = False,
-        forwarded: int = 0,
-        entry_sequence: int = 0,
-        accepted_micros: int = 0,
-        kept: bool = False,
-    ) -> None:
-        self.task = task
-        self.source = source
-        self.lengths = lengths
-        self.data = data
-        self.redelivered = redelivered
-        self.forwarded = forwarded
-        self.entry_sequence = entry_sequence
-        self.accepted_micros = accepted_micros
-        self.kept = kept
-        self.flow = flow_of(task, forwarded) if forwarded else task
+    def __post_init__(self) -> None:
+        self.flow = flow_of(self.task, self.forwarded) if self.forwarded else self.task
 
     @classmethod
     def of(
