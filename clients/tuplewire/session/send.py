@@ -260,11 +260,6 @@ class SendWindow(HeldMessages):
                 tasks.append(task)
         return tasks
 
-    @property
-    def closing(self) -> bool:
-        """Whether the next frame has flows to close."""
-        return bool(self._closing)
-
     def _take_closing(self) -> Sequence[int]:
         if not self._closing:
             return ()
