@@ -315,7 +315,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
     def __del__(self) -> None:
         """End a subscription that nobody closed, in the background: a finaliser must not wait."""
-        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.closed:
+        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
             self._thread.submit(self._receiver.close())
 
     def __enter__(self) -> Self:

@@ -57,7 +57,7 @@ class Receiver(Resumable):
         self._broken_since = time.monotonic()
 
     def __repr__(self) -> str:
-        state = "closed" if self._over else "open"
+        state = "closed" if self.over else "open"
         connection = "connected" if self.connected else f"not connected: {self._last_problem}"
         return f"<Receiver {self.address} {state} buffered={len(self._buffer)} {connection}>"
 
@@ -84,14 +84,14 @@ class Receiver(Resumable):
             return self._next(timeout)
 
     def _has_news(self) -> bool:
-        return bool(self._buffer) or self._error is not None or self._over
+        return bool(self._buffer) or self.failed is not None or self.over
 
     def _next(self, timeout: float | None) -> Arrived | None:
         if self._buffer:
             return self._buffer.popleft()
-        if self._error is not None:
-            raise self._error
-        if self._over:
+        if self.failed is not None:
+            raise self.failed
+        if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
         if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
             raise UnreachableError(f"no worker at {self.address} for {timeout} s: {self._last_problem}")
@@ -100,26 +100,21 @@ class Receiver(Resumable):
     def acknowledge(self, arrived: Arrived) -> None:
         """Say that a batch is done with; a batch of a worker that has died since is ignored."""
         with self._lock:
-            if not self._window.acknowledge(arrived) or self._over:
+            if not self._window.acknowledge(arrived) or self.over:
                 return
         self._loop.call_soon_threadsafe(self._acknowledgements.add)
 
     # --- life, on the loop ---------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._over
 
     async def close(self) -> None:
         """End the subscription; acknowledgements that were made are delivered first where possible.
 
         After a cancelled call it is closed, and its stream ends by itself.
         """
-        if self._over:
+        if self.over:
             return
         with self._lock:
-            self._over = True
+            self.over = True
             self._moved.notify_all()
         self._arrival.set()
         self._progress.set()
@@ -129,11 +124,11 @@ class Receiver(Resumable):
 
     def resume(self) -> None:
         """Go on after a fork."""
-        if not self._over and self._error is None:
+        if not self.over and self.failed is None:
             self.start()
 
     def _lost(self, error: TuplewireError) -> None:
-        if self._over:
+        if self.over:
             return
         if self.connected or str(error) != self._last_problem:
             logger.info("subscription.lost", extra={"peer": self.address, "reason": str(error)})
@@ -143,7 +138,7 @@ class Receiver(Resumable):
 
     def _failed(self, error: TuplewireError) -> None:
         with self._lock:
-            self._error = error
+            self.failed = error
             # It cannot be acknowledged any more, and comes to whoever has the task now.
             self._buffer.clear()
             self._moved.notify_all()
@@ -200,7 +195,7 @@ class Receiver(Resumable):
             self._progress.clear()
             self._acknowledgements.told()
             with self._lock:
-                closed = self._over  # before the cursors: what is acknowledged by then still goes out
+                closed = self.over  # before the cursors: what is acknowledged by then still goes out
                 cursors = self._window.take_moved()
             if cursors:
                 progress = pb.Progress(tasks=[_cursor_to_wire(cursor) for cursor in cursors])

@@ -41,11 +41,11 @@ class Resumable(ABC):
         self._settings = settings
         self.event_loop = self._loop = loop
         self._dial = dial
-        self._over = False
+        self.over = False
         """Whether no further stream is wanted."""
         self._admitted = False
         """Whether the worker has let us in before, or others may exchange their files before we do ours."""
-        self._error: TuplewireError | None = None
+        self.failed: TuplewireError | None = None
         self._last_problem = "not connected yet"
         self._task: asyncio.Task[None] | None = None
 
@@ -101,12 +101,12 @@ class Resumable(ABC):
     async def _run(self) -> None:
         settings = self._settings
         backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
-        while not self._over:
+        while not self.over:
             try:
                 await self._stream(backoff)
             except TuplewireError as error:
                 self._lost(error)
-                if not self._over and not self._may_try_again(error):
+                if not self.over and not self._may_try_again(error):
                     self._failed(_without_frames(error))
                     return
             except Exception as error:
@@ -114,7 +114,7 @@ class Resumable(ABC):
                 raise
             finally:
                 self.connected = False
-            if not self._over:
+            if not self.over:
                 await asyncio.sleep(backoff.next())
 
     def _may_try_again(self, error: TuplewireError) -> bool:

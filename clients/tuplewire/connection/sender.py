@@ -147,7 +147,7 @@ class Sender(SendingEnd, Resumable):
             offers, self._offers = self._offers, []
             for offer in offers:
                 if offer.accepted is None:
-                    offer.accepted = self._error is None and self._offer_to_window(
+                    offer.accepted = self.failed is None and self._offer_to_window(
                         offer.groups, offer.token, retain=offer.retain
                     )
             self._moved.notify_all()
@@ -234,7 +234,7 @@ class Sender(SendingEnd, Resumable):
         self.stop_accepting()
         await self.wait_settled_async(timeout)
         if self.connected and not self.pending_messages and self._task is not None:
-            self._over = True
+            self.over = True
             self._due.set()
             await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
 
@@ -251,14 +251,14 @@ class Sender(SendingEnd, Resumable):
 
     def resume(self) -> None:
         """Go on after a fork."""
-        if not self.ended and self._error is None:  # a close() may be waiting for acknowledgements
+        if not self.ended and self.failed is None:  # a close() may be waiting for acknowledgements
             self.start()
 
     def _lost(self, error: TuplewireError) -> None:
         if self.connected or str(error) != self._last_problem:
             logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
         self._last_problem = str(error)
-        self.lost(answers=self._over or isinstance(error, DrainingError))
+        self.lost(answers=self.over or isinstance(error, DrainingError))
         self._waking = False
         self.pressure.look(connected=False)
 
@@ -351,7 +351,7 @@ class Sender(SendingEnd, Resumable):
                     self._asking = False
                     await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
-                if self._over:
+                if self.over:
                     await stream.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
                     await stream.done_writing()
                     return

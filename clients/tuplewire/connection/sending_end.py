@@ -52,7 +52,8 @@ class SendingEnd(ReceiverReports, ABC):
         self.assignment_version: Callable[[], int] = lambda: 0
         self.draining: Callable[[], bool] = lambda: False
         self._settings = settings
-        self._error: TuplewireError | None = None
+        self.failed: TuplewireError | None = None
+        """The error for which the session has ended, if it has."""
         self._last_problem = "not connected yet"
         self._lock = threading.RLock()  # a signal handler may send while this thread sends
         self._moved = HandOverCondition(self._lock)
@@ -106,8 +107,8 @@ class SendingEnd(ReceiverReports, ABC):
         self._wake()
 
     def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.failed is not None:
+            raise self.failed
         if self.closing:
             raise ClosedError(f"the connection to {self.address} is closed")
 
@@ -178,7 +179,7 @@ class SendingEnd(ReceiverReports, ABC):
 
     @property
     def _all_settled(self) -> bool:
-        return not self.pending_messages or self._error is not None
+        return not self.pending_messages or self.failed is not None
 
     def _ask(self) -> None:
         """Let the receiver acknowledge at once what it has: somebody waits for it here."""
@@ -189,8 +190,8 @@ class SendingEnd(ReceiverReports, ABC):
     def _raise_flush(self, timeout: float | None) -> None:
         with self._lock:
             refused = self._refused.take()
-            if self._error is not None:
-                raise self._error
+            if self.failed is not None:
+                raise self.failed
             if refused:
                 raise RefusedMessagesError(refused)
             if not self._all_settled:
@@ -203,11 +204,6 @@ class SendingEnd(ReceiverReports, ABC):
     def pending_messages(self) -> int:
         """Messages that are accepted and not settled."""
         return self._window.messages
-
-    @property
-    def failed(self) -> TuplewireError | None:
-        """The error for which the session has ended, if it has."""
-        return self._error
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of this session."""
@@ -353,7 +349,7 @@ class SendingEnd(ReceiverReports, ABC):
         """Drop what is pending, and raise this error to whoever sends or waits."""
         with self._lock:
             self._take_in()
-            self._error = error
+            self.failed = error
             self._settle(self._window.abandon(DropReason.REFUSED))
             self._notify()
 
