@@ -6,7 +6,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Collection, Iterable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import index as to_int
 from typing import Any, Self, SupportsIndex, TypeAlias
 
@@ -247,17 +247,9 @@ class TaskGroup:
         return pieces
 
     def _piece(self, start: int, stop: int, begin: int, end: int) -> TaskGroup:
-        return TaskGroup(
-            self.task,
-            self.source,
-            self.lengths[4 * start : 4 * stop],
-            self.data[begin:end],
-            redelivered=self.redelivered,
-            forwarded=self.forwarded,
-            entry_sequence=self.entry_sequence and self.entry_sequence + start,
-            accepted_micros=self.accepted_micros,
-            kept=self.kept,
-        )
+        lengths, data = self.lengths[4 * start : 4 * stop], self.data[begin:end]
+        first = self.entry_sequence and self.entry_sequence + start
+        return replace(self, lengths=lengths, data=data, entry_sequence=first)
 
     def with_source(self, source: int) -> TaskGroup:
         """Return the same messages as sent by a task."""
@@ -265,7 +257,7 @@ class TaskGroup:
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
-        return self._marked(redelivered=True, forwarded=self.forwarded, kept=self.kept)
+        return replace(self, redelivered=True)
 
     def at(self, entry_sequence: int, now_micros: int, *, kept: bool = False) -> TaskGroup:
         """Return the same messages, with the sequence at which their entry worker accepted them.
@@ -289,8 +281,17 @@ class TaskGroup:
 
         Whoever passes them on keeps them.
         """
-        forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
-        return self._marked(redelivered=self.redelivered, forwarded=forwarded, kept=True)
+        return TaskGroup(
+            self.task,
+            self.source,
+            self.lengths,
+            self.data,
+            redelivered=self.redelivered,
+            forwarded=(self.forwarded or worker) + _HOP + _UNQUEUED_HOP,
+            entry_sequence=self.entry_sequence,
+            accepted_micros=self.accepted_micros,
+            kept=True,
+        )
 
     @property
     def unqueued_hops(self) -> int:
@@ -301,21 +302,7 @@ class TaskGroup:
         """Return the same messages, as they leave a queue: a task that moves again is no circle."""
         if not self.unqueued_hops:
             return self
-        forwarded = route_of(self.forwarded)
-        return self._marked(redelivered=self.redelivered, forwarded=forwarded, kept=self.kept)
-
-    def _marked(self, *, redelivered: bool, forwarded: int, kept: bool) -> TaskGroup:
-        return TaskGroup(
-            self.task,
-            self.source,
-            self.lengths,
-            self.data,
-            redelivered=redelivered,
-            forwarded=forwarded,
-            entry_sequence=self.entry_sequence,
-            accepted_micros=self.accepted_micros,
-            kept=kept,
-        )
+        return replace(self, forwarded=route_of(self.forwarded))
 
     def joins(self, other: TaskGroup) -> bool:
         """Whether these messages may follow the other's in one column."""
