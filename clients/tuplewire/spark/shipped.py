@@ -5,6 +5,7 @@ Spark itself compares the interpreters. This module is imported before anything 
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -88,10 +89,4 @@ def _version(module: str) -> str:
 
 def _parts(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with: none for an error's text."""
-    parts = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-    return tuple(parts)
+    return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))
