@@ -86,9 +86,7 @@ class BaseClient:
         return Sender(self.address, self._identity(), self._settings, loop, self._dial())
 
     def _new_receiver(self, tasks: Iterable[int], loop: asyncio.AbstractEventLoop) -> Receiver:
-        me = self._identity()
-        who = (self.address, me.topology, me.sender_id, me.incarnation)
-        return Receiver(*who, tasks, self._settings, loop, self._dial())
+        return Receiver(self.address, self._identity(), tasks, self._settings, loop, self._dial())
 
     def _dial(self) -> Dial:
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
@@ -317,7 +315,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
     def __del__(self) -> None:
         """End a subscription that nobody closed, in the background: a finaliser must not wait."""
-        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.closed:
+        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
             self._thread.submit(self._receiver.close())
 
     def __enter__(self) -> Self:

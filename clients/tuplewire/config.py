@@ -15,12 +15,10 @@ PROTOCOL_VERSION = 1
 
 
 class AckMode(enum.StrEnum):
-    """When a message counts as acknowledged."""
+    """When a message counts as acknowledged; the setting `ack_mode` says what each means."""
 
     QUEUED = "queued"
-    """Once the worker has it in a queue."""
     PROCESSED = "processed"
-    """Once its consumer has acknowledged it."""
 
 
 class Overflow(enum.StrEnum):

@@ -6,6 +6,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Collection, Iterable
+from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import index as to_int
 from typing import Any, Self, SupportsIndex, TypeAlias
 
@@ -81,13 +82,6 @@ def _to_wire(lengths: array[int]) -> bytes:
     return lengths.tobytes()
 
 
-def _from_wire(lengths: bytes) -> array[int]:
-    column = array("I", lengths)
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column
-
-
 _HOP = 1 << 32
 """`forwarded` is the entry worker's number, less than this, plus this once for each hop since."""
 _UNQUEUED_HOP = 1 << 56
@@ -120,6 +114,7 @@ def entry_worker(forwarded: int) -> int:
     return forwarded % _HOP
 
 
+@dataclass(slots=True, eq=False)
 class TaskGroup:
     """A column of messages from one source task to one destination task; immutable.
 
@@ -136,42 +131,20 @@ class TaskGroup:
     kept: at a worker, whether somebody before it keeps them until they are processed: they survive its death.
     """
 
-    __slots__ = (
-        "accepted_micros",
-        "data",
-        "entry_sequence",
-        "flow",
-        "forwarded",
-        "kept",
-        "lengths",
-        "redelivered",
-        "source",
-        "task",
-    )
+    task: int
+    source: int | None
+    lengths: bytes
+    data: bytes
+    _: KW_ONLY
+    redelivered: bool = False
+    forwarded: int = 0
+    entry_sequence: int = 0
+    accepted_micros: int = 0
+    kept: bool = False
+    flow: int = field(init=False)
 
-    def __init__(
-        self,
-        task: int,
-        source: int | None,
-        lengths: bytes,
-        data: bytes,
-        *,
-        redelivered: bool = False,
-        forwarded: int = 0,
-        entry_sequence: int = 0,
-        accepted_micros: int = 0,
-        kept: bool = False,
-    ) -> None:
-        self.task = task
-        self.source = source
-        self.lengths = lengths
-        self.data = data
-        self.redelivered = redelivered
-        self.forwarded = forwarded
-        self.entry_sequence = entry_sequence
-        self.accepted_micros = accepted_micros
-        self.kept = kept
-        self.flow = flow_of(task, forwarded) if forwarded else task
+    def __post_init__(self) -> None:
+        self.flow = flow_of(self.task, self.forwarded) if self.forwarded else self.task
 
     @classmethod
     def of(
@@ -210,7 +183,7 @@ class TaskGroup:
                 f"a group to task {self.task} has {len(self.lengths)} bytes of lengths; "
                 "each message takes four"
             )
-        total = sum(_from_wire(self.lengths))
+        total = sum(self.sizes())
         if total != len(self.data):
             raise MalformedError(
                 f"a group to task {self.task} says {total} bytes of payload and holds {len(self.data)}"
@@ -231,11 +204,14 @@ class TaskGroup:
 
     def sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""
-        return _from_wire(self.lengths)
+        column = array("I", self.lengths)
+        if sys.byteorder == "big":
+            column.byteswap()
+        return column
 
     def payloads(self) -> list[bytes]:
         """Return the payloads, one bytes object each."""
-        data, lengths = self.data, _from_wire(self.lengths)
+        data, lengths = self.data, self.sizes()
         count = len(lengths)
         if count == 1:
             return [data]
@@ -253,7 +229,7 @@ class TaskGroup:
 
     def slice(self, start: int, stop: int) -> TaskGroup:
         """Return the messages from start up to stop (both within the group) as a group."""
-        sizes = _from_wire(self.lengths)
+        sizes = self.sizes()
         begin = sum(sizes[:start])
         return self._piece(start, stop, begin, begin + sum(sizes[start:stop]))
 
@@ -261,7 +237,7 @@ class TaskGroup:
         """Cut into groups of at most so many payload bytes, or of one larger message."""
         pieces = []
         start = begin = end = 0
-        sizes = _from_wire(self.lengths)
+        sizes = self.sizes()
         for index, size in enumerate(sizes):
             if end + size - begin > max_bytes and index > start:
                 pieces.append(self._piece(start, index, begin, end))
@@ -271,17 +247,9 @@ class TaskGroup:
         return pieces
 
     def _piece(self, start: int, stop: int, begin: int, end: int) -> TaskGroup:
-        return TaskGroup(
-            self.task,
-            self.source,
-            self.lengths[4 * start : 4 * stop],
-            self.data[begin:end],
-            redelivered=self.redelivered,
-            forwarded=self.forwarded,
-            entry_sequence=self.entry_sequence and self.entry_sequence + start,
-            accepted_micros=self.accepted_micros,
-            kept=self.kept,
-        )
+        lengths, data = self.lengths[4 * start : 4 * stop], self.data[begin:end]
+        first = self.entry_sequence and self.entry_sequence + start
+        return replace(self, lengths=lengths, data=data, entry_sequence=first)
 
     def with_source(self, source: int) -> TaskGroup:
         """Return the same messages as sent by a task."""
@@ -289,7 +257,7 @@ class TaskGroup:
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
-        return self._marked(redelivered=True, forwarded=self.forwarded, kept=self.kept)
+        return replace(self, redelivered=True)
 
     def at(self, entry_sequence: int, now_micros: int, *, kept: bool = False) -> TaskGroup:
         """Return the same messages, with the sequence at which their entry worker accepted them.
@@ -313,8 +281,17 @@ class TaskGroup:
 
         Whoever passes them on keeps them.
         """
-        forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
-        return self._marked(redelivered=self.redelivered, forwarded=forwarded, kept=True)
+        return TaskGroup(
+            self.task,
+            self.source,
+            self.lengths,
+            self.data,
+            redelivered=self.redelivered,
+            forwarded=(self.forwarded or worker) + _HOP + _UNQUEUED_HOP,
+            entry_sequence=self.entry_sequence,
+            accepted_micros=self.accepted_micros,
+            kept=True,
+        )
 
     @property
     def unqueued_hops(self) -> int:
@@ -325,21 +302,7 @@ class TaskGroup:
         """Return the same messages, as they leave a queue: a task that moves again is no circle."""
         if not self.unqueued_hops:
             return self
-        forwarded = route_of(self.forwarded)
-        return self._marked(redelivered=self.redelivered, forwarded=forwarded, kept=self.kept)
-
-    def _marked(self, *, redelivered: bool, forwarded: int, kept: bool) -> TaskGroup:
-        return TaskGroup(
-            self.task,
-            self.source,
-            self.lengths,
-            self.data,
-            redelivered=redelivered,
-            forwarded=forwarded,
-            entry_sequence=self.entry_sequence,
-            accepted_micros=self.accepted_micros,
-            kept=kept,
-        )
+        return replace(self, forwarded=route_of(self.forwarded))
 
     def joins(self, other: TaskGroup) -> bool:
         """Whether these messages may follow the other's in one column."""

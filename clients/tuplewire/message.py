@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import (
     MAX_TASK,
@@ -31,6 +31,8 @@ SHUTDOWN_TASK = -1
 
 _MAX_SERIALIZED_TASK = 2**15 - 1
 _NO_SOURCE = -1
+_Columns: TypeAlias = "tuple[array[int], array[int], list[bytes]]"
+"""Tasks, sources and payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     __slots__ = ("_columns", "_count", "_grouped", "_groups")
 
-    _columns: tuple[array[int], array[int], list[bytes]] | None
+    _columns: _Columns | None
     _groups: tuple[TaskGroup, ...] | None
     _grouped: bool  # the order is that of the groups; else that of the columns
 
@@ -99,7 +101,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
                 f"a batch is made of TaskMessages, and this is a {type(wrong).__name__}; "
                 "for plain values use TaskMessageBatch.from_columns(tasks, payloads)"
             ) from error
-        self._fill(tasks, payloads, source)
+        self._hold(_columns_of(tasks, payloads, source))
 
     @classmethod
     def from_columns(
@@ -115,19 +117,12 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         """
         if not isinstance(tasks, Collection) and not isinstance(sources, Collection):
             return cls.from_groups([TaskGroup.of(tasks, payloads, sources)])
-        batch = cls.__new__(cls)
-        batch._fill(tasks, payloads, sources)
-        return batch
+        return cls.__new__(cls)._hold(_columns_of(tasks, payloads, sources))
 
     @classmethod
     def from_groups(cls, groups: Iterable[TaskGroup]) -> Self:
         """Build from groups, in their order, sharing their columns; groups without messages are left out."""
-        batch = cls.__new__(cls)
-        batch._groups = tuple(filter(len, groups))
-        batch._count = sum(map(len, batch._groups))
-        batch._columns = None
-        batch._grouped = True
-        return batch
+        return cls.__new__(cls)._hold(None, tuple(filter(len, groups)))
 
     @classmethod
     def from_arrow(
@@ -147,24 +142,13 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
         return record_batch(self.groups)
 
-    def _fill(
-        self,
-        tasks: SupportsIndex | Collection[SupportsIndex],
-        payloads: Iterable[BytesLike],
-        sources: SupportsIndex | Collection[SupportsIndex] | None,
-    ) -> None:
-        column = payload_column(payloads)
-        count = len(column)
-        self._columns = (
-            task_column(tasks, count, "tasks"),
-            array("i", [_NO_SOURCE]) * count if sources is None else task_column(sources, count, "sources"),
-            column,
-        )
-        self._count = count
-        self._groups = None
-        self._grouped = False
+    def _hold(self, columns: _Columns | None, groups: tuple[TaskGroup, ...] | None = None) -> Self:
+        self._columns, self._groups = columns, groups
+        self._count = len(columns[2]) if columns is not None else sum(map(len, groups or ()))
+        self._grouped = columns is None
+        return self
 
-    def _as_columns(self) -> tuple[array[int], array[int], list[bytes]]:
+    def _as_columns(self) -> _Columns:
         if self._columns is None:
             tasks, sources = array("i"), array("i")
             payloads: list[bytes] = []
@@ -248,10 +232,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     @staticmethod
     def _of_columns(tasks: array[int], sources: array[int], payloads: list[bytes]) -> TaskMessageBatch:
-        batch = TaskMessageBatch.__new__(TaskMessageBatch)
-        batch._columns, batch._count, batch._groups = (tasks, sources, payloads), len(payloads), None
-        batch._grouped = False
-        return batch
+        return TaskMessageBatch.__new__(TaskMessageBatch)._hold((tasks, sources, payloads))
 
     def _slice_groups(self, start: int, stop: int) -> TaskMessageBatch:
         groups = self.groups
@@ -291,6 +272,20 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     def __repr__(self) -> str:
         return f"<TaskMessageBatch: {len(self)} messages, {self.nbytes} bytes>"
+
+
+def _columns_of(
+    tasks: SupportsIndex | Collection[SupportsIndex],
+    payloads: Iterable[BytesLike],
+    sources: SupportsIndex | Collection[SupportsIndex] | None,
+) -> _Columns:
+    column = payload_column(payloads)
+    count = len(column)
+    return (
+        task_column(tasks, count, "tasks"),
+        array("i", [_NO_SOURCE]) * count if sources is None else task_column(sources, count, "sources"),
+        column,
+    )
 
 
 def as_groups(messages: Any, payload: Any = None, source: int | None = None) -> tuple[TaskGroup, ...]:

@@ -13,7 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
 
@@ -23,7 +23,7 @@ ENVIRONMENT_PREFIX = "TUPLEWIRE_"
 """How the names of our variables begin."""
 OUR_PREFIX = "tuplewire."
 """How our own keys in a configuration begin."""
-REQUIRED: Any = object()
+REQUIRED: Any = MISSING
 """The default of a setting that has none."""
 
 _MILLISECONDS = (".ms", "_ms")
@@ -214,8 +214,6 @@ def setting(
 ) -> Any:
     """Declare a field of a class of settings. key: by default the class's prefix and the name."""
     declared = {"setting": Setting("", kind, default, help, key, storm, option, secret)}
-    if default is REQUIRED:
-        return field(metadata=declared, repr=not secret)
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=declared, repr=not secret)
     return field(default=default, metadata=declared, repr=not secret)

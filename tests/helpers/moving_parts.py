@@ -132,7 +132,8 @@ class Consumer:
         self.held: deque[Arrived] = deque()
         address = address_of(worker)
         dial = network.dial(address)
-        self.receiver = Receiver(address, TOPOLOGY, name, 1, [task], SESSION, network.loop, dial)
+        identity = Identity(TOPOLOGY, name, 1)
+        self.receiver = Receiver(address, identity, [task], SESSION, network.loop, dial)
         self.receiver.start()
 
 

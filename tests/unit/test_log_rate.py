@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tuplewire.connection.log_rate import LogRate
-from tuplewire.connection.refused_messages import RefusedMessages
+from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.session.receive import Refusal
 
 

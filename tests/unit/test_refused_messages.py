@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuplewire.connection.refused_messages import RefusedMessages
+from tuplewire.connection.receiver_reports import RefusedMessages
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import Refusal
 

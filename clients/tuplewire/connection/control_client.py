@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -44,9 +43,7 @@ class ControlClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -71,12 +68,6 @@ class ControlClient:
                 # Other threads' calls may be under way on the one before, which goes with the last of them.
                 self._connection = connection = _Connection(channel, identity)
             return connection
-
-    def _broken(self, connection: _Connection) -> None:
-        """Let the next call look at the worker's certificate anew: it may be another one by then."""
-        with self._lock:
-            if self._connection is connection and connection.identity is not None:
-                self._connection = None
 
     def status(self) -> control_pb2.GetStatusResponse:
         """Return identity, state, ledger and counts; the parts were read together."""
@@ -169,7 +160,9 @@ class ControlClient:
             with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s", hint):
                 return getattr(connection.control, method)(request, timeout=self.timeout, metadata=metadata)
         except UnreachableError:
-            self._broken(connection)
+            with self._lock:
+                if self._connection is connection and connection.identity is not None:
+                    self._connection = None  # the worker's certificate may be another one by then
             raise
 
 

@@ -43,14 +43,6 @@ class TlsMaterial:
     context: ssl.SSLContext = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    """A worker's certificate, which was checked, and a name in it that gRPC can compare."""
-
-    pem: bytes
-    name: str
-
-
 class Dialler:
     """Makes channels for credentials. Thread-safe.
 
@@ -97,10 +89,9 @@ class Dialler:
         """Return a channel to an address; UnreachableError when no worker of ours is there."""
         if not self.credentials.secures(address):
             return grpc.aio.insecure_channel(address, options=options)
-        tls, peer = self._tls(), None
-        if names := self._names():
-            peer = _peer_of(address, await _certificate_at(address, tls.context), names)
-        return grpc.aio.secure_channel(address, _credentials(tls, peer), options=[*options, *_override(peer)])
+        tls, names = self._tls(), self._names()
+        seen = await _certificate_at(address, tls.context) if names else None
+        return grpc.aio.secure_channel(address, *_secured(address, options, tls, names, seen))
 
     def blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
@@ -108,10 +99,9 @@ class Dialler:
         """Do the same for a thread, in at most so many seconds."""
         if not self.credentials.secures(address):
             return grpc.insecure_channel(address, options=options)
-        tls, peer = self._tls(), None
-        if names := self._names():
-            peer = _peer_of(address, _certificate_at_blocking(address, tls.context, timeout), names)
-        return grpc.secure_channel(address, _credentials(tls, peer), options=[*options, *_override(peer)])
+        tls, names = self._tls(), self._names()
+        seen = _certificate_at_blocking(address, tls.context, timeout) if names else None
+        return grpc.secure_channel(address, *_secured(address, options, tls, names, seen))
 
 
 def read_tls(credentials: Credentials) -> TlsMaterial:
@@ -158,21 +148,24 @@ def names_in(certificate: dict[str, Any]) -> list[str]:
     return [name for _, name in certificate.get("subjectAltName", ())]
 
 
-def _credentials(tls: TlsMaterial, peer: _Peer | None) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(peer.pem if peer else tls.ca, tls.key, tls.certificate)
-
-
-def _override(peer: _Peer | None) -> list[tuple[str, Any]]:
-    return [("grpc.ssl_target_name_override", peer.name)] if peer else []
-
-
 _Certificate = tuple[dict[str, Any], bytes]
 """As ssl decodes it, and in DER."""
 
 
-def _peer_of(address: str, certificate: _Certificate, names: Sequence[str]) -> _Peer:
-    """Return the certificate of whoever answers, where one of its names is on the list."""
-    decoded, der = certificate
+def _secured(
+    address: str,
+    options: Sequence[tuple[str, Any]],
+    tls: TlsMaterial,
+    names: Sequence[str],
+    seen: _Certificate | None,
+) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
+    """Return a channel's credentials and options.
+
+    seen: the certificate of whoever answers, where a list of names says which will do.
+    """
+    if seen is None:
+        return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate), [*options]
+    decoded, der = seen
     own = names_in(decoded)
     if not allowed(own, names):
         raise UnreachableError(
@@ -185,7 +178,10 @@ def _peer_of(address: str, certificate: _Certificate, names: Sequence[str]) -> _
             f"{address}: gRPC for Python cannot use a certificate that has only URIs for names "
             f"({', '.join(own)}); have a DNS name signed in as well"
         )
-    return _Peer(ssl.DER_cert_to_PEM_cert(der).encode(), comparable[0].replace("*", "worker"))
+    # That certificate and no other, by a name in it that gRPC can compare.
+    pem = ssl.DER_cert_to_PEM_cert(der).encode()
+    credentials = grpc.ssl_channel_credentials(pem, tls.key, tls.certificate)
+    return credentials, [*options, ("grpc.ssl_target_name_override", comparable[0].replace("*", "worker"))]
 
 
 async def _certificate_at(address: str, context: ssl.SSLContext) -> _Certificate:

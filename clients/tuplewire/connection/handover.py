@@ -6,11 +6,14 @@ A caller appends; the loop does the rest, in columns. So an interrupt or a signa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tuplewire.group import TaskGroup
+
+_Found = TypeVar("_Found")
 
 Batch = tuple[Sequence[TaskGroup], Any, bool]
 """Groups, their token, and whether they are retained."""
@@ -72,3 +75,15 @@ class HandOver:
 def _groups_of(columns: dict[tuple[int, int | None], list[bytes]]) -> Batch:
     groups = [TaskGroup.of(task, payloads, source) for (task, source), payloads in columns.items()]
     return groups, None, False
+
+
+class HandOverCondition(threading.Condition):
+    """Waits with a lock that its caller still has after an interrupt, which may end a wait without it."""
+
+    def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
+        try:
+            return super().wait_for(predicate, timeout)
+        except BaseException:
+            if not self._is_owned():  # type: ignore[attr-defined]
+                self.acquire()
+            raise

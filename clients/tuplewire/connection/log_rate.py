@@ -29,7 +29,9 @@ class LogRate:
         now = self._clock()
         total = self._since.pop(kind, 0) + count
         if now - self._logged.get(kind, -_QUIET_SECONDS) < _QUIET_SECONDS or not self._has_room(now):
-            self._remember(kind, total)
+            if len(self._since) >= _MOST_KINDS:
+                del self._since[next(iter(self._since))]
+            self._since[kind] = total  # for the next line of this kind
             return 0
         self._logged.pop(kind, None)
         if len(self._logged) >= _MOST_KINDS:
@@ -44,9 +46,3 @@ class LogRate:
             self._minute, self._lines = now, 0
         self._lines += 1
         return self._lines <= _MOST_LINES
-
-    def _remember(self, kind: Hashable, total: int) -> None:
-        """Keep a count for the next line of this kind, if there are not too many."""
-        if len(self._since) >= _MOST_KINDS:
-            del self._since[next(iter(self._since))]
-        self._since[kind] = total

@@ -17,7 +17,8 @@ from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
 from tuplewire.connection.resumable import FATAL, Resumable
-from tuplewire.connection.stream import ClientStream, Dial, Gathering, StreamBroken
+from tuplewire.connection.sender import Identity
+from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
 from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
 from tuplewire.session.delivery import Delivery
@@ -38,16 +39,14 @@ class Receiver(Resumable):
     def __init__(
         self,
         address: str,
-        topology: str,
-        consumer_id: str,
-        incarnation: int,
+        identity: Identity,
         tasks: Iterable[int],
         settings: SessionSettings,
         loop: asyncio.AbstractEventLoop,
         dial: Dial,
     ) -> None:
         super().__init__(address, settings, loop, dial)
-        self._hello = (topology, consumer_id, incarnation)
+        self._identity = identity
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
@@ -56,10 +55,9 @@ class Receiver(Resumable):
         self._progress = asyncio.Event()
         self._acknowledgements = Gathering(self._progress, loop)
         self._broken_since = time.monotonic()
-        self._closed = False
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self.over else "open"
         connection = "connected" if self.connected else f"not connected: {self._last_problem}"
         return f"<Receiver {self.address} {state} buffered={len(self._buffer)} {connection}>"
 
@@ -86,14 +84,14 @@ class Receiver(Resumable):
             return self._next(timeout)
 
     def _has_news(self) -> bool:
-        return bool(self._buffer) or self._error is not None or self._closed
+        return bool(self._buffer) or self.failed is not None or self.over
 
     def _next(self, timeout: float | None) -> Arrived | None:
         if self._buffer:
             return self._buffer.popleft()
-        if self._error is not None:
-            raise self._error
-        if self._closed:
+        if self.failed is not None:
+            raise self.failed
+        if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
         if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
             raise UnreachableError(f"no worker at {self.address} for {timeout} s: {self._last_problem}")
@@ -102,44 +100,35 @@ class Receiver(Resumable):
     def acknowledge(self, arrived: Arrived) -> None:
         """Say that a batch is done with; a batch of a worker that has died since is ignored."""
         with self._lock:
-            if not self._window.acknowledge(arrived) or self._closed:
+            if not self._window.acknowledge(arrived) or self.over:
                 return
         self._loop.call_soon_threadsafe(self._acknowledgements.add)
 
     # --- life, on the loop ---------------------------------------------------------------------
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._closed
 
     async def close(self) -> None:
         """End the subscription; acknowledgements that were made are delivered first where possible.
 
         After a cancelled call it is closed, and its stream ends by itself.
         """
-        if self._closed:
+        if self.over:
             return
         with self._lock:
-            self._closed = True
+            self.over = True
             self._moved.notify_all()
         self._arrival.set()
         self._progress.set()
         if self.connected and self._task is not None:
             await asyncio.wait([self._task], timeout=1.0)
-        await self._stop()
+        await self.suspend()
 
     def resume(self) -> None:
         """Go on after a fork."""
-        if not self._closed and self._error is None:
+        if not self.over and self.failed is None:
             self.start()
 
-    @property
-    def _over(self) -> bool:
-        return self._closed
-
     def _lost(self, error: TuplewireError) -> None:
-        if self._closed:
+        if self.over:
             return
         if self.connected or str(error) != self._last_problem:
             logger.info("subscription.lost", extra={"peer": self.address, "reason": str(error)})
@@ -149,7 +138,7 @@ class Receiver(Resumable):
 
     def _failed(self, error: TuplewireError) -> None:
         with self._lock:
-            self._error = error
+            self.failed = error
             # It cannot be acknowledged any more, and comes to whoever has the task now.
             self._buffer.clear()
             self._moved.notify_all()
@@ -159,21 +148,17 @@ class Receiver(Resumable):
         return (self._write(stream),)
 
     async def _open(self, stream: ClientStream) -> None:
-        topology, consumer_id, incarnation = self._hello
         with self._lock:
             cursors = self._window.all()
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
-            topology=topology,
-            consumer_id=consumer_id,
-            incarnation=incarnation,
+            topology=self._identity.topology,
+            consumer_id=self._identity.sender_id,
+            incarnation=self._identity.incarnation,
             tasks=[_cursor_to_wire(cursor) for cursor in cursors],
             worker_incarnation=self._window.worker_incarnation,
         )
-        await stream.write(pb.RecvRequest(subscribe=subscribe).SerializeToString())
-        data = await stream.read()
-        if data is None:
-            raise StreamBroken
+        data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
         subscribed = pb.RecvResponse.FromString(data).subscribed
         with self._lock:
             self._window.opened(
@@ -210,7 +195,7 @@ class Receiver(Resumable):
             self._progress.clear()
             self._acknowledgements.told()
             with self._lock:
-                closed = self._closed  # before the cursors: what is acknowledged by then still goes out
+                closed = self.over  # before the cursors: what is acknowledged by then still goes out
                 cursors = self._window.take_moved()
             if cursors:
                 progress = pb.Progress(tasks=[_cursor_to_wire(cursor) for cursor in cursors])

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from tuplewire.config import SessionSettings
 from tuplewire.connection.loop import watched
@@ -39,24 +39,30 @@ class Resumable(ABC):
         self.address = address
         self.connected = False
         self._settings = settings
-        self._loop = loop
+        self.event_loop = self._loop = loop
         self._dial = dial
+        self.over = False
+        """Whether no further stream is wanted."""
         self._admitted = False
         """Whether the worker has let us in before, or others may exchange their files before we do ours."""
-        self._error: TuplewireError | None = None
+        self.failed: TuplewireError | None = None
         self._last_problem = "not connected yet"
         self._task: asyncio.Task[None] | None = None
 
     # --- what a session does with its stream ---------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def _over(self) -> bool:
-        """Whether no further stream is wanted."""
-
     @abstractmethod
     async def _open(self, stream: ClientStream) -> None:
         """Say hello, and take the answer in."""
+
+    @staticmethod
+    async def _exchange(stream: ClientStream, request: Message) -> bytes:
+        """Write a request, and return what comes next; StreamBroken where the other side ends the stream."""
+        await stream.write(request.SerializeToString())
+        data = await stream.read()
+        if data is None:
+            raise StreamBroken
+        return data
 
     @abstractmethod
     def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
@@ -80,21 +86,13 @@ class Resumable(ABC):
 
     # --- life ------------------------------------------------------------------------------------------
 
-    @property
-    def event_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that this belongs to."""
-        return self._loop
-
     def start(self) -> None:
         """Begin to connect; on the loop."""
         name = f"{self.method.lower()} at {self.address}"
         self._task = watched(self._loop.create_task(self._run(), name=name))
 
     async def suspend(self) -> None:
-        """Give the stream up for a fork; see tuplewire.connection.loop."""
-        await self._stop()
-
-    async def _stop(self) -> None:
+        """Give the stream up, at the end or for a fork; see tuplewire.connection.loop."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -103,12 +101,12 @@ class Resumable(ABC):
     async def _run(self) -> None:
         settings = self._settings
         backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
-        while not self._over:
+        while not self.over:
             try:
                 await self._stream(backoff)
             except TuplewireError as error:
                 self._lost(error)
-                if not self._over and not self._may_try_again(error):
+                if not self.over and not self._may_try_again(error):
                     self._failed(_without_frames(error))
                     return
             except Exception as error:
@@ -116,7 +114,7 @@ class Resumable(ABC):
                 raise
             finally:
                 self.connected = False
-            if not self._over:
+            if not self.over:
                 await asyncio.sleep(backoff.next())
 
     def _may_try_again(self, error: TuplewireError) -> bool:

@@ -18,7 +18,7 @@ from tuplewire.config import PROTOCOL_VERSION, AckMode, Overflow, SessionSetting
 from tuplewire.connection.handover import HandOver, Offer
 from tuplewire.connection.resumable import Resumable
 from tuplewire.connection.sending_end import SendingEnd
-from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
+from tuplewire.connection.stream import ClientStream, Dial
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
@@ -37,7 +37,7 @@ _ANSWER_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sends: fences and resumes sessions.
+    """Who sends, or consumes: fences and resumes sessions.
 
     incarnation: grows with every start of the same sender id. worker: whether it is a worker.
     """
@@ -77,7 +77,6 @@ class Sender(SendingEnd, Resumable):
         self._loop_thread = 0
         self._probing = False
         self._silence = ProbeTimer(0.0)
-        self._leaving = False
         self._dismissed = False
         """Whether the receiver has ended the stream in good order, once it had no more to say."""
         self._changed = asyncio.Event()
@@ -132,7 +131,7 @@ class Sender(SendingEnd, Resumable):
         try:
             self._offers.append(offer)
             self._loop.call_soon_threadsafe(self._woken)
-            self._wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
+            self._moved.wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
         finally:  # the loop may have had no time for it, or the caller is interrupted
             offer.accepted = bool(offer.accepted)
         return offer.accepted
@@ -148,7 +147,7 @@ class Sender(SendingEnd, Resumable):
             offers, self._offers = self._offers, []
             for offer in offers:
                 if offer.accepted is None:
-                    offer.accepted = self._error is None and self._offer_to_window(
+                    offer.accepted = self.failed is None and self._offer_to_window(
                         offer.groups, offer.token, retain=offer.retain
                     )
             self._moved.notify_all()
@@ -226,7 +225,7 @@ class Sender(SendingEnd, Resumable):
         await self._finish(timeout)
         if self.ended:
             return []
-        await self._stop()
+        await self.suspend()
         left = self._take_back()
         self._tell()
         return left or []
@@ -235,7 +234,7 @@ class Sender(SendingEnd, Resumable):
         self.stop_accepting()
         await self.wait_settled_async(timeout)
         if self.connected and not self.pending_messages and self._task is not None:
-            self._leaving = True
+            self.over = True
             self._due.set()
             await asyncio.wait([self._task], timeout=_GOODBYE_SECONDS)
 
@@ -246,24 +245,20 @@ class Sender(SendingEnd, Resumable):
 
     async def _end(self) -> None:
         if not self.ended:
-            await self._stop()
+            await self.suspend()
             self.give_up(DropReason.CLOSED)
             self._tell()
 
     def resume(self) -> None:
         """Go on after a fork."""
-        if not self.ended and self._error is None:  # a close() may be waiting for acknowledgements
+        if not self.ended and self.failed is None:  # a close() may be waiting for acknowledgements
             self.start()
-
-    @property
-    def _over(self) -> bool:
-        return self._leaving
 
     def _lost(self, error: TuplewireError) -> None:
         if self.connected or str(error) != self._last_problem:
             logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
         self._last_problem = str(error)
-        self.lost(answers=self._leaving or isinstance(error, DrainingError))
+        self.lost(answers=self.over or isinstance(error, DrainingError))
         self._waking = False
         self.pressure.look(connected=False)
 
@@ -303,11 +298,8 @@ class Sender(SendingEnd, Resumable):
             draining=self.draining(),
             receiver_id=self.receiver_id,
         )
-        await stream.write(pb.SendRequest(hello=hello).SerializeToString())
-        data = await stream.read()
-        if data is None:
-            raise StreamBroken
-        welcome = pb.SendResponse.FromString(data).welcome
+        answer = await self._exchange(stream, pb.SendRequest(hello=hello))
+        welcome = pb.SendResponse.FromString(answer).welcome
         if welcome.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
                 f"{self.address} speaks protocol {welcome.protocol_version}, this side {PROTOCOL_VERSION}: "
@@ -359,7 +351,7 @@ class Sender(SendingEnd, Resumable):
                     self._asking = False
                     await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
-                if self._leaving:
+                if self.over:
                     await stream.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
                     await stream.done_writing()
                     return

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tuplewire.config import SessionSettings
-from tuplewire.connection.refused_messages import RefusedMessages
+from tuplewire.connection.handover import HandOverCondition
+from tuplewire.connection.receiver_reports import ReceiverReports, RefusedMessages, warn_of_lost
 from tuplewire.errors import (
     BufferFullError,
     ClosedError,
@@ -28,21 +28,18 @@ from tuplewire.errors import (
 from tuplewire.group import TaskGroup
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
-from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
-
-logger = logging.getLogger(__name__)
 
 CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""
 
 
-class SendingEnd(ABC):
-    """Keeps what is sent until it is settled. From any thread."""
+class SendingEnd(ReceiverReports, ABC):
+    """Keeps what is sent until it is settled. From any thread. address: the receiver's, for errors."""
 
     def __init__(self, address: str, settings: SessionSettings) -> None:
-        """Begin without a connection. address: the receiver's, for errors."""
+        super().__init__(settings.load_expires_seconds)
         self.address = address
         self.connected = False
         self.closing = False
@@ -55,10 +52,11 @@ class SendingEnd(ABC):
         self.assignment_version: Callable[[], int] = lambda: 0
         self.draining: Callable[[], bool] = lambda: False
         self._settings = settings
-        self._error: TuplewireError | None = None
+        self.failed: TuplewireError | None = None
+        """The error for which the session has ended, if it has."""
         self._last_problem = "not connected yet"
         self._lock = threading.RLock()  # a signal handler may send while this thread sends
-        self._moved = threading.Condition(self._lock)
+        self._moved = HandOverCondition(self._lock)
         self._window = SendWindow(settings)
         self._asking = False
         self._out_of_reach = False
@@ -68,8 +66,6 @@ class SendingEnd(ABC):
         self._settled: list[Settled] = []
         self._attached: tuple[Told, Told] | None = None
         self._when_settled: set[Callable[[], object]] = set()
-        self._loads = ReportedLoads(settings.load_expires_seconds)
-        self._congestion = ReportedLoads(settings.load_expires_seconds)
         self._refused = RefusedMessages(address)
 
     def __repr__(self) -> str:
@@ -106,25 +102,13 @@ class SendingEnd(ABC):
         """
         patience = self._settings.patience(timeout)
         with self._lock:
-            if not self._wait_for(lambda: self._offer(groups), patience):
+            if not self._moved.wait_for(lambda: self._offer(groups), patience):
                 raise self._full(patience)
         self._wake()
 
-    def _wait_for(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait with the lock until a predicate holds; return whether it does.
-
-        An interrupt may end Condition.wait without the lock, which its caller gives back.
-        """
-        try:
-            return self._moved.wait_for(predicate, timeout)
-        except BaseException:
-            if not self._lock._is_owned():  # type: ignore[attr-defined]
-                self._lock.acquire()
-            raise
-
     def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.failed is not None:
+            raise self.failed
         if self.closing:
             raise ClosedError(f"the connection to {self.address} is closed")
 
@@ -133,7 +117,7 @@ class SendingEnd(ABC):
         self._window.check(groups)
         return not groups or self._offer_to_window(groups, token, retain=retain)
 
-    def _take_in(self) -> None:  # noqa: B027 - nothing, where the caller itself takes in
+    def _take_in(self) -> None:
         """Take in what callers have handed over meanwhile; with the lock, where the I/O runs."""
 
     def _offer_to_window(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
@@ -174,7 +158,7 @@ class SendingEnd(ABC):
         """Wait until nothing is pending, or the session has ended; at most so long. Not on the loop."""
         self._ask()
         with self._lock:
-            self._wait_for(lambda: self._all_settled, timeout)
+            self._moved.wait_for(lambda: self._all_settled, timeout)
 
     async def wait_settled_async(self, timeout: float | None) -> None:
         """Do the same on a loop, without a thread; a cancelled call changes nothing."""
@@ -195,7 +179,7 @@ class SendingEnd(ABC):
 
     @property
     def _all_settled(self) -> bool:
-        return not self.pending_messages or self._error is not None
+        return not self.pending_messages or self.failed is not None
 
     def _ask(self) -> None:
         """Let the receiver acknowledge at once what it has: somebody waits for it here."""
@@ -206,8 +190,8 @@ class SendingEnd(ABC):
     def _raise_flush(self, timeout: float | None) -> None:
         with self._lock:
             refused = self._refused.take()
-            if self._error is not None:
-                raise self._error
+            if self.failed is not None:
+                raise self.failed
             if refused:
                 raise RefusedMessagesError(refused)
             if not self._all_settled:
@@ -220,20 +204,6 @@ class SendingEnd(ABC):
     def pending_messages(self) -> int:
         """Messages that are accepted and not settled."""
         return self._window.messages
-
-    @property
-    def failed(self) -> TuplewireError | None:
-        """The error for which the session has ended, if it has."""
-        return self._error
-
-    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
-        """Return the last reported load of those tasks of which the worker has reported lately."""
-        return self._loads.of(tasks, time.monotonic())
-
-    @property
-    def congested(self) -> frozenset[int]:
-        """The tasks that the receiver has called congested lately; for display only, credits decide."""
-        return self._congestion.tasks(time.monotonic())
 
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of this session."""
@@ -292,25 +262,18 @@ class SendingEnd(ABC):
             settled = self._window.opened(opened)
             self._tell_perhaps_lost()
             self._refused.add_too_large(settled, self._window.max_message_bytes)
-            self._refused.add(each for each in opened.update.refusals if each.sequence > known)
-            self._settle(settled)
             self._watched_told = not self._watched
             self.receiver_assignment_version = opened.assignment_version
             self.counts.connections += 1
             self.connected = True
             self._out_of_reach = False
-            self._notify()
+            self._take_outcome(settled, opened.update, known)
 
     def _tell_perhaps_lost(self) -> None:
         lost = self._window.take_perhaps_lost()
         if lost:
             self.counts.perhaps_lost += lost
-            logger.warning(
-                "receiver.died: at most %d messages to %s died with it",
-                lost,
-                self.address,
-                extra={"peer": self.address, "messages": lost},
-            )
+            warn_of_lost(self.address, lost)
 
     def lost(self, *, answers: bool = False) -> None:
         """Take account of a connection that has broken, or whose receiver is gone.
@@ -356,19 +319,14 @@ class SendingEnd(ABC):
         """Take an acknowledgement in."""
         with self._lock:
             if not self.ended:
-                known = self._window.acknowledged  # what was told before may come again
-                self._settle(self._window.update(update))
-                self._refused.add(each for each in update.refusals if each.sequence > known)
-                self._notify()
+                known = self._window.acknowledged
+                self._take_outcome(self._window.update(update), update, known)
 
-    def take_load(self, loads: Mapping[int, float]) -> None:
-        """Take account of what the receiver says."""
-        self._loads.take(loads, time.monotonic())
-
-    def take_status(self, congested: Iterable[int], relieved: Iterable[int]) -> None:
-        """Take account of the receiver's backpressure status."""
-        self._congestion.take(dict.fromkeys(congested, 1.0), time.monotonic())
-        self._congestion.forget(relieved)
+    def _take_outcome(self, settled: list[Settled], update: AckUpdate, known: int) -> None:
+        """Note what has settled, and what was refused in frames after the known: others were told before."""
+        self._settle(settled)
+        self._refused.add(each for each in update.refusals if each.sequence > known)
+        self._notify()
 
     def tell(self) -> None:
         """Tell whoever has attached what has settled, and what is released; from one thread at a time."""
@@ -391,7 +349,7 @@ class SendingEnd(ABC):
         """Drop what is pending, and raise this error to whoever sends or waits."""
         with self._lock:
             self._take_in()
-            self._error = error
+            self.failed = error
             self._settle(self._window.abandon(DropReason.REFUSED))
             self._notify()
 
@@ -403,21 +361,25 @@ class SendingEnd(ABC):
     def give_up(self, reason: DropReason) -> bool:
         """End, and drop what is pending; False when it had ended before."""
         with self._lock:
-            if self.ended:
+            if not self._begin_to_end():
                 return False
-            self._take_in()
-            self.closing = self.ended = True
             self._settle(self._window.abandon(reason))
             self._notify()
             return True
 
+    def _begin_to_end(self) -> bool:
+        """Take in and accept nothing more; False when it had ended before. With the lock."""
+        if self.ended:
+            return False
+        self._take_in()
+        self.closing = self.ended = True
+        return True
+
     def _take_back(self) -> list[tuple[TaskGroup, Any]] | None:
         """End, and return what is pending as if it had never been accepted; None when it had ended before."""
         with self._lock:
-            if self.ended:
+            if not self._begin_to_end():
                 return None
-            self._take_in()
-            self.closing = self.ended = True
             if self._out_of_reach:
                 self._window.receiver_gone()
                 self._tell_perhaps_lost()

@@ -83,6 +83,8 @@ class Registry:
     version: int = 0
     superseded: str = ""
     """By whom this registry has been replaced, in words: it decides nothing any more."""
+    in_force: control_pb2.Assignment | None = None
+    """The assignment that all should have."""
     events: list[Event] = field(default_factory=list)
     """What has changed since they were taken out."""
     _members: dict[str, _Member] = field(default_factory=dict)
@@ -92,7 +94,6 @@ class Registry:
     """Tasks to the addresses of the workers that hold them."""
     _moved: set[int] = field(default_factory=set)
     """Tasks that have changed hands since nothing moved."""
-    _issued: control_pb2.Assignment | None = None
     _beyond: int = 0
     """The highest version that somebody else has issued."""
 
@@ -266,18 +267,18 @@ class Registry:
                 task for task, address in held.items() if self._held.get(task, address) != address
             }
             self._held = held
-        workers = self._assigned()
-        if self._issued is not None and self.version > self._beyond and list(self._issued.workers) == workers:
+        workers, known = self._assigned(), self.in_force
+        if known is not None and self.version > self._beyond and list(known.workers) == workers:
             return None
         self.version = max(self.version, self._beyond) + 1
-        self._issued = control_pb2.Assignment(version=self.version, topology=self.topology, workers=workers)
+        self.in_force = control_pb2.Assignment(version=self.version, topology=self.topology, workers=workers)
         self.events.append(
             (
                 "assignment.issued",
                 {"version": self.version, "workers": len(workers), "tasks": len(self._held)},
             )
         )
-        return self._issued
+        return self.in_force
 
     def _assigned(self) -> list[control_pb2.AssignedWorker]:
         tasks = self._tasks_by_worker()
@@ -308,14 +309,9 @@ class Registry:
         """Whether any task is changing hands, as far as workers have said."""
         return any(each.status.moving_tasks for each in self._members.values())
 
-    @property
-    def in_force(self) -> control_pb2.Assignment | None:
-        """The assignment that all should have."""
-        return self._issued
-
     def to_tell(self) -> list[str]:
         """Return the workers that have not taken the assignment in force."""
-        if self._issued is None or self.superseded:
+        if self.in_force is None or self.superseded:
             return []
         return [
             each.address

@@ -8,6 +8,7 @@ Source: TCP's receive window; Flink's credits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -59,18 +60,16 @@ class _Account:
 class Exhausted:
     """The tasks for which senders have used up their windows, with the number of these senders."""
 
-    tasks: dict[int, int] = field(default_factory=dict)
+    tasks: Counter[int] = field(default_factory=Counter)
 
     def add(self, task: int) -> None:
         """Note that one more sender may send nothing to a task."""
-        self.tasks[task] = self.tasks.get(task, 0) + 1
+        self.tasks[task] += 1
 
     def remove(self, task: int) -> None:
         """Note that one of these senders has room again, or is gone."""
-        left = self.tasks[task] - 1
-        if left:
-            self.tasks[task] = left
-        else:
+        self.tasks[task] -= 1
+        if not self.tasks[task]:
             del self.tasks[task]
 
 
@@ -157,10 +156,7 @@ class CreditBook:
             self._exhausted.remove(flow)
 
     def _check(self, flow: int, account: _Account) -> None:
-        if flow < 0 or (
-            account.received_messages < account.granted_messages
-            and account.received_bytes < account.granted_bytes
-        ):
+        if flow < 0 or account.has_room:
             return
         self._take_stock(flow, account)
         if (

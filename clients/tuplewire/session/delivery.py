@@ -166,8 +166,7 @@ class DeliveryLog:
         )
         while self._delivered and self._delivered[-1].last > position:
             entry = self._delivered.pop()
-            if entry.first <= position:
-                count = position - entry.first + 1
+            if (count := position - entry.first + 1) > 0:
                 group = entry.group
                 self._delivered.append(_Entry(entry.first, group.slice(0, count), entry.token))
                 entry = _Entry(position + 1, group.slice(count, len(group)), entry.token)

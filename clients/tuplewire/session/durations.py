@@ -81,7 +81,3 @@ class FrameTimes:
         while written and written[0][0] <= sequence:
             _, messages, since = written.popleft()
             into.add(now - since, messages)
-
-    def start_over(self) -> None:
-        """Forget the frames: they are numbered anew."""
-        self._written.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,14 +52,12 @@ class LedgerSnapshot:
 
     def __add__(self, other: LedgerSnapshot) -> LedgerSnapshot:
         """Return the balance of both together."""
-        reasons = self.dropped.keys() | other.dropped.keys()
+        dropped = Counter(self.dropped)
+        dropped.update(other.dropped)
         return LedgerSnapshot(
             self.accepted + other.accepted,
             self.acknowledged + other.acknowledged,
-            {
-                reason: self.dropped.get(reason, 0) + other.dropped.get(reason, 0)
-                for reason in sorted(reasons)
-            },
+            dict(sorted(dropped.items())),
             self.pending + other.pending,
         )
 

@@ -79,7 +79,7 @@ class SendingPressure:
         if self._window.acknowledged:
             self.acknowledged()
         else:
-            self._frames.start_over()  # all of them are written again, maybe under new numbers
+            self._frames = FrameTimes()  # all of them are written again, maybe under new numbers
 
     def idles(self) -> None:
         """Note that the driver stops writing, perhaps for want of acknowledgements."""

@@ -17,8 +17,8 @@ from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes, entry_worker, flow_of, task_and_forwarded
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
+from tuplewire.session.held_messages import HeldMessages
 from tuplewire.session.ledger import DropReason, Settled
-from tuplewire.session.overflow import BoundedMessages
 from tuplewire.session.pieces import by_size, frame_pieces
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 
@@ -27,7 +27,7 @@ MAX_FRAMES_IN_FLIGHT = 8
 them inside. Held back here, their messages go into few large frames instead."""
 
 
-class SendWindow(BoundedMessages):
+class SendWindow(HeldMessages):
     """State of one session at its sender; outlives the streams that carry it."""
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -65,9 +65,7 @@ class SendWindow(BoundedMessages):
         now_micros: the time of acceptance of groups without one (see TaskGroup), in microseconds since 1970.
         The policy `drop_oldest` makes room if it can; take_overflowed() returns what it gave up.
         """
-        messages = sum(map(len, groups))
-        size = sum(len(group.data) for group in groups)
-        if not self._has_room(groups, messages, size):
+        if not self.fits(groups) and not (self._drops_oldest and self._make_room(groups)):
             return False
         self.accept(groups, token, retain=retain, now_micros=now_micros)
         return True
@@ -261,11 +259,6 @@ class SendWindow(BoundedMessages):
             if not forwarded:
                 tasks.append(task)
         return tasks
-
-    @property
-    def closing(self) -> bool:
-        """Whether the next frame has flows to close."""
-        return bool(self._closing)
 
     def _take_closing(self) -> Sequence[int]:
         if not self._closing:

@@ -29,7 +29,8 @@ class QueueShares:
         self.total = total
         self.least = least
         self._sessions = 1
-        self._share = self._share_of(total)
+        self.initial = self._share_of(total)
+        """The share in a queue in which ended sessions have left little."""
         self._left: dict[int, Window] = {}
         self._announced: dict[int, Window] = {}
 
@@ -42,17 +43,12 @@ class QueueShares:
     def shared_by(self, sessions: int) -> None:
         """Share out between so many sessions from now on."""
         self._sessions = max(1, sessions)
-        self._share = self._share_of(self.total)
-
-    @property
-    def initial(self) -> Window:
-        """The share in a queue in which ended sessions have left little."""
-        return self._share
+        self.initial = self._share_of(self.total)
 
     def window(self, task: int) -> Window:
         """Return the share of each session in a task's queue, as of now."""
         if task not in self._announced:
-            return self._share
+            return self.initial
         left = self._left.get(task, _NOTHING)
         room = Window(self.total.messages - left.messages, self.total.size_bytes - left.size_bytes)
         if room.messages <= 0 or room.size_bytes <= 0:

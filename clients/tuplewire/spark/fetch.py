@@ -278,11 +278,10 @@ def within(deliveries: Sequence[Delivery], start: int, end: int) -> list[Deliver
     found = []
     for each in deliveries:
         first = max(start + 1, each.first_sequence)
-        stop = min(end, each.first_sequence + len(each.group) - 1) + 1
-        if first < stop:
-            begin = first - each.first_sequence
-            group = each.group
-            if stop - first < len(group):
-                group = group.slice(begin, begin + stop - first)
-            found.append(Delivery(first, group))
+        stop = min(end + 1, each.first_sequence + len(each.group))
+        if stop - first == len(each.group):
+            found.append(each)
+        elif first < stop:
+            part = each.group.slice(first - each.first_sequence, stop - each.first_sequence)
+            found.append(Delivery(first, part))
     return found

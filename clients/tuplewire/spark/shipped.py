@@ -5,11 +5,12 @@ Spark itself compares the interpreters. This module is imported before anything 
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any, Self
 
@@ -37,6 +38,7 @@ class Versions:
     libraries: Mapping[str, str]
 
     @classmethod
+    @cache
     def here(cls) -> Self:
         """Return those of this process; a library that cannot be imported has its error in place of one."""
         return cls(tuplewire.__version__, {name: _version(each[0]) for name, each in REQUIRED.items()})
@@ -68,18 +70,13 @@ class Shipped:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
-        return _arrived, (_of_this_process(), kind.__module__, kind.__qualname__), self.__getstate__()
+        return _arrived, (Versions.here(), kind.__module__, kind.__qualname__), self.__getstate__()
 
 
 def _arrived(driver: Versions, module: str, name: str) -> Any:
-    check(driver, _of_this_process())
+    check(driver, Versions.here())
     kind = getattr(import_module(module), name)
     return object.__new__(kind)
-
-
-@lru_cache(1)
-def _of_this_process() -> Versions:
-    return Versions.here()
 
 
 def _version(module: str) -> str:
@@ -92,10 +89,4 @@ def _version(module: str) -> str:
 
 def _parts(version: str) -> tuple[int, ...]:
     """Return the numbers that a version begins with: none for an error's text."""
-    parts = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-    return tuple(parts)
+    return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))

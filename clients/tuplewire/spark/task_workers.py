@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from tuplewire.config import KIB, SessionSettings
 from tuplewire.connection.control_client import ControlClient
@@ -29,8 +29,8 @@ _POLL_SECONDS = 0.05
 _PIECE_BYTES = 512 * KIB
 
 
-class TaskWorkers:
-    """Finds the workers that have some tasks; keeps a channel to each of them.
+class TaskWorkers(ExitStack):
+    """Finds the workers that have some tasks; keeps a channel to each of them until it is closed.
 
     address: of any worker of the topology, which tells the others'. timeout: seconds for which a worker that
     does not answer, or that has no assignment or no room yet, is asked again.
@@ -40,29 +40,19 @@ class TaskWorkers:
     """The longest that one call takes."""
 
     def __init__(self, address: str, topology: str, timeout: float) -> None:
+        super().__init__()
         self._address = address
         self._topology = topology
         self._timeout = timeout
         self._version = 0
-        self._stack = ExitStack()
         self._controls: dict[str, ControlClient] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the channels; does nothing the second time."""
-        self._stack.close()
-        self._controls.clear()
 
     def _control(self, address: str) -> ControlClient:
         control = self._controls.get(address)
         if control is None:
-            control = ControlClient(address, min(self._timeout, self.CALL_SECONDS))
-            self._controls[address] = self._stack.enter_context(control)
+            control = self.enter_context(ControlClient(address, min(self._timeout, self.CALL_SECONDS)))
+            self._controls[address] = control
+            self.callback(self._controls.clear)
         return control
 
     def _locate(self, tasks: Iterable[int]) -> dict[int, str]:

@@ -151,19 +151,17 @@ class BasicBolt(ABC):
 
 
 class BasicBoltExecutor(Bolt):
-    """Runs a BasicBolt as the Bolt that it is short for. Source: Storm's `BasicBoltExecutor`."""
+    """Runs a BasicBolt as the Bolt that it is short for; FailedError fails a tuple. Source: Storm's."""
 
     def __init__(self, bolt: BasicBolt) -> None:
         self.bolt = bolt
         self.outputs = bolt.outputs
 
     def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector) -> None:
-        """Prepare the bolt."""
         super().prepare(conf, context, collector)
         self.bolt.prepare(conf, context)
 
     def execute(self, message: Tuple) -> None:
-        """Have the bolt process a tuple, then ack it or, on FailedError, fail it."""
         try:
             self.bolt.execute(message, BasicOutputCollector(self.collector, message))
         except FailedError:
@@ -172,7 +170,6 @@ class BasicBoltExecutor(Bolt):
             self.collector.ack(message)
 
     def cleanup(self) -> None:
-        """Clean the bolt up."""
         self.bolt.cleanup()
 
 

@@ -86,7 +86,6 @@ class SingleGrouping(Grouping):
         """Return a task for each message."""
 
     def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
-        """Return which messages each task gets, as their positions in the column, in order."""
         positions: defaultdict[int, list[int]] = defaultdict(list)
         for position, task in enumerate(self.choose(keys)):
             positions[task].append(position)
@@ -126,7 +125,6 @@ class LocalOrShuffle(RingGrouping):
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again at which tasks are in the sender's worker."""
         near = self._context.locality()
         local = [task for task in self.tasks if near.get(task) is Locality.WORKER]
         self._turn_to(local or list(self.tasks))
@@ -144,7 +142,7 @@ def _keys_only(keys: Iterable[Key]) -> Iterator[None]:
 
 
 class Fields(SingleGrouping):
-    """Equal keys go to one task, whichever process asks.
+    """Equal keys, the values of the grouping's fields, go to one task, whichever process asks.
 
     It depends on the key and the order of the tasks alone. An object remembers the tasks of the keys that it
     saw last.
@@ -155,7 +153,6 @@ class Fields(SingleGrouping):
         self._task_of = lru_cache(_REMEMBERED_KEYS)(self._hashed)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
-        """Return a task for each message, given the values of the grouping's fields in each."""
         with _keys_only(keys):
             return list(map(self._task_of, keys))
 
@@ -176,7 +173,6 @@ class PartialKey(SingleGrouping):
         self._pair_of = lru_cache(_REMEMBERED_KEYS)(self._hashed)
 
     def choose(self, keys: Sequence[Key]) -> list[int]:
-        """Return a task for each message, given the values of the grouping's fields in each."""
         sent = self._sent
         chosen = []
         with _keys_only(keys):
@@ -198,7 +194,6 @@ class All(Grouping):
     """Every message goes to every task."""
 
     def route(self, keys: Sequence[Any]) -> Mapping[int, Sequence[int]]:
-        """Return all positions for each task."""
         return dict.fromkeys(self.tasks, range(len(keys))) if keys else {}
 
 
@@ -206,7 +201,6 @@ class Global(SingleGrouping):
     """Every message goes to one task, that of the lowest id."""
 
     def choose(self, keys: Sequence[Any]) -> list[int]:
-        """Return that task, once for each message."""
         return [min(self.tasks)] * len(keys)
 
 

@@ -115,16 +115,13 @@ class Coordinator:
         if self._phase is not _Phase.OPENING:
             orders += self._go_on(now)
         if not self.over and now - self._heard > SILENCE_SECONDS:
+            missing = self._termination.missing()
+            if self._phase is _Phase.OPENING:
+                missing = [_name(rank) for rank in range(self._ranks) if rank not in self._ready]
             raise SilentError(
-                f"{', '.join(self._missing())} has not answered for {SILENCE_SECONDS:g} s; "
-                "see its executor's log"
+                f"{', '.join(missing)} has not answered for {SILENCE_SECONDS:g} s; see its executor's log"
             )
         return orders
-
-    def _missing(self) -> list[str]:
-        if self._phase is _Phase.OPENING:
-            return [_name(rank) for rank in range(self._ranks) if rank not in self._ready]
-        return self._termination.missing()
 
     def _go_on(self, now: float) -> list[Order]:
         orders = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
@@ -136,6 +136,7 @@ class Mailbox:
             return mail, runs
 
 
+@dataclass(slots=True, eq=False)
 class Post:
     """The mailbox of a PySpark task, or of a submitter; ends with the block, once what it sent is accepted.
 
@@ -144,23 +145,16 @@ class Post:
     task yet, as the assignment is still to come.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        run: str,
-        mailbox: int,
-        received: Callable[[Mail], None],
-        failed: Callable[[TuplewireError], None],
-        *,
-        waits: bool = False,
-    ) -> None:
-        self._client = client
-        self._run = run
-        self._received = received
-        self._failed = failed
-        self._mailbox = mailbox
-        self._waits = waits
-        self._closed = threading.Event()
+    client: Client
+    run: str
+    mailbox: int
+    received: Callable[[Mail], None]
+    failed: Callable[[TuplewireError], None]
+    waits: bool = field(default=False, kw_only=True)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._main, name="tuplewire mail", daemon=True)
         self._thread.start()
 
@@ -168,17 +162,17 @@ class Post:
         try:
             while not self._closed.is_set():
                 try:
-                    subscription = self._client.recv([self._mailbox])
+                    subscription = self.client.recv([self.mailbox])
                     if self._closed.is_set():  # and may have been before there was anything to close
                         subscription.close()
                     self._read(subscription)
                 except UnknownTaskError:
-                    if not self._waits:
+                    if not self.waits:
                         raise
                     self._closed.wait(_RETRY_SECONDS)
         except TuplewireError as error:
             if not self._closed.is_set():
-                self._failed(error)
+                self.failed(error)
 
     def _read(self, subscription: Subscription) -> None:
         for batch in subscription:
@@ -186,18 +180,18 @@ class Post:
             for group in batch.groups:
                 for payload in group.payloads():
                     mail = Mail.from_bytes(payload)
-                    if mail.run == self._run:
-                        self._waits = False
-                        self._received(mail)
+                    if mail.run == self.run:
+                        self.waits = False
+                        self.received(mail)
 
     def send(self, mailbox: int, mail: Mail) -> None:
         """Send a mail to a mailbox."""
-        self._client.send(TaskMessageBatch.from_columns([mailbox], [mail.to_bytes()]))
+        self.client.send(TaskMessageBatch.from_columns([mailbox], [mail.to_bytes()]))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        self._client.close(_FLUSH_SECONDS)
+        self.client.close(_FLUSH_SECONDS)
         self._thread.join()

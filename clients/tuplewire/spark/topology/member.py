@@ -146,7 +146,7 @@ class _TopologyMember:
 
     def _client(self, purpose: str, **session: Any) -> Client:
         return Client(
-            self._plan.place(self._rank).address,
+            self._plan.places[self._rank].address,
             topology=self._plan.topology,
             client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,

@@ -72,7 +72,7 @@ class Plan:
     of the topology, moved to a place that depends on run and generation: what is still on the way to an
     earlier generation meets nobody.
 
-    Raises ConfigError where the workers do not fit each other.
+    places: the worker of each PySpark task. Raises ConfigError where the workers do not fit each other.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Plan:
         width = 1 + self._n_tasks + len(joined)
         places = MAX_TASK // width
         self.first_task = (int(run[:8], 16) + self.generation) % places * width
-        self._places = [each.place for each in joined if each.place is not None]
+        self.places = [each.place for each in joined if each.place is not None]
         self._submitter = submitter
-        workers = self._places if submitter is None else [*self._places, submitter]
+        workers = self.places if submitter is None else [*self.places, submitter]
         self.version = 1 + max(place.version for place in workers)
         topologies = sorted({place.topology for place in workers})
         if len(topologies) > 1:
@@ -96,10 +96,6 @@ class Plan:
             )
         self.topology = topologies[0]
 
-    def place(self, rank: int) -> Place:
-        """Return the worker of a PySpark task."""
-        return self._places[rank]
-
     def mailbox(self, rank: int) -> int:
         """Return the task id by which a PySpark task gets its mail."""
         return self.first_task + self._n_tasks + 1 + rank
@@ -107,7 +103,7 @@ class Plan:
     def assignment(self) -> control_pb2.Assignment:
         """Return which worker holds each task; a worker may be beside several PySpark tasks."""
         tasks: dict[tuple[str, str], list[int]] = {}
-        for rank, (place, share) in enumerate(zip(self._places, self.shares, strict=True)):
+        for rank, (place, share) in enumerate(zip(self.places, self.shares, strict=True)):
             own = tasks.setdefault((place.worker_id, place.peer_address), [])
             own += [self.first_task + task for task in share]
             own.append(self.mailbox(rank))
@@ -128,9 +124,9 @@ class Plan:
 
         The first also tells the submitter's, where that is nobody else's.
         """
-        own = [self._places[rank].address]
+        own = [self.places[rank].address]
         if rank == 0 and self._submitter is not None:
-            ids = {place.worker_id for place in self._places}
+            ids = {place.worker_id for place in self.places}
             if self._submitter.worker_id not in ids:
                 own.append(self._submitter.peer_address)
         return own

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tuplewire.topology.acking.acker_tasks import EDGE_MASK, ID, factor_of, from_block, to_block
@@ -115,11 +116,8 @@ class Acker:
 
     def tell(self, news: News) -> list[AddressedTuples]:
         """Take in the rest, before any of the columns is on its way; return what is to be sent as well."""
-        copies: dict[Root, int] = {}
-        for tuples in (news.lost, *(column.tuples for column in news.columns)):
-            for message in tuples:
-                for root in message.message_id:
-                    copies[root] = copies.get(root, 0) + 1
+        tuples = chain(news.lost, *(column.tuples for column in news.columns))
+        copies = Counter(root for message in tuples for root in message.message_id)
         failed = [*news.failed, *(message.message_id for message in news.lost)]
         if news.began or copies or news.acked or failed:
             self.update([(news.task, key) for key in news.began], copies, news.acked, failed)

@@ -36,39 +36,33 @@ class RotatingMap(Generic[_Key, _Value]):
     """Entries in generations; each rotation begins one and gives up the oldest. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._newest: dict[_Key, _Value] = {}
-        self._older: list[dict[_Key, _Value]] = [{} for _ in range(PARTS)]
+        self._generations: list[dict[_Key, _Value]] = [{} for _ in range(PARTS + 1)]
 
     def __len__(self) -> int:
-        return len(self._newest) + sum(map(len, self._older))
+        return sum(map(len, self._generations))
 
     def put(self, key: _Key, value: _Value) -> None:
         """Add an entry that is not there yet."""
-        self._newest[key] = value
+        self._generations[0][key] = value
 
     def get(self, key: _Key) -> _Value | None:
         """Return a value; None where there is none."""
-        value = self._newest.get(key)
-        if value is None:
-            for generation in self._older:
-                if key in generation:
-                    return generation[key]
-        return value
+        for generation in self._generations:
+            if key in generation:
+                return generation[key]
+        return None
 
     def pop(self, key: _Key) -> _Value | None:
         """Take an entry out, and return its value; None where there is none."""
-        if key in self._newest:
-            return self._newest.pop(key)
-        for generation in self._older:
+        for generation in self._generations:
             if key in generation:
                 return generation.pop(key)
         return None
 
     def rotate(self) -> dict[_Key, _Value]:
         """Begin a generation, and return the entries that are given up."""
-        self._older.insert(0, self._newest)
-        self._newest = {}
-        return self._older.pop()
+        self._generations.insert(0, {})
+        return self._generations.pop()
 
 
 EDGE_MASK = (1 << 64) - 1
@@ -183,14 +177,11 @@ class Trees:
         Raises MalformedTupleError for a tuple that is none of an executor's; nothing of it is taken in.
         """
         roots = from_block(message.values[0])
-        if message.source_stream == FAIL_STREAM:
-            edges: Sequence[int] = (0,) * len(roots)
-        else:
-            edges = from_block(message.values[1])
+        failed = message.source_stream == FAIL_STREAM
+        edges = (0,) * len(roots) if failed else from_block(message.values[1])
         if len(roots) != len(edges):
             raise MalformedTupleError(f"{len(edges)} edges for {len(roots)} roots")
         spout = message.source_task if message.source_stream == INIT_STREAM else None
-        failed = message.source_stream == FAIL_STREAM
         return [
             fate
             for root, edge in zip(roots, edges, strict=True)

@@ -97,9 +97,10 @@ class Executor(ABC, Generic[TaskKind]):
         self._tasks: dict[int, TaskKind] = {}
         self._refresh_due = self._rotation_due = False
         self._stopping = self._finishing = self._abandoned = False
-        self._opened = threading.Event()
+        self.opened = threading.Event()
+        """Set once all tasks are open, or one has failed to."""
         name = f"executor {self.component.id} {tasks[0]}-{tasks[-1]}"
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.component.id!r} tasks {self.tasks[0]}-{self.tasks[-1]}>"
@@ -108,11 +109,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     def start(self) -> None:
         """Begin: open or prepare the tasks, then run them."""
-        self._thread.start()
-
-    def wait_opened(self, timeout: float) -> bool:
-        """Wait until all tasks are open, or one has failed to; False when the time is over first."""
-        return self._opened.wait(timeout)
+        self.thread.start()
 
     def refresh(self) -> None:
         """Have the groupings look again at loads and distances, before the next tuples go out."""
@@ -140,14 +137,9 @@ class Executor(ABC, Generic[TaskKind]):
 
     def join(self, timeout: float) -> bool:
         """Wait until it has ended; False when the time is over first."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    @property
-    def thread_id(self) -> int:
-        """The number of its thread, as sys._current_frames() has it; -1 before it starts."""
-        return self._thread.ident or -1
+        if self.thread.ident is not None:
+            self.thread.join(timeout)
+        return not self.thread.is_alive()
 
     @property
     def pending(self) -> int:
@@ -167,8 +159,8 @@ class Executor(ABC, Generic[TaskKind]):
             for task in self.tasks:
                 self.pulse.enter(task, self.opening)
                 self._tasks[task] = self._always(task, partial(self._open, task))
-            self._wait()
-            self._opened.set()
+            self.pulse.doing = Doing.WAITING
+            self.opened.set()
             while not self._stopping:
                 self.pulse.turn()
                 self._turn()
@@ -183,13 +175,10 @@ class Executor(ABC, Generic[TaskKind]):
             self._surroundings.failed(TaskError(self.component.id, self.tasks[0], error))
         finally:
             self.queue.close()
-            self._opened.set()
+            self.opened.set()
             if not self._abandoned:
                 self._close_all()
             self.pulse.doing = Doing.ENDED
-
-    def _wait(self) -> None:
-        self.pulse.doing = Doing.WAITING
 
     def _close_all(self) -> None:
         for task in self._tasks.values():
@@ -212,7 +201,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     def _turn(self) -> None:
         """Do a batch of work, or wait for some."""
-        self._wait()
+        self.pulse.doing = Doing.WAITING
         for column in self.queue.consume(BATCH, self._patience()):
             self._take(column)
         if self._rotation_due:

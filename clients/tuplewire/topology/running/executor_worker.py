@@ -160,20 +160,15 @@ class ExecutorWorker:
         self._heartbeats.beat()
         self._recurring.append(self._timer.every(self.settings.heartbeat_seconds, self._heartbeats.beat))
         self._open(self.executors, timeout)
-        self._receive([executor.tasks for executor in self.executors])
         self._recurring.append(self._timer.every(_REFRESH_SECONDS, self._refresh))
         self._started = True
-
-    def _receive(self, tasks: Sequence[range]) -> None:
-        if self._link is not None:
-            self._link.open(tasks, self.transfer.receive, self._failed)
 
     def _open(self, executors: Sequence[Executor[Any]], timeout: float) -> None:
         deadline = time.monotonic() + timeout
         for executor in executors:
             executor.start()
         for executor in executors:
-            if not executor.wait_opened(max(0.0, deadline - time.monotonic())):
+            if not executor.opened.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{executor} has not been opened within {timeout} s")
         self.check()
         for executor in executors:
@@ -183,6 +178,8 @@ class ExecutorWorker:
             period = self.settings.message_timeout_seconds / PARTS
             if self._has_ackers and period and not isinstance(executor, BoltExecutor):
                 self._recurring.append(self._timer.every(period, executor.rotate))
+        if self._link is not None:
+            self._link.open([executor.tasks for executor in executors], self.transfer.receive, self._failed)
 
     def activate(self) -> None:
         """Have the spouts asked for tuples, once the link is ready."""
@@ -299,7 +296,6 @@ class ExecutorWorker:
         """Run an executor more. Raises as start() does."""
         self.tasks |= frozenset(tasks)
         self._open([self._make(tasks)], timeout)
-        self._receive([tasks])
 
     def remove(self, tasks: range, timeout: float) -> None:
         """End an executor once it has processed what it has; TimeoutError if it does not end in time.

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,27 +80,24 @@ class WorkerHeartbeat:
         }
 
 
+@dataclass(slots=True, eq=False)
 class Heartbeats:
     """Beats for a worker; beat() is to be called every worker.heartbeat.frequency.secs.
 
-    executors: those that run now. not_ready: why the worker is not ready, besides what is stuck; or empty.
+    executors: those that run now. problem: why the worker is not ready, besides what is stuck; or empty.
     file: replaced as a whole at each beat; None: there is none.
     """
 
-    def __init__(
-        self,
-        topology_id: str,
-        executors: Callable[[], Sequence[Executor[Any]]],
-        not_ready: Callable[[], str],
-        file: Path | None,
-    ) -> None:
-        self._topology_id = topology_id
-        self._executors = executors
-        self._not_ready = not_ready
-        self._file = file
-        self._began = time.monotonic()
-        self._watches: dict[Executor[Any], CallWatch] = {}
-        self._stuck: frozenset[Executor[Any]] = frozenset()
+    topology_id: str
+    executors: Callable[[], Sequence[Executor[Any]]]
+    problem: Callable[[], str]
+    file: Path | None
+    last: WorkerHeartbeat = field(init=False)
+    _began: float = field(default_factory=time.monotonic)
+    _watches: dict[Executor[Any], CallWatch] = field(default_factory=dict)
+    _stuck: frozenset[Executor[Any]] = frozenset()
+
+    def __post_init__(self) -> None:
         self.last = self._take()
 
     def beat(self) -> None:
@@ -109,25 +106,25 @@ class Heartbeats:
         A file that cannot be written is logged; the worker goes on.
         """
         self.last = self._take()
-        if self._file is not None:
+        if self.file is not None:
             try:
-                write_atomically(self._file, json.dumps(self.last.to_json()))
+                write_atomically(self.file, json.dumps(self.last.to_json()))
             except OSError as error:
-                logger.warning("heartbeat.not_written", extra={"path": str(self._file), "reason": str(error)})
+                logger.warning("heartbeat.not_written", extra={"path": str(self.file), "reason": str(error)})
 
     def end(self) -> None:
         """Remove the file: its worker has ended in good order."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
 
     @property
     def not_ready(self) -> str:
         """Why the worker is not ready now; what is stuck is what was so at the last beat."""
-        return _joined(self._not_ready(), self.last.executors)
+        return _joined(self.problem(), self.last.executors)
 
     def _take(self) -> WorkerHeartbeat:
         watches = self._watches  # those of executors that are gone are forgotten
-        self._watches = {each: watches.get(each) or CallWatch(each.pulse) for each in self._executors()}
+        self._watches = {each: watches.get(each) or CallWatch(each.pulse) for each in self.executors()}
         beats = {each: _beat(each, watch.look()) for each, watch in self._watches.items()}
         stuck = frozenset(each for each, beat in beats.items() if beat.stuck)
         for each in stuck - self._stuck:
@@ -137,10 +134,10 @@ class Heartbeats:
         self._stuck = stuck
         return WorkerHeartbeat(
             time.time(),
-            self._topology_id,
+            self.topology_id,
             os.getpid(),
             time.monotonic() - self._began,
-            _joined(self._not_ready(), beats.values()),
+            _joined(self.problem(), beats.values()),
             tuple(beats.values()),
         )
 
@@ -163,7 +160,7 @@ def _beat(executor: Executor[Any], call_seconds: float) -> ExecutorBeat:
 
 
 def _log_stuck(executor: Executor[Any], beat: ExecutorBeat) -> None:
-    frame = sys._current_frames().get(executor.thread_id)
+    frame = sys._current_frames().get(executor.thread.ident or -1)
     stack = "" if frame is None else "".join(traceback.format_stack(frame))
     logger.warning(
         "executor.stuck",

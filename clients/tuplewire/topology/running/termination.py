@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Self
 
 from tuplewire.errors import ConfigError, TuplewireError
@@ -73,11 +73,9 @@ class IdleWatch:
     def enter(self) -> bool:
         """Count one thing that comes from outside, as a tick does; False, and nothing, while paused."""
         with self.moved:
-            if self._paused:
-                return False
-            self._present += 1
-            self.begun += 1
-            return True
+            if not self._paused:
+                self.sent(1)
+            return not self._paused
 
     def handed(self, tuples: int) -> None:
         """Count what goes to other processes, before it does."""
@@ -211,11 +209,10 @@ class Termination:
 
 def from_report(report: ProcessReport) -> list[Any]:
     """Return a report as values."""
-    failure = None if report.failure is None else [report.failure.summary, report.failure.traceback]
-    return [report.at_rest, report.sent, report.taken, failure]
+    return list(astuple(report))
 
 
 def to_report(values: Sequence[Any]) -> ProcessReport:
     """Return the report that from_report was given."""
     at_rest, sent, taken, failure = values
-    return ProcessReport(at_rest, sent, taken, None if failure is None else Failure(*failure))
+    return ProcessReport(at_rest, sent, taken, failure and Failure(*failure))

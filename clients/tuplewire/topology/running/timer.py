@@ -54,9 +54,6 @@ class Timer(ABC):
             self._heap = [entry for entry in self._heap if entry[1] != order]
             heapq.heapify(self._heap)
 
-    def _next_due(self) -> float | None:
-        return self._heap[0][0] if self._heap else None
-
     def _pop(self, now: float) -> Action | None:
         """Return the next action that is due by now; it is due again one period after it was."""
         if not self._heap or self._heap[0][0] > now:
@@ -105,8 +102,7 @@ class SystemTimer(Timer):
                     due[action] = None
                 if due:
                     return list(due)
-                next_due = self._next_due()
-                self._changed.wait(None if next_due is None else next_due - now)
+                self._changed.wait(self._heap[0][0] - now if self._heap else None)
             return None
 
     def close(self) -> None:
@@ -135,12 +131,11 @@ class SimulatedTimer(Timer):
 
     def _next(self, end: float) -> Action | None:
         with self._changed:
-            next_due = self._next_due()
-            if self._closed or next_due is None or next_due > end:
+            if self._closed or not self._heap or self._heap[0][0] > end:
                 self._time = max(self._time, end)
                 return None
-            self._time = next_due
-            return self._pop(next_due)
+            self._time = self._heap[0][0]
+            return self._pop(self._time)
 
 
 class Ticks:

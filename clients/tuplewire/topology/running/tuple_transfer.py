@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
@@ -26,6 +27,7 @@ from tuplewire.topology.tuples import Tuple
 logger = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Transfer:
     """Sends columns to queues of this process or over the link, and queues what comes back; thread-safe.
 
@@ -35,27 +37,16 @@ class Transfer:
     malformed: how many messages were no tuples; they are logged, and what comes with them is not held up.
     """
 
-    def __init__(
-        self,
-        queues: Mapping[int, ReceiveQueue],
-        serializer: TupleSerializer,
-        link: Link | None,
-        idle: IdleWatch,
-        *,
-        always_serialize: bool,
-        ackers: range | None,
-        size_metrics: bool,
-    ) -> None:
-        self.malformed = 0
-        self._queues = queues
-        self._serializer = serializer
-        self._link = link
-        self._idle = idle
-        self._always_serialize = always_serialize
-        self._ackers = ackers
-        self._size_metrics = size_metrics
-        self._lock = threading.Lock()
-        self._sizes: Counter[tuple[int | None, int]] = Counter()
+    queues: Mapping[int, ReceiveQueue]
+    serializer: TupleSerializer
+    link: Link | None
+    idle: IdleWatch
+    always_serialize: bool = field(kw_only=True)
+    ackers: range | None = field(kw_only=True)
+    size_metrics: bool = field(kw_only=True)
+    malformed: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sizes: Counter[tuple[int | None, int]] = field(default_factory=Counter)
 
     def send(self, columns: Sequence[AddressedTuples], undeliverable: Undeliverable) -> None:
         """Send columns on their way, in order for each task, waiting for room; for an executor's thread.
@@ -67,16 +58,16 @@ class Transfer:
         known: dict[Tuple, bytes] = {}
         remote: list[TaskGroup] = []
         for column in columns:
-            queue = self._queues.get(column.task)
+            queue = self.queues.get(column.task)
             if queue is None:
                 remote += self._group(column, known, undeliverable)
                 continue
-            if self._always_serialize:
+            if self.always_serialize:
                 payloads = self._payloads(column, known, undeliverable)
-                column = AddressedTuples(column.task, list(map(self._serializer.deserialize, payloads)))  # noqa: PLW2901
-            self._idle.sent(len(column.tuples))
+                column = AddressedTuples(column.task, list(map(self.serializer.deserialize, payloads)))  # noqa: PLW2901
+            self.idle.sent(len(column.tuples))
             if column.tuples and (
-                queue is self._queues.get(column.tuples[0].source_task)
+                queue is self.queues.get(column.tuples[0].source_task)
                 or column.tuples[0].source_component == ACKER_COMPONENT
             ):
                 queue.publish_to_overflow(column)
@@ -84,17 +75,17 @@ class Transfer:
                 try:
                     queue.publish(column)
                 except ClosedError:
-                    if self._queues.get(column.task) is queue:
+                    if self.queues.get(column.task) is queue:
                         raise
-                    self._idle.executed(len(column.tuples))  # its executor has left: nobody here does
+                    self.idle.executed(len(column.tuples))  # its executor has left: nobody here does
                     remote += self._group(column, known, undeliverable)
         if remote:
-            self._idle.handed(sum(map(len, remote)))
-            if self._link is None:
+            self.idle.handed(sum(map(len, remote)))
+            if self.link is None:
                 raise MessageError(
                     f"task {remote[0].task} is not in this process, which has no link to others"
                 )
-            self._link.send(remote)
+            self.link.send(remote)
 
     def _group(
         self, column: AddressedTuples, known: dict[Tuple, bytes], undeliverable: Undeliverable
@@ -110,7 +101,7 @@ class Transfer:
             payload = known.get(message)
             if payload is None:
                 try:
-                    payload = known[message] = self._serializer.serialize(message)
+                    payload = known[message] = self.serializer.serialize(message)
                 except MessageError as error:
                     undeliverable(message, error)
                     continue
@@ -119,8 +110,8 @@ class Transfer:
 
     def tell(self, column: AddressedTuples) -> None:
         """Queue what no component has emitted, ticks and fates, without waiting."""
-        self._idle.sent(len(column.tuples))
-        self._queues[column.task].publish_to_overflow(column)
+        self.idle.sent(len(column.tuples))
+        self.queues[column.task].publish_to_overflow(column)
 
     def receive(self, groups: Sequence[TaskGroup], done: Done) -> None:
         """Queue what comes from outside without waiting; its sender's credit bounds it.
@@ -129,23 +120,23 @@ class Transfer:
         of a task has ended. Source: Storm's `DeserializingConnectionCallback`.
         """
         for group in groups:
-            if self._size_metrics:
+            if self.size_metrics:
                 with self._lock:
                     self._sizes[group.source, group.task] += len(group.data)
             tuples = []
             for payload in group.payloads():
                 try:
-                    message = self._serializer.deserialize(payload)
-                    if message.message_id and self._ackers is not None:
-                        check_id(message.message_id, self._ackers)
+                    message = self.serializer.deserialize(payload)
+                    if message.message_id and self.ackers is not None:
+                        check_id(message.message_id, self.ackers)
                     tuples.append(message)
                 except MalformedTupleError as error:
                     self._malformed(group, error)
             if tuples:
-                queue = self._queues.get(group.task)
+                queue = self.queues.get(group.task)
                 if queue is None:
                     raise ClosedError(f"task {group.task} has no executor here any more")
-                self._idle.taken(len(tuples))
+                self.idle.taken(len(tuples))
                 queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
             else:
                 done(group)
@@ -156,7 +147,7 @@ class Transfer:
         logger.warning(
             "tuple.malformed", extra={"source": group.source, "task": group.task, "reason": str(error)}
         )
-        self._idle.taken(1, lost=True)
+        self.idle.taken(1, lost=True)
 
     def take_sizes(self) -> dict[tuple[int | None, int], int]:
         """Return the payload bytes from each source task to each task since the last time, and start anew.

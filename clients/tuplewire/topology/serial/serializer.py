@@ -46,7 +46,6 @@ class MessagePackTupleSerializer(TupleSerializer):
         self._sources: dict[str, TupleSource] = {}
 
     def serialize(self, message: Tuple) -> bytes:
-        """Return a tuple as bytes; UnsupportedValueError, naming the field, for a value that has no form."""
         key = message.source.key
         try:
             head = self._heads.get(key)
@@ -62,7 +61,6 @@ class MessagePackTupleSerializer(TupleSerializer):
             ) from error
 
     def deserialize(self, payload: bytes) -> Tuple:
-        """Return a tuple from untrusted bytes; MalformedTupleError, and no other error, for what is none."""
         where = "its source"
         try:
             if payload[:1] != _HEAD:

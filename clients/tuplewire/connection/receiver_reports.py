@@ -1,13 +1,15 @@
-"""What a receiver has refused, in words, until whoever sent it asks."""
+"""What a receiver says beside its acknowledgements: what it has refused, and the load of its tasks."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.session.ledger import DropReason, Settled
+from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import Refusal
 
 logger = logging.getLogger(__name__)
@@ -15,14 +17,19 @@ logger = logging.getLogger(__name__)
 _MOST_KEPT = 1000
 
 
-class RefusedMessages:
-    """Those of one session. Keeps a thousand texts at most; the log has one line a minute for each reason.
+def warn_of_lost(address: str, messages: int) -> None:
+    """Log how many messages may have died with a receiver."""
+    extra = {"peer": address, "messages": messages}
+    logger.warning("receiver.died: at most %d messages to %s died with it", messages, address, extra=extra)
 
-    Not thread-safe.
+
+class RefusedMessages:
+    """Those of one session, in words. Not thread-safe.
+
+    Keeps a thousand texts at most; the log has one line a minute for each reason. address: the receiver's.
     """
 
     def __init__(self, address: str) -> None:
-        """Begin without any. address: the receiver's."""
         self._address = address
         self._texts: list[str] = []
         self._log_rate = LogRate()
@@ -62,3 +69,29 @@ class RefusedMessages:
 def _text(refusal: Refusal) -> str:
     owner = f" (owner: {refusal.owner})" if refusal.owner else ""
     return f"{refusal.code}: {refusal.messages} messages to task {refusal.task}: {refusal.detail}{owner}"
+
+
+class ReceiverReports:
+    """What a sending end has heard of its receiver's tasks. A report holds for load_expires_seconds."""
+
+    def __init__(self, load_expires_seconds: float) -> None:
+        self._loads = ReportedLoads(load_expires_seconds)
+        self._congestion = ReportedLoads(load_expires_seconds)
+
+    def get_load(self, tasks: Iterable[int]) -> dict[int, float]:
+        """Return the last reported load of those tasks of which the worker has reported lately."""
+        return self._loads.of(tasks, time.monotonic())
+
+    @property
+    def congested(self) -> frozenset[int]:
+        """The tasks that the receiver has called congested lately; for display only, credits decide."""
+        return self._congestion.tasks(time.monotonic())
+
+    def take_load(self, loads: Mapping[int, float]) -> None:
+        """Take account of what the receiver says."""
+        self._loads.take(loads, time.monotonic())
+
+    def take_status(self, congested: Iterable[int], relieved: Iterable[int]) -> None:
+        """Take account of the receiver's backpressure status."""
+        self._congestion.take(dict.fromkeys(congested, 1.0), time.monotonic())
+        self._congestion.forget(relieved)
