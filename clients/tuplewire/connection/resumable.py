@@ -80,11 +80,6 @@ class Resumable(ABC):
 
     # --- life ------------------------------------------------------------------------------------------
 
-    @property
-    def event_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that this belongs to."""
-        return self._loop
-
     def start(self) -> None:
         """Begin to connect; on the loop."""
         name = f"{self.method.lower()} at {self.address}"

@@ -23,8 +23,9 @@ from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.leases import Leases
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.streamed.sender_sessions import Leases, SendStream, Session
+from tuplewire_service.messaging.streamed.sender_sessions import SendStream, Session
 from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
@@ -54,7 +55,7 @@ class SendService(StreamService):
         self.exhausted = Exhausted()
         self._ending = False
         self._reception = reception
-        self.leases = Leases(settings, reception.forget)
+        self.leases: Leases[Session] = Leases(settings, reception.forget)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
@@ -272,7 +273,7 @@ class SendService(StreamService):
 
     def _frame(self, session: Session, frame: OpaqueFrame) -> None:
         groups = groups_of(frame)
-        if not session.worker and any(group.forwarded for group in groups):
+        if not session.worker_number and any(group.forwarded for group in groups):
             raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
         for group in groups:
