@@ -48,6 +48,8 @@ class Receiver(Resumable):
     ) -> None:
         super().__init__(address, settings, loop, dial)
         self._hello = (topology, consumer_id, incarnation)
+        self.receiver_id = ""
+        """As of a Sender."""
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
@@ -169,6 +171,7 @@ class Receiver(Resumable):
             incarnation=incarnation,
             tasks=[_cursor_to_wire(cursor) for cursor in cursors],
             worker_incarnation=self._window.worker_incarnation,
+            receiver_id=self.receiver_id,
         )
         await stream.write(pb.RecvRequest(subscribe=subscribe).SerializeToString())
         data = await stream.read()

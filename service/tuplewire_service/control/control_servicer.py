@@ -21,7 +21,12 @@ from tuplewire_service.control.status_messages import assignment_from_wire, assi
 from tuplewire_service.messaging.connection_limits import ConnectionLimits
 from tuplewire_service.messaging.grpc.grpc_stream import GrpcServerStream, refuse
 from tuplewire_service.messaging.streamed.silent_streams import SilentStreams
-from tuplewire_service.messaging.streamed.streamed_stream import IAccess, check_id, log_refusal
+from tuplewire_service.messaging.streamed.streamed_stream import (
+    IAccess,
+    check_id,
+    check_receiver,
+    log_refusal,
+)
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
 
@@ -85,6 +90,7 @@ class ControlServicer(Servicer):
     def _publish(self, request: pb.PublishRequest, access: IAccess) -> int:
         settings = self._worker.settings
         check_id("sink", request.sink)
+        check_receiver(settings.worker_id, "sink", request.receiver_id)
         if request.topology != settings.topology:
             raise WrongTopologyError(
                 f"this worker serves topology {settings.topology!r}, the sink writes to {request.topology!r}"

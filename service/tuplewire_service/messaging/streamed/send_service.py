@@ -15,7 +15,6 @@ from tuplewire.errors import (
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
-    WrongWorkerError,
 )
 from tuplewire.session.credit import Exhausted, Grant
 from tuplewire.wire import messaging_pb2 as pb
@@ -152,11 +151,6 @@ class SendService(StreamService):
 
     def _open(self, hello: pb.Hello, intake: Intake, access: IAccess) -> Session:
         self._check_peer("sender", hello)
-        if hello.receiver_id not in {"", self.settings.worker_id}:
-            raise WrongWorkerError(
-                f"this is worker {self.settings.worker_id!r}, the sender means {hello.receiver_id!r}: one of "
-                "the two has a wrong id, or the assignment a wrong address"
-            )
         access.open_session(hello.topology, worker=intake is not Intake.ALL)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
