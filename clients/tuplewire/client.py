@@ -258,7 +258,7 @@ class Client(BaseClient):
         for subscription in list(self._subscriptions):
             subscription.close()
         if sender is not None:
-            messaging_loop().run(sender.close_async(timeout))
+            sender.run(sender.close_async(timeout))
 
     def __enter__(self) -> Self:
         return self

@@ -6,12 +6,14 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from tuplewire import TaskMessage
+from tuplewire.errors import ClosedError
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.testing import eventually
@@ -203,3 +205,25 @@ def test_a_signal_handler_may_send_and_flush(on_alarm: Callable[[Callable[[], No
         assert sender.statistics().ledger.acknowledged == sent + 2 * len(last_words)
         eventually(lambda: len(numbers.received) == sent + 2 * len(last_words), 30)
         assert [each for each in numbers.received if each < 10**9] == list(range(sent))
+
+
+def test_a_signal_handler_may_close(on_alarm: Callable[[Callable[[], None]], None]) -> None:
+    """While its thread sends or flushes: the call comes back, and what is accepted arrives or is counted."""
+    moments = random.Random(10)
+    accepted = 0
+    with pair() as (numbers, connect):
+        for number in range(CLOSES):
+            sender = connect()
+            on_alarm(sender.close)
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 4e-4))
+            with suppress(ClosedError):
+                for each in count():
+                    sender.send(TASK, b"%d" % (number * 1_000_000 + each))
+                    if not each % 10:
+                        sender.flush(30)
+            sender.flush(30)
+            balance = sender.statistics().ledger
+            assert balance.balanced
+            assert balance.dropped["closed"] <= 1  # the one in which it was closed
+            accepted += balance.acknowledged
+        numbers.check(accepted)

@@ -9,16 +9,17 @@ import asyncio
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tuplewire.config import Overflow, SessionSettings
 from tuplewire.connection.handover import HandOver, Offer
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.group import TaskGroup
-from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.session.ledger import DropReason, LedgerSnapshot
 
+_Result = TypeVar("_Result")
 _ANSWER_SECONDS = 10.0
 """How long a caller waits for the loop to say whether there is room; it takes a turn of the loop."""
 
@@ -35,6 +36,7 @@ class LoopSendingEnd(SendingEnd):
         self._handed = HandOver()
         self._offers: list[Offer] = []
         self._loop_thread = 0
+        self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop:
@@ -44,6 +46,33 @@ class LoopSendingEnd(SendingEnd):
     @abstractmethod
     async def close_async(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements as long as the timeout, say goodbye, and drop the rest; on the loop."""
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine on the loop and return its result; from any other thread.
+
+        It waits as flush() does: a signal handler's thread may have the lock that the loop needs. A Future's
+        lock would be left taken by an interrupt, and the loop would wait for it for ever.
+        """
+        if threading.get_ident() == self._loop_thread:
+            coroutine.close()
+            raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
+        done: list[asyncio.Task[_Result]] = []
+
+        def begin() -> None:
+            task = self._loop.create_task(coroutine)
+            self._running.add(task)
+            task.add_done_callback(end)
+
+        def end(task: asyncio.Task[_Result]) -> None:
+            self._running.discard(task)
+            with self._lock:
+                done.append(task)
+                self._moved.notify_all()
+
+        self._loop.call_soon_threadsafe(begin)
+        with self._lock:
+            self._wait_for(lambda: bool(done), None)
+        return done[0].result()
 
     def send_one(self, task: int, source: int | None, payload: bytes) -> bool:
         """Accept one message if that is a matter of an append; otherwise False, and send() must decide."""
@@ -105,6 +134,9 @@ class LoopSendingEnd(SendingEnd):
             now_micros = time.time_ns() // 1000
             for groups, token, retain in self._handed.take():
                 self._window.accept(groups, token, retain=retain, now_micros=now_micros)
+            if self.ended:  # a signal handler has closed it in the middle of a send
+                self._settle(self._window.abandon(DropReason.CLOSED))
+                self._notify()
         if self._offers:
             offers, self._offers = self._offers, []
             for offer in offers:
@@ -134,6 +166,10 @@ class LoopSendingEnd(SendingEnd):
                 raise
         if self._settled:
             self._loop.call_soon_threadsafe(self.tell)
+
+    def _ask(self) -> None:
+        self._waking = False  # it may be set by whom this signal handler has interrupted, before the call
+        super()._ask()
 
     @abstractmethod
     def _woken(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -34,6 +35,7 @@ from tuplewire.session.send import SendWindow
 
 logger = logging.getLogger(__name__)
 
+_LOOK_AGAIN_SECONDS = 0.5
 CLOSE_UNUSED_SECONDS = 10.0
 """How long a flow is not used before both sides forget it, or up to twice as long."""
 
@@ -113,14 +115,18 @@ class SendingEnd(ABC):
     def _wait_for(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
         """Wait with the lock until a predicate holds; return whether it does.
 
-        An interrupt may end Condition.wait without the lock, which its caller gives back.
+        An interrupt may end Condition.wait without the lock, which its caller gives back. A signal handler
+        that waits lets the lock go, maybe when this thread has looked and does not wait yet: it looks again.
         """
+        until = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            return self._moved.wait_for(predicate, timeout)
+            while not (holds := predicate()) and (left := until - time.monotonic()) > 0:
+                self._moved.wait(min(left, _LOOK_AGAIN_SECONDS))
         except BaseException:
             if not self._lock._is_owned():  # type: ignore[attr-defined]
                 self._lock.acquire()
             raise
+        return holds
 
     def _check_open(self) -> None:
         if self._error is not None:

@@ -145,11 +145,11 @@ class LocalSender(ThreadedClient, LoopSendingEnd):
             self.lost(answers=True)  # in this process nobody dies alone
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
-        return [] if self.ended else self._thread.run(self.take_back_async(timeout))
+        return [] if self.ended else self.run(self.take_back_async(timeout))
 
     def close(self, timeout: float = 10.0) -> None:
         if not self.ended:
-            self._thread.run(self.close_async(timeout))
+            self.run(self.close_async(timeout))
 
     def _stop(self) -> None:
         if self._timer is not None:
