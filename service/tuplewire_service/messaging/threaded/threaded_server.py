@@ -117,7 +117,8 @@ class ThreadedServer(ReceptionServer):
     def welcome(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
         """Return the session of a sender that connects, as it was left or a new one, and what to tell it.
 
-        wake: called from now on, from any thread, when there may be an update to tell. Raises RefusedError.
+        wake: called from now on, from any thread, when there may be an update to tell; must not block. Raises
+        RefusedError; ResourceLimitError where max_sessions senders are connected.
         """
         with self._taking:  # what is with the callback now may be this sender's
             if sending.intake > self._intake:
