@@ -95,9 +95,10 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
         with one_worker("w9", directory=tmp_path, port=port) as stranger:
             assign(stranger, 1, {stranger: [1]})
             client = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
-            client.send(numbered(1, range(50)))
+            consumer = stack.enter_context(copy(client))
+            subscription = consumer.recv([1], timeout=30)
             eventually(lambda: metric(stranger, WRONG_WORKER) >= 2)
-            subscription = copy(client).recv([1], timeout=30)
+            client.send(numbered(1, range(50)))
             refused = metric(stranger, WRONG_WORKER)
             eventually(lambda: metric(stranger, WRONG_WORKER) >= refused + 4)
             assert (ledger(stranger).accepted, client.ledger().pending) == (0, 50)
@@ -105,7 +106,6 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
         assign(meant, 1, {meant: [1]})
         client.flush(30)
         assert numbers(collect(subscription, 50)) == list(range(50))
-        subscription.close()
 
 
 def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
