@@ -35,6 +35,7 @@ class BaseClient:
         address: str | None = None,
         *,
         topology: str | None = None,
+        worker_id: str = "",
         client_id: str | None = None,
         incarnation: int | None = None,
         source: int | None = None,
@@ -46,6 +47,8 @@ class BaseClient:
         Args:
             address: The worker's, host:port or unix:///path. Default: TUPLEWIRE_ADDRESS.
             topology: The worker's topology. Default: TUPLEWIRE_TOPOLOGY, or `default`.
+            worker_id: The worker that you mean, where you know it, as from an assignment. While another one
+                answers at the address, messages wait. Default: whoever answers.
             client_id: Your name across restarts. Default: a new one for each client.
             incarnation: Grows with each restart under one `client_id`; a newer one shuts the older out. In
                 Spark, use the taskAttemptId. Default: the time.
@@ -60,6 +63,7 @@ class BaseClient:
         self.address = resolve_address(address)
         self.topology = resolve_topology(topology)
         self.source = source
+        self._worker_id = worker_id
         self._client_id = client_id
         self._incarnation = incarnation
         self._keywords = settings
@@ -83,10 +87,14 @@ class BaseClient:
         return Identity(self.topology, self._id, self._incarnation or time.time_ns())
 
     def _new_sender(self, loop: asyncio.AbstractEventLoop) -> Sender:
-        return Sender(self.address, self._identity(), self._settings, loop, self._dial())
+        sender = Sender(self.address, self._identity(), self._settings, loop, self._dial())
+        sender.receiver_id = self._worker_id
+        return sender
 
     def _new_receiver(self, tasks: Iterable[int], loop: asyncio.AbstractEventLoop) -> Receiver:
-        return Receiver(self.address, self._identity(), tasks, self._settings, loop, self._dial())
+        receiver = Receiver(self.address, self._identity(), tasks, self._settings, loop, self._dial())
+        receiver.receiver_id = self._worker_id
+        return receiver
 
     def _dial(self) -> Dial:
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
@@ -129,6 +137,7 @@ class Client(BaseClient):
         keywords = {
             "address": self.address,
             "topology": self.topology,
+            "worker_id": self._worker_id,
             "client_id": self._client_id,
             "incarnation": self._incarnation,
             "source": self.source,
@@ -247,7 +256,7 @@ class Client(BaseClient):
         for subscription in list(self._subscriptions):
             subscription.close()
         if sender is not None:
-            messaging_loop().run(sender.close_async(timeout))
+            sender.run(sender.close_async(timeout))
 
     def __enter__(self) -> Self:
         return self

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from helpers.admin import get
-from helpers.hostile import SEND, hello, talk
+from helpers.hostile import RECV, SEND, hello, subscribe, talk
 from helpers.topology import (
+    TOPOLOGY,
     assign,
     assignment_file,
     collect,
@@ -23,8 +27,15 @@ from helpers.topology import (
 )
 from helpers.traffic import client_of
 
+from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.group import MAX_UNQUEUED_HOPS
+from tuplewire.errors import WrongWorkerError
+from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
+from tuplewire.spark.fetch import RangeReader
+from tuplewire.spark.offsets import Range
+from tuplewire.spark.options import source_options
+from tuplewire.spark.reader import TuplewireBatchReader
+from tuplewire.spark.task_workers import HeldTasks, Publisher
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
@@ -60,6 +71,70 @@ def test_a_worker_refuses_those_who_mean_another_one(tmp_path: Path) -> None:
             True,
         )
         assert [talk(worker, SEND, [hello(receiver_id=each)]).error for each in ("w", "")] == ["", ""]
+
+
+def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
+    """Consumers, sinks and those of other topologies hear that it is another worker, and may try again."""
+    with one_worker("w", directory=tmp_path) as worker, ControlClient(worker.address) as control:
+        assign(worker, 1, {("w", worker.address): [0]})
+        assert [
+            talk(worker, RECV, [subscribe(0, receiver_id="v")]).error,
+            talk(worker, RECV, [subscribe(0, receiver_id="v", topology="other")]).error,
+            talk(worker, SEND, [hello(receiver_id="v", topology="other")]).error,
+        ] == ["WRONG_WORKER"] * 3
+        groups = [TaskGroup.of(0, [b"x"])]
+        with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
+            control.publish("other", "s", 1, 0, groups, last=True, worker_id="v")
+        assert control.publish(TOPOLOGY, "s", 1, 0, groups, last=True, worker_id="w") == 1
+
+
+def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
+    """What it sends and what it wants stay where they are while another worker is at the address."""
+    port = _free_port()
+    with ExitStack() as stack:
+        with one_worker("w9", directory=tmp_path, port=port) as stranger:
+            assign(stranger, 1, {stranger: [1]})
+            client = stack.enter_context(Client(stranger.address, topology=TOPOLOGY, worker_id="w2"))
+            consumer = stack.enter_context(copy(client))
+            subscription = consumer.recv([1], timeout=30)
+            eventually(lambda: metric(stranger, WRONG_WORKER) >= 2)
+            client.send(numbered(1, range(50)))
+            refused = metric(stranger, WRONG_WORKER)
+            eventually(lambda: metric(stranger, WRONG_WORKER) >= refused + 4)
+            assert (ledger(stranger).accepted, client.ledger().pending) == (0, 50)
+        meant = stack.enter_context(one_worker("w2", directory=tmp_path, port=port))
+        assign(meant, 1, {meant: [1]})
+        client.flush(30)
+        assert numbers(collect(subscription, 50)) == list(range(50))
+
+
+def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
+    """Its sink and its source name the worker; where another one has its address, they try again."""
+    port = _free_port()
+    groups = [TaskGroup.of(1, [b"%d" % number for number in range(5)])]
+    with ExitStack() as stack:
+        near = stack.enter_context(one_worker("w1", directory=tmp_path))
+        own = {"address": near.address, "topology": TOPOLOGY, "tasks": "1"}
+        with one_worker("w9", directory=tmp_path, port=port) as stranger:
+            assign(near, 1, {near: [0], replace(stranger, worker_id="w2"): [1]})
+            assign(stranger, 1, {stranger: [1]})
+            with pytest.raises(WrongWorkerError):
+                Publisher(near.address, TOPOLOGY, 0.3).publish("s", 1, groups)
+            with pytest.raises(WrongWorkerError), HeldTasks(near.address, TOPOLOGY, [1], 0.3) as tasks:
+                tasks.look()
+            options = source_options({**own, "timeout": "0.3"})
+            with pytest.raises(WrongWorkerError):
+                list(RangeReader(Range(1, stranger.address, "w2", 7, 0, 5, 0), options))
+            assert ledger(stranger).accepted == 0
+            thread = stack.enter_context(ThreadPoolExecutor(1))
+            publishing = thread.submit(Publisher(near.address, TOPOLOGY, 60).publish, "s", 1, groups)
+        far = stack.enter_context(one_worker("w2", directory=tmp_path, port=port))
+        assign(far, 1, {near: [0], far: [1]})
+        assert publishing.result(60) == 5
+        reader = TuplewireBatchReader(source_options({**own, "timeout": "30"}))
+        (partition,) = reader.partitions()
+        (batch,) = reader.read(partition)
+        assert batch.column("message").to_pylist() == list(groups[0].payloads())
 
 
 def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -12,6 +14,7 @@ import pytest
 from helpers.topology import TOPOLOGY, assign, collect, ledger, one_worker
 
 from tuplewire import Client, TaskMessage
+from tuplewire.errors import ClosedError
 from tuplewire_service.launching.local_workers import Endpoint
 
 # An interrupt may come in a weak reference's callback, where Python cannot raise it.
@@ -141,3 +144,24 @@ def test_a_signal_handler_may_send(worker: Endpoint, on_alarm: Callable[[Callabl
         assert client.ledger().acknowledged == sent + len(last_words)
     received = numbers_of(worker, sent + len(last_words))
     assert [each for each in received if each < 10**9] == list(range(sent))
+
+
+def test_a_signal_handler_may_close(worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None]) -> None:
+    """While its thread sends or flushes: the call comes back, and what is accepted arrives or is counted."""
+    moments = random.Random(10)
+    accepted = 0
+    for _ in range(100):
+        client = Client(worker.address, topology=TOPOLOGY)
+        client.send(TASK, b"0")
+        on_alarm(client.close)
+        signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 2e-3))
+        with suppress(ClosedError):
+            for each in count():
+                client.send(TASK, b"%d" % each)
+                if not each % 10:
+                    client.flush(30)
+        client.flush(30)
+        assert client.ledger().balanced
+        assert client.ledger().dropped["closed"] <= 1  # the one in which it was closed
+        accepted += client.ledger().acknowledged
+    assert len(numbers_of(worker, accepted)) == accepted

@@ -27,7 +27,7 @@ WORKER = 77
 def held(acknowledged: int, tail: int, worker: int = WORKER, size_bytes: int | None = None) -> Held:
     """Return what a worker holds of a task, 10 bytes a message unless it says otherwise."""
     size = 10 * (tail - acknowledged) if size_bytes is None else size_bytes
-    return Held("w:1", worker, acknowledged, tail, size)
+    return Held("w:1", "w", worker, acknowledged, tail, size)
 
 
 def at(sequence: int, worker: int = WORKER) -> TaskOffset:
@@ -53,7 +53,7 @@ def test_first_batch_has_all_that_is_not_acknowledged() -> None:
     now = {1: held(3, 10), 2: held(0, 0)}
     start = initial_offset(now)
     end = next_offset(start, now, tails(now), 1000)
-    assert ranges(start, end, {1: "a:1", 2: "b:1"}) == [Range(1, "a:1", WORKER, 3, 10, 1000)]
+    assert ranges(start, end, now) == [Range(1, "w:1", "w", WORKER, 3, 10, 1000)]
 
 
 def test_nothing_new_is_the_same_offset() -> None:
@@ -124,4 +124,4 @@ def test_another_worker_is_read_from_its_beginning() -> None:
     start = Offset({1: at(5), 2: at(5)}, 0)
     now = {1: held(0, 3, worker=78), 2: held(5, 5)}
     end = next_offset(start, now, tails(now), 9)
-    assert ranges(start, end, {1: "a:1", 2: "b:1"}) == [Range(1, "a:1", 78, 0, 3, 9)]
+    assert ranges(start, end, now) == [Range(1, "w:1", "w", 78, 0, 3, 9)]

@@ -107,19 +107,35 @@ class ControlClient:
         return started
 
     def publish(
-        self, topology: str, sink: str, epoch: int, piece: int, groups: Iterable[TaskGroup], *, last: bool
+        self,
+        topology: str,
+        sink: str,
+        epoch: int,
+        piece: int,
+        groups: Iterable[TaskGroup],
+        *,
+        last: bool,
+        worker_id: str = "",
     ) -> int:
         """Hand over a piece of what a sink writes in an epoch: all are seen at once, and once for each task.
 
         piece: from 0, in order. last: whether this completes the epoch. groups: for tasks of this worker, at
-        most a frame's worth. Returns, with the last piece, how many messages were not published before.
+        most a frame's worth. worker_id: the worker that is meant; empty: whoever answers. Returns, with the
+        last piece, how many messages were not published before.
 
         Raises SequenceGapError when pieces before it are missing (begin with the first), ResourceLimitError
-        when there is no room for the epoch, or, at its last piece, not yet (send that one again later).
+        when there is no room for the epoch, or, at its last piece, not yet (send that one again later), and
+        WrongWorkerError.
         """
         frame = OpaqueFrame(groups=map(_opaque, groups)).SerializeToString()
         request = control_pb2.PublishRequest(
-            topology=topology, sink=sink, epoch=epoch, piece=piece, last=last, frame=frame
+            topology=topology,
+            sink=sink,
+            epoch=epoch,
+            piece=piece,
+            last=last,
+            frame=frame,
+            receiver_id=worker_id,
         )
         published: int = self._call("Publish", request).published
         return published

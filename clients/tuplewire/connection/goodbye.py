@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 
 from tuplewire.connection.loop import watched
-from tuplewire.connection.sender import Sender
+from tuplewire.connection.loop_sending_end import LoopSendingEnd
 from tuplewire.session.ledger import DropReason
 
 logger = logging.getLogger(__name__)
@@ -24,17 +24,17 @@ _DROPPED_SECONDS = 10.0
 _EXIT_SECONDS = 2.0
 """How long the end of a program waits for acknowledgements, all its clients together."""
 
-_open: weakref.WeakSet[Sender] = weakref.WeakSet()
+_open: weakref.WeakSet[LoopSendingEnd] = weakref.WeakSet()
 _closing: set[asyncio.Task[None]] = set()
 
 
-def owe_goodbye(client: object, sender: Sender) -> None:
+def owe_goodbye(client: object, sender: LoopSendingEnd) -> None:
     """Let a sender say goodbye when its client is dropped, or the program ends, before it is closed."""
     _open.add(sender)
     weakref.finalize(client, _dropped, sender, os.getpid()).atexit = False
 
 
-def _dropped(sender: Sender, pid: int) -> None:
+def _dropped(sender: LoopSendingEnd, pid: int) -> None:
     """Close in the background: a finaliser may run on any thread, the loop's included."""
     if pid != os.getpid() or sender.closing:
         return
@@ -45,13 +45,13 @@ def _dropped(sender: Sender, pid: int) -> None:
     _warn(sender, "was dropped")
 
 
-def _begin_to_close(sender: Sender) -> None:
+def _begin_to_close(sender: LoopSendingEnd) -> None:
     task = watched(sender.event_loop.create_task(_close([sender], _DROPPED_SECONDS)))
     _closing.add(task)
     task.add_done_callback(_closing.discard)
 
 
-def _warn(sender: Sender, what: str) -> None:
+def _warn(sender: LoopSendingEnd, what: str) -> None:
     warnings.warn(
         f"a client of {sender.address} {what} without close(), with {sender.pending_messages} messages not "
         "acknowledged yet; call close(), or use it in a `with` block",
@@ -60,7 +60,7 @@ def _warn(sender: Sender, what: str) -> None:
     )
 
 
-def _tell_lost(sender: Sender, messages: int) -> None:
+def _tell_lost(sender: LoopSendingEnd, messages: int) -> None:
     if messages:
         logger.warning(
             "client.not_closed: %d messages to %s were not acknowledged when their client ended",
@@ -70,13 +70,13 @@ def _tell_lost(sender: Sender, messages: int) -> None:
         )
 
 
-async def _close(senders: Sequence[Sender], timeout: float) -> None:
+async def _close(senders: Sequence[LoopSendingEnd], timeout: float) -> None:
     await asyncio.gather(*(sender.close_async(timeout) for sender in senders))
     for sender in senders:
         _tell_lost(sender, sender.ledger().dropped.get(DropReason.CLOSED, 0))
 
 
-async def _close_now(senders: Sequence[Sender]) -> None:
+async def _close_now(senders: Sequence[LoopSendingEnd]) -> None:
     for closing in _closing:
         closing.cancel()
     await _close(senders, _EXIT_SECONDS)

@@ -6,7 +6,9 @@ A caller appends; the loop does the rest, in columns. So an interrupt or a signa
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 from tuplewire.group import TaskGroup
 
 _Found = TypeVar("_Found")
+_LOOK_AGAIN_SECONDS = 0.5
 
 Batch = tuple[Sequence[TaskGroup], Any, bool]
 """Groups, their token, and whether they are retained."""
@@ -78,12 +81,19 @@ def _groups_of(columns: dict[tuple[int, int | None], list[bytes]]) -> Batch:
 
 
 class HandOverCondition(threading.Condition):
-    """Waits with a lock that its caller still has after an interrupt, which may end a wait without it."""
+    """Waits with a lock that its caller still has after an interrupt, which may end a wait without it.
+
+    A signal handler that waits lets the lock go, maybe when this thread has looked and does not wait yet:
+    what was told then is seen at the next look.
+    """
 
     def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
+        until = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            return super().wait_for(predicate, timeout)
+            while not (found := predicate()) and (left := until - time.monotonic()) > 0:
+                self.wait(min(left, _LOOK_AGAIN_SECONDS))
         except BaseException:
             if not self._is_owned():  # type: ignore[attr-defined]
                 self.acquire()
             raise
+        return found

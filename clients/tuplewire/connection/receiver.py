@@ -47,6 +47,8 @@ class Receiver(Resumable):
     ) -> None:
         super().__init__(address, settings, loop, dial)
         self._identity = identity
+        self.receiver_id = ""
+        """As of a Sender."""
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
         self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
@@ -157,6 +159,7 @@ class Receiver(Resumable):
             incarnation=self._identity.incarnation,
             tasks=[_cursor_to_wire(cursor) for cursor in cursors],
             worker_incarnation=self._window.worker_incarnation,
+            receiver_id=self.receiver_id,
         )
         data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
         subscribed = pb.RecvResponse.FromString(data).subscribed

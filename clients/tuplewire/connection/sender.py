@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.config import PROTOCOL_VERSION, AckMode, Overflow, SessionSettings
-from tuplewire.connection.handover import HandOver, Offer
+from tuplewire.config import PROTOCOL_VERSION, AckMode, SessionSettings
+from tuplewire.connection.loop_sending_end import LoopSendingEnd
 from tuplewire.connection.resumable import Resumable
-from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.connection.stream import ClientStream, Dial
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
 from tuplewire.group import TaskGroup
-from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.session.ledger import DropReason
 from tuplewire.session.pressure import SendingPressure
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
@@ -31,8 +29,6 @@ from tuplewire.wire.translate import code_name, loads_from_wire, opened_from_wir
 logger = logging.getLogger(__name__)
 
 _GOODBYE_SECONDS = 1.0
-_ANSWER_SECONDS = 10.0
-"""How long a caller waits for the loop to say whether there is room; it takes a turn of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class Identity:
     worker: bool = False
 
 
-class Sender(SendingEnd, Resumable):
+class Sender(LoopSendingEnd, Resumable):
     """One session to one worker. Thread-safe unless a method says that it belongs to the loop."""
 
     method = "Send"
@@ -63,7 +59,7 @@ class Sender(SendingEnd, Resumable):
     ) -> None:
         """Describe a session. dial: opens streams to the address."""
         Resumable.__init__(self, address, settings, loop, dial)
-        SendingEnd.__init__(self, address, settings)
+        LoopSendingEnd.__init__(self, address, settings)
         self.identity = identity
         self._admitted = identity.worker  # a worker never gives another one up for its certificate
         self.receiver_id = ""
@@ -71,95 +67,13 @@ class Sender(SendingEnd, Resumable):
         self.pressure = SendingPressure(self._window, loop.time)
         self._due = asyncio.Event()
         """Set when the writer should look."""
-        self._waking = False
-        self._handed = HandOver()
-        self._offers: list[Offer] = []
-        self._loop_thread = 0
         self._probing = False
         self._silence = ProbeTimer(0.0)
         self._dismissed = False
         """Whether the receiver has ended the stream in good order, once it had no more to say."""
         self._changed = asyncio.Event()
 
-    # --- for whoever sends ---------------------------------------------------------------------
-
-    def send_one(self, task: int, source: int | None, payload: bytes) -> bool:
-        """Accept one message if that is a matter of an append; otherwise False, and send() must decide."""
-        settings, window, handed = self._settings, self._window, self._handed
-        size = len(payload)
-        with self._lock:
-            self._check_open()
-            more = handed.messages
-            if (
-                size > window.max_message_bytes
-                or window.messages + more >= settings.max_pending_messages
-                or window.size_bytes + handed.size_bytes + size > settings.max_pending_bytes
-                or window.held_of(task) + more >= settings.max_pending_task_messages
-            ):
-                return False
-            handed.add((task, source, payload), 1, size)
-        self._wake()
-        return True
-
-    def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
-        self._check_open()
-        self._window.check(groups)
-        if not groups:
-            return True
-        if threading.get_ident() == self._loop_thread:
-            self._take_in()
-            return self._offer_to_window(groups, token, retain=retain)
-        if self._hand_over(groups, token, retain=retain):
-            return True
-        if not self._handed and self._settings.overflow is not Overflow.DROP_OLDEST:
-            return False
-        if self._offer_on_loop(Offer(groups, token, retain)):
-            return True
-        # Room that has come since the loop answered was told to those who waited then: this thread did not.
-        return self._hand_over(groups, token, retain=retain)
-
-    def _hand_over(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
-        handed = self._handed
-        if not self._window.fits(groups, handed.messages, handed.size_bytes):
-            return False
-        size = sum(len(group.data) for group in groups)
-        handed.add((groups, token, retain), sum(map(len, groups)), size)
-        return True
-
-    def _offer_on_loop(self, offer: Offer) -> bool:
-        """Let the loop decide, which knows what may be given up, and to which tasks messages wait."""
-        try:
-            self._offers.append(offer)
-            self._loop.call_soon_threadsafe(self._woken)
-            self._moved.wait_for(lambda: offer.accepted is not None, _ANSWER_SECONDS)
-        finally:  # the loop may have had no time for it, or the caller is interrupted
-            offer.accepted = bool(offer.accepted)
-        return offer.accepted
-
-    def _take_in(self) -> None:
-        if threading.get_ident() != self._loop_thread:
-            return
-        if self._handed:
-            now_micros = time.time_ns() // 1000
-            for groups, token, retain in self._handed.take():
-                self._window.accept(groups, token, retain=retain, now_micros=now_micros)
-        if self._offers:
-            offers, self._offers = self._offers, []
-            for offer in offers:
-                if offer.accepted is None:
-                    offer.accepted = self.failed is None and self._offer_to_window(
-                        offer.groups, offer.token, retain=offer.retain
-                    )
-            self._moved.notify_all()
-
-    @property
-    def pending_messages(self) -> int:
-        return self._window.messages + self._handed.messages
-
-    def ledger(self) -> LedgerSnapshot:
-        with self._lock:
-            ledger, handed = self._window.ledger(), self._handed.count()
-            return replace(ledger, accepted=ledger.accepted + handed, pending=ledger.pending + handed)
+    # --- for whoever sends on the loop -----------------------------------------------------------
 
     def start(self) -> None:
         self._loop_thread = threading.get_ident()
@@ -184,18 +98,6 @@ class Sender(SendingEnd, Resumable):
     def _notify(self) -> None:
         super()._notify()
         self._changed.set()
-
-    def _wake(self) -> None:
-        """Let the writer look; from any thread, once there is what it is to see."""
-        if not self._waking:
-            self._waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._woken)
-            except BaseException:  # an interrupt: the next one wakes it
-                self._waking = False
-                raise
-        if self._settled:
-            self._loop.call_soon_threadsafe(self.tell)
 
     def _woken(self) -> None:
         with self._lock:

@@ -25,6 +25,7 @@ from tuplewire.errors import (
     SupersededError,
     UnknownTaskError,
     UnreachableError,
+    WrongWorkerError,
     refused,
 )
 from tuplewire.session.delivery import Delivery
@@ -68,7 +69,8 @@ class RangeReader:
         """Yield the messages.
 
         Raises DataLossError when they are gone and failOnDataLoss says so, UnreachableError when the worker
-        is, SupersededError when another consumer has the task; the latter two once the timeout has passed.
+        is, WrongWorkerError when another one is at its address, SupersededError when another consumer has the
+        task; all but the first once the timeout has passed.
         """
         wanted = self._wanted
         superseded = False
@@ -80,7 +82,7 @@ class RangeReader:
                 yield from self._stream()
             except SequenceGapError:
                 superseded = True
-            except (UnreachableError, SupersededError, NotReadyError, DrainingError):
+            except (UnreachableError, SupersededError, NotReadyError, DrainingError, WrongWorkerError):
                 now = time.monotonic()
                 self._failing_since = self._failing_since or now
                 if now - self._failing_since > self._options.timeout:
@@ -96,7 +98,8 @@ class RangeReader:
     def _stream(self) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
         stretches = {wanted.task: Stretch(wanted.start, self._position, wanted.end)}
-        with RecvStream(wanted.address, self._options.topology, wanted.worker, stretches) as stream:
+        at = wanted.address, wanted.worker_id
+        with RecvStream(*at, self._options.topology, wanted.worker, stretches) as stream:
             if stream.worker != wanted.worker:
                 self._lost(wanted.end, f"was at a worker at {wanted.address} that has been restarted")
             elif stream.starts[wanted.task] > self._position:
@@ -133,15 +136,15 @@ def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], top
     A offset at a worker that is gone is passed over. What was read by this module needs no reading again;
     what the worker has given to others meanwhile is fetched and thrown away.
     """
-    by_worker: dict[tuple[str, int], dict[int, Stretch]] = {}
+    by_worker: dict[tuple[str, str, int], dict[int, Stretch]] = {}
     for task, each in held.items():
         offset = offsets[task]
         if offset.worker == each.worker and each.acknowledged < offset.sequence:
             sequence = offset.sequence
-            stretches = by_worker.setdefault((each.address, each.worker), {})
+            stretches = by_worker.setdefault((each.address, each.worker_id, each.worker), {})
             stretches[task] = Stretch(sequence, sequence, sequence)
-    for (address, worker), stretches in by_worker.items():
-        with RecvStream(address, topology, worker, stretches) as stream:
+    for (address, worker_id, worker), stretches in by_worker.items():
+        with RecvStream(address, worker_id, topology, worker, stretches) as stream:
             if stream.worker == worker:
                 for _ in stream.frames():
                     pass
@@ -163,13 +166,15 @@ class Stretch:
 class RecvStream:
     """One Recv stream that gets a stretch of each of some tasks; use it as a context manager.
 
-    worker: the incarnation to which the sequences belong.
+    worker_id: of the worker that is meant. worker: the incarnation to which the sequences belong.
 
-    Entering raises the RefusedError of the worker (SupersededError: another consumer has a task), or
-    UnreachableError; so does reading.
+    Entering raises the RefusedError of the worker (SupersededError: another consumer has a task;
+    WrongWorkerError), or UnreachableError; so does reading.
     """
 
-    def __init__(self, address: str, topology: str, worker: int, stretches: Mapping[int, Stretch]) -> None:
+    def __init__(
+        self, address: str, worker_id: str, topology: str, worker: int, stretches: Mapping[int, Stretch]
+    ) -> None:
         self.address = address
         self.worker = 0
         """The incarnation of the worker that has answered."""
@@ -181,6 +186,7 @@ class RecvStream:
             consumer_id=CONSUMER_ID,
             incarnation=_INCARNATION,
             worker_incarnation=worker,
+            receiver_id=worker_id,
             tasks=[_cursor(task, each, each.received) for task, each in stretches.items()],
         )
         self._stretches = stretches

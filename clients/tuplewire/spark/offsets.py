@@ -29,9 +29,13 @@ class TaskOffset:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker holds of a task: the messages after `acknowledged`, up to `tail`."""
+    """What a worker holds of a task: the messages after `acknowledged`, up to `tail`.
+
+    worker: its incarnation.
+    """
 
     address: str
+    worker_id: str
     worker: int
     acknowledged: int
     tail: int
@@ -47,6 +51,7 @@ class Range:
 
     task: int
     address: str
+    worker_id: str
     worker: int
     start: int
     end: int
@@ -165,12 +170,16 @@ def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
     return shares
 
 
-def ranges(start: Offset, end: Offset, addresses: Mapping[int, str]) -> list[Range]:
-    """Return what a micro-batch reads; from the beginning where the worker is not that of the start."""
+def ranges(start: Offset, end: Offset, held: Mapping[int, Held]) -> list[Range]:
+    """Return what a micro-batch reads; from the beginning where the worker is not that of the start.
+
+    held: where the tasks are.
+    """
     found = []
     for task, last in end.offsets.items():
         first = start.offsets[task]
         begin = first.sequence if first.worker == last.worker else 0
         if last.sequence > begin:
-            found.append(Range(task, addresses[task], last.worker, begin, last.sequence, end.seen_millis))
+            at = held[task].address, held[task].worker_id
+            found.append(Range(task, *at, last.worker, begin, last.sequence, end.seen_millis))
     return found

@@ -49,8 +49,7 @@ class RangePartition(InputPartition):
 
 
 def _partitions(start: Offset, end: Offset, held: dict[int, Held]) -> list[InputPartition]:
-    addresses = {task: each.address for task, each in held.items()}
-    return [RangePartition(each) for each in ranges(start, end, addresses)]
+    return [RangePartition(each) for each in ranges(start, end, held)]
 
 
 class RangePartitionReader(Shipped):

@@ -19,12 +19,15 @@ from tuplewire.errors import (
     UnknownTaskError,
     UnreachableError,
     WrongTopologyError,
+    WrongWorkerError,
 )
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.offsets import Held
 
+_At = tuple[str, str]
+"""A worker's address and id."""
 _POLL_SECONDS = 0.05
 _PIECE_BYTES = 512 * KIB
 
@@ -55,8 +58,8 @@ class TaskWorkers(ExitStack):
             self.callback(self._controls.clear)
         return control
 
-    def _locate(self, tasks: Iterable[int]) -> dict[int, str]:
-        """Ask for the assignment, and return the addresses by which the tasks' workers reach each other."""
+    def _locate(self, tasks: Iterable[int]) -> dict[int, _At]:
+        """Ask for the assignment, and return the tasks' workers, by the addresses that workers use."""
         assignment = self._control(self._address).assignment()
         if assignment is None:
             raise NotReadyError(
@@ -65,16 +68,17 @@ class TaskWorkers(ExitStack):
             )
         check_topology(self._address, assignment.topology, self._topology)
         self._version = assignment.version
-        address_of = {task: worker.address for worker in assignment.workers for task in worker.tasks}
-        found = {task: address_of.get(task, "") for task in tasks}
-        unknown = [str(task) for task, address in found.items() if not address]
+        workers = assignment.workers
+        worker_of = {task: (each.address, each.worker_id) for each in workers for task in each.tasks}
+        wanted = dict.fromkeys(tasks)
+        unknown = [str(task) for task in wanted if task not in worker_of]
         if unknown:
-            known = ", ".join(map(str, sorted(address_of)[:20])) or "none"
+            known = ", ".join(map(str, sorted(worker_of)[:20])) or "none"
             raise UnknownTaskError(
                 f"task {', '.join(unknown[:10])} is not in assignment version {assignment.version}, which "
                 f"has {known}: use these in the option tasks or the column task, or assign this one"
             )
-        return found
+        return {task: worker_of[task] for task in wanted}
 
 
 def check_topology(address: str, found: str, wanted: str) -> None:
@@ -93,19 +97,19 @@ class HeldTasks(TaskWorkers):
     def __init__(self, address: str, topology: str, tasks: Iterable[int], timeout: float) -> None:
         super().__init__(address, topology, timeout)
         self._tasks = tuple(tasks)
-        self._tasks_at: dict[str, list[int]] = {}
+        self._tasks_at: dict[_At, list[int]] = {}
 
     def look(self) -> dict[int, Held]:
         """Return what is held of each task now.
 
-        Raises UnreachableError, NotReadyError, WrongTopologyError, or UnknownTaskError for a task that the
-        assignment does not have.
+        Raises UnreachableError, NotReadyError or WrongWorkerError once the timeout has passed,
+        WrongTopologyError, or UnknownTaskError for a task that the assignment does not have.
         """
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 return self._look()
-            except (UnreachableError, NotReadyError):
+            except (UnreachableError, NotReadyError, WrongWorkerError):
                 self._tasks_at = {}
                 if time.monotonic() > deadline:
                     raise
@@ -113,11 +117,13 @@ class HeldTasks(TaskWorkers):
 
     def _look(self) -> dict[int, Held]:
         if not self._tasks_at:
-            for task, address in self._locate(self._tasks).items():
-                self._tasks_at.setdefault(address, []).append(task)
+            for task, at in self._locate(self._tasks).items():
+                self._tasks_at.setdefault(at, []).append(task)
         found: dict[int, Held] = {}
-        for address, tasks in self._tasks_at.items():
+        for (address, worker_id), tasks in self._tasks_at.items():
             status = self._control(address).status()
+            if status.worker_id != worker_id:
+                raise WrongWorkerError(f"{address} is worker {status.worker_id!r}, not {worker_id!r}")
             here = {each.task: each for each in status.tasks}
             if status.assignment_version > self._version or not here.keys() >= set(tasks):
                 self._tasks_at = {}
@@ -126,6 +132,7 @@ class HeldTasks(TaskWorkers):
                 each = here[task]
                 found[task] = Held(
                     address,
+                    worker_id,
                     status.incarnation,
                     each.acknowledged_sequence,
                     each.acknowledged_sequence + each.queued_messages,
@@ -145,8 +152,8 @@ class Publisher(TaskWorkers):
         Guarantee: at each worker all of its messages are seen at once; each task gets those of an epoch once,
         while its worker lives and the task does not move, whoever publishes the epoch again.
 
-        Raises UnknownTaskError before anything is published; UnreachableError, DrainingError or
-        ResourceLimitError once the timeout has passed: then some workers may have their part.
+        Raises UnknownTaskError before anything is published; UnreachableError, WrongWorkerError,
+        DrainingError or ResourceLimitError once the timeout has passed. Then some workers may have it.
         """
         left = list(groups)
         deadline = time.monotonic() + self._timeout
@@ -154,28 +161,30 @@ class Publisher(TaskWorkers):
         while left:
             try:
                 with self:
-                    address_of = self._locate(dict.fromkeys(group.task for group in left))
-                    for address in dict.fromkeys(address_of.values()):
-                        part = [group for group in left if address_of[group.task] == address]
-                        published += self._publish_at(address, sink, epoch, part)
-                        left = [group for group in left if address_of[group.task] != address]
-            except (NotLocalError, NotReadyError, DrainingError, UnreachableError):
+                    worker_of = self._locate(group.task for group in left)
+                    for worker in dict.fromkeys(worker_of.values()):
+                        part = [group for group in left if worker_of[group.task] == worker]
+                        published += self._publish_at(worker, sink, epoch, part)
+                        left = [group for group in left if worker_of[group.task] != worker]
+            except (NotLocalError, NotReadyError, DrainingError, UnreachableError, WrongWorkerError):
                 if time.monotonic() > deadline:  # else its tasks may be at another worker soon
                     raise
                 time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
         return published
 
-    def _publish_at(self, address: str, sink: str, epoch: int, groups: Sequence[TaskGroup]) -> int:
+    def _publish_at(self, worker: _At, sink: str, epoch: int, groups: Sequence[TaskGroup]) -> int:
         pieces = _pieces(groups)
         settings = SessionSettings()
         backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
         deadline = time.monotonic() + self._timeout
         number = published = 0
+        address, worker_id = worker
         control = self._control(address)
         while number < len(pieces):
             last = number == len(pieces) - 1
             try:
-                published = control.publish(self._topology, sink, epoch, number, pieces[number], last=last)
+                what = self._topology, sink, epoch, number, pieces[number]
+                published = control.publish(*what, last=last, worker_id=worker_id)
                 number += 1
             except SequenceGapError:
                 number = 0  # the worker is another one by now, and has no piece

@@ -222,20 +222,22 @@ class DrainResponse(_message.Message):
     def __init__(self, started: bool = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("topology", "sink", "epoch", "piece", "last", "frame")
+    __slots__ = ("topology", "sink", "epoch", "piece", "last", "frame", "receiver_id")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     topology: str
     sink: str
     epoch: int
     piece: int
     last: bool
     frame: bytes
-    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., piece: _Optional[int] = ..., last: bool = ..., frame: _Optional[bytes] = ...) -> None: ...
+    receiver_id: str
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., piece: _Optional[int] = ..., last: bool = ..., frame: _Optional[bytes] = ..., receiver_id: _Optional[str] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
     __slots__ = ("published",)

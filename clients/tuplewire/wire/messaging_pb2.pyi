@@ -309,20 +309,22 @@ class TaskCursor(_message.Message):
     def __init__(self, task: _Optional[int] = ..., acknowledged: _Optional[int] = ..., received: _Optional[int] = ..., credit: _Optional[int] = ..., credit_bytes: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation")
+    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     topology: str
     consumer_id: str
     incarnation: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
     worker_incarnation: int
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ...) -> None: ...
+    receiver_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")

@@ -19,7 +19,13 @@ from tuplewire.wire.control_pb2_grpc import ControlServicer as Servicer
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import assignment_from_wire, assignment_to_wire, status_to_wire
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
-from tuplewire_service.messaging.streamed.streamed_stream import IAccess, SilentStreams, check_id, log_refusal
+from tuplewire_service.messaging.streamed.streamed_stream import (
+    IAccess,
+    SilentStreams,
+    check_id,
+    check_receiver,
+    log_refusal,
+)
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.worker import Worker
@@ -76,6 +82,7 @@ class ControlServicer(Servicer):
         access = self._admit(context)
         settings = self._worker.settings
         check_id("sink", request.sink)
+        check_receiver(settings.worker_id, "sink", request.receiver_id)
         if request.topology != settings.topology:
             raise WrongTopologyError(
                 f"this worker serves topology {settings.topology!r}, the sink writes to {request.topology!r}"

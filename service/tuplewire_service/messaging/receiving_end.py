@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
 from tuplewire.config import AckMode, SessionSettings
@@ -14,6 +16,8 @@ from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import InboundSession
 
 CLIENT_SOURCE = "client"
+SessionKey = tuple[str, str]
+"""The owner, and the sender's id; see IAccess. Where nobody is asked who it is, the owner is empty."""
 _MOST_INBOUNDS = 256
 """So many are kept to be used again; entry workers come and go."""
 
@@ -23,12 +27,12 @@ def worker_number(worker_id: str, incarnation: int) -> int:
     return zlib.crc32(f"{worker_id} {incarnation}".encode()) or 1
 
 
-class ReceivingEnd:
+class ReceivingEnd(ABC):
     """A sender's session at its receiver; outlives the connections that carry it. Thread-safe."""
 
     def __init__(
         self,
-        sender_id: str,
+        key: SessionKey,
         incarnation: int,
         worker: tuple[str, int] | None,
         ack_mode: AckMode,
@@ -42,6 +46,7 @@ class ReceivingEnd:
         worker: the sender's id and incarnation; None for a program. on_left: called with (task, messages,
         bytes) at each release while the sender is away. exhausted: see CreditBook.
         """
+        self.key = key
         self.source = worker[0] if worker else CLIENT_SOURCE
         self.worker_number = worker_number(*worker) if worker else 0
         self.ack_mode = ack_mode
@@ -54,14 +59,21 @@ class ReceivingEnd:
             wants_releases=processed,
             exhausted=exhausted,
         )
-        self.state = ReceiveSession(sender_id, incarnation, credit)
+        self.state = ReceiveSession(key[1], incarnation, credit)
         self.wake: Callable[[], None] = lambda: None
         """Called when there may be an update to tell."""
         self.lock = threading.RLock()
         self.away = False
         """Whether the sender has no share in the queues: it is gone, or has been for too long."""
+        self.lapse: asyncio.TimerHandle | None = None
+        """Ends the share of a sender that is not connected, and then what is remembered of it."""
         self._on_left = on_left
         self._inbounds: dict[int, _Inbound] = {}
+
+    @property
+    @abstractmethod
+    def connected(self) -> bool:
+        """Whether there is a connection that carries it."""
 
     def inbound(self, forwarded: int) -> InboundSession:
         """Return the inbound of what came by a worker; 0: of what came straight."""

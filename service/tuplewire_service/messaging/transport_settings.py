@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from tuplewire.config import MIB, SessionSettings
 from tuplewire.session.shares import QueueShares, Window
 from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
-from tuplewire_service.messaging.base import IConnection, IContext
+from tuplewire_service.messaging.base import ConnectionStatus, IConnection, IContext
 
 MIN_WINDOW_MESSAGES = 64
 _MOST = 2**31 - 1
@@ -46,6 +46,9 @@ class ConnectionLimits(Settings):
         "with TLS, a connection of this age (give or take a tenth) ends, so that its certificate is checked "
         "again; sessions go on over another one",
     )
+
+
+_Connection = TypeVar("_Connection", bound=IConnection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,12 @@ class TransportContext(IContext):
 
     def prepare(self, conf: Mapping[str, Any]) -> None:
         self._settings = self.kind.from_conf(conf)
+
+    def _keep(self, made: _Connection) -> _Connection:
+        """Note what term() is to end; what has ended meanwhile is forgotten."""
+        self._made = [each for each in self._made if each.status is not ConnectionStatus.CLOSED]
+        self._made.append(made)
+        return made
 
     def term(self) -> None:
         made, self._made = self._made, []

@@ -32,8 +32,9 @@ class BackpressureConformance(Scenery):
         part = RECEIVE_MESSAGES // 4
         with self.context() as context:
             server = context.bind(TOPOLOGY, 0, recorder)
+            clients = []
             for number in range(12):
-                client = context.connect(TOPOLOGY, HOST, server.port)
+                clients += [client := context.connect(TOPOLOGY, HOST, server.port)]
                 client.send(TaskMessageBatch.from_columns([1] * part, [b"%d" % number] * part))
                 if number < 4:  # who then has filled it
                     eventually(is_settled(client))

@@ -73,8 +73,9 @@ class NewsConformance(Scenery):
         """Each worker is a source of its own; all programs together are one, named client."""
         with self.context() as program, self.context("w1") as one, self.context("w2") as other:
             server = program.bind(TOPOLOGY, 0, Recorder())
-            for count, context in enumerate((program, program, one, other), start=1):
-                client = context.connect(TOPOLOGY, HOST, server.port)
+            contexts = (program, program, one, other)
+            clients = [context.connect(TOPOLOGY, HOST, server.port) for context in contexts]
+            for count, client in enumerate(clients, start=1):
                 client.send(TaskMessageBatch.from_columns(1, [b"12"] * count))
                 eventually(is_settled(client))
             received = {each.source: (each.messages, each.bytes) for each in server.statistics().received}

@@ -145,9 +145,11 @@ class _TopologyMember:
             self._to_submitter(MailKind.CLOSED)
 
     def _client(self, purpose: str, **session: Any) -> Client:
+        place = self._plan.places[self._rank]
         return Client(
-            self._plan.places[self._rank].address,
+            place.address,
             topology=self._plan.topology,
+            worker_id=place.worker_id,
             client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,
             **session,

@@ -71,7 +71,12 @@ class SparkTopology:
         self._post: Post | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
         if place is not None:
-            client = Client(place.address, topology=place.topology, client_id=f"{submitted.run}-submitter")
+            client = Client(
+                place.address,
+                topology=place.topology,
+                worker_id=place.worker_id,
+                client_id=f"{submitted.run}-submitter",
+            )
             self._post = stack.enter_context(
                 Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True)
             )

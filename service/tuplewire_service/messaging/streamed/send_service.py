@@ -15,7 +15,6 @@ from tuplewire.errors import (
     SequenceGapError,
     StaleIncarnationError,
     TuplewireError,
-    WrongWorkerError,
 )
 from tuplewire.session.credit import Exhausted, Grant
 from tuplewire.wire import messaging_pb2 as pb
@@ -23,8 +22,9 @@ from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.leases import Leases
 from tuplewire_service.messaging.reception import Reception
-from tuplewire_service.messaging.streamed.sender_sessions import Leases, SendStream, Session
+from tuplewire_service.messaging.streamed.sender_sessions import SendStream, Session
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
@@ -54,7 +54,7 @@ class SendService(StreamService):
         self.exhausted = Exhausted()
         self._ending = False
         self._reception = reception
-        self.leases = Leases(settings, reception.forget)
+        self.leases: Leases[Session] = Leases(settings, reception.forget)
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
@@ -151,11 +151,6 @@ class SendService(StreamService):
 
     def _open(self, hello: pb.Hello, intake: Intake, access: IAccess) -> Session:
         self._check_peer("sender", hello)
-        if hello.receiver_id not in {"", self.settings.worker_id}:
-            raise WrongWorkerError(
-                f"this is worker {self.settings.worker_id!r}, the sender means {hello.receiver_id!r}: one of "
-                "the two has a wrong id, or the assignment a wrong address"
-            )
         access.open_session(hello.topology, worker=intake is not Intake.ALL)
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
@@ -272,7 +267,7 @@ class SendService(StreamService):
 
     def _frame(self, session: Session, frame: OpaqueFrame) -> None:
         groups = groups_of(frame)
-        if not session.worker and any(group.forwarded for group in groups):
+        if not session.worker_number and any(group.forwarded for group in groups):
             raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
         for group in groups:

@@ -23,6 +23,7 @@ from tuplewire.errors import (
     TuplewireError,
     UnauthenticatedError,
     WrongTopologyError,
+    WrongWorkerError,
 )
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
@@ -137,11 +138,12 @@ class StreamService:
         self.refused_streams: Counter[str] = Counter()
 
     def _check_peer(self, peer: str, hello: pb.Hello | pb.Subscribe) -> None:
-        """Raise RefusedError for a peer that speaks another protocol, or belongs to another topology."""
+        """Raise RefusedError for a peer of another protocol or topology, or that means another worker."""
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(
                 f"this worker speaks protocol {PROTOCOL_VERSION}, the {peer} {hello.protocol_version}"
             )
+        check_receiver(self.settings.worker_id, peer, hello.receiver_id)
         if hello.topology != self.topology:
             raise WrongTopologyError(
                 f"this worker serves topology {self.topology!r}, the {peer} belongs to {hello.topology!r}"
@@ -182,6 +184,15 @@ def check_id(name: str, value: str) -> None:
     """Raise MalformedError for a peer's id that is empty, or too long to be remembered."""
     if not 0 < len(value) <= MAX_ID_LENGTH:
         raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
+
+
+def check_receiver(worker_id: str, peer: str, meant: str) -> None:
+    """Raise WrongWorkerError for a peer that means another worker; before what only that one can answer."""
+    if meant not in {"", worker_id}:
+        raise WrongWorkerError(
+            f"this is worker {worker_id!r}, the {peer} means {meant!r}: one of the two has a wrong id, or "
+            "the assignment a wrong address"
+        )
 
 
 async def finish_writing(writer: asyncio.Task[None]) -> None:

@@ -189,9 +189,7 @@ class StreamedContext(TransportContext):
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
     ) -> StreamedServer:
         """See IContext. Raises BindError when the port is in use."""
-        server = self._serve(messaging_loop(), topology_id, port, callback)
-        self._made.append(server)
-        return server
+        return self._keep(self._serve(messaging_loop(), topology_id, port, callback))
 
     def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
         """See IContext. Each connection is a session of its own."""
@@ -207,6 +205,4 @@ class StreamedContext(TransportContext):
             worker=bool(settings.worker_id),
         )
         dial = self._dial(thread, host, port)
-        connection = StreamedClient(thread, f"{host}:{port}", identity, settings.session, dial)
-        self._made.append(connection)
-        return connection
+        return self._keep(StreamedClient(thread, f"{host}:{port}", identity, settings.session, dial))

@@ -51,11 +51,6 @@ class ThreadedClient(RelayClient):
             self._window.acknowledged,
         )
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there may be something to write or to tell."""
-        return bool(self.pending_messages or self._attached)
-
     # --- the end -------------------------------------------------------------------------------------
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:

@@ -7,14 +7,17 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tuplewire.config import AckMode, SessionSettings
+from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics
+from tuplewire_service.messaging.leases import Leases
 from tuplewire_service.messaging.receiving_end import ReceivingEnd
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -53,7 +56,8 @@ class ReceivingSession(ReceivingEnd):
         on_left: Callable[[int, int, int], None],
     ) -> None:
         """Begin one; see ReceivingEnd."""
-        self.sender_id = sending.sender_id
+        self.connections = 0
+        """A sender may connect again before it is noticed that it had lost its connection."""
         self.incarnation = time.time_ns()
         """Tells this memory of the sender from any other."""
         self.intake = sending.intake
@@ -62,8 +66,12 @@ class ReceivingSession(ReceivingEnd):
         self._settings = settings
         worker = (sending.worker_id, 0) if sending.worker_id else None
         super().__init__(
-            sending.sender_id, self.incarnation, worker, sending.ack_mode, shares, settings, on_left
+            ("", sending.sender_id), self.incarnation, worker, sending.ack_mode, shares, settings, on_left
         )
+
+    @property
+    def connected(self) -> bool:
+        return self.connections > 0
 
     def opened(self, acknowledged: int, wake: Callable[[], None]) -> Opened:
         """Return what to tell a sender that has connected, and knows so many frames to be accepted."""
@@ -87,8 +95,9 @@ class ReceivingSession(ReceivingEnd):
 class ThreadedServer(ReceptionServer):
     """Keeps a session for each sender, and gives what they send to whoever takes it.
 
-    A transport calls welcome() for each sender that connects, take() for each frame, and goodbye() for one
-    that will not come again; and says how to tell senders of load and backpressure. From any thread.
+    A transport calls welcome() for each sender that connects, take() for each frame, goodbye() for one that
+    will not come again and lost() for each connection that has ended; and says how to tell senders of load
+    and backpressure. From any thread. How long a sender is remembered, the messaging loop sees to.
     """
 
     def __init__(self, settings: TransportSettings) -> None:
@@ -96,11 +105,10 @@ class ThreadedServer(ReceptionServer):
         super().__init__()
         self._status = ConnectionStatus.READY
         self._settings = settings.session
-        self._shares = settings.shares()
-        self._sharing = threading.Lock()
+        self._thread: EventLoopThread = messaging_loop()
+        self._leases: Leases[ReceivingSession] = Leases(settings, self._reception.forget)
         self._intake = Intake.ALL
         self._taking = threading.RLock()
-        self._sessions: dict[str, ReceivingSession] = {}
 
     def takes(self, session: ReceivingSession) -> bool:
         """Whether frames of this sender are taken now; until then they wait with it."""
@@ -109,41 +117,49 @@ class ThreadedServer(ReceptionServer):
     def welcome(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
         """Return the session of a sender that connects, as it was left or a new one, and what to tell it.
 
-        wake: called from now on, from any thread, when there may be an update to tell. Raises RefusedError.
+        wake: called from now on, from any thread, when there may be an update to tell; must not block. Raises
+        RefusedError; ResourceLimitError where max_sessions senders are connected.
         """
         with self._taking:  # what is with the callback now may be this sender's
             if sending.intake > self._intake:
                 raise DrainingError("the server is draining; connect again later, or to another one")
             if not sending.worker_id and (error := self._reception.not_ready) is not None:
                 raise error
-            session = self._sessions.get(sending.sender_id)
-            if session is None or session.incarnation != sending.known:
-                if session is not None:
-                    self.goodbye(session)
-                session = ReceivingSession(sending, self._shares, self._settings, self._left_released)
-                self._sessions[sending.sender_id] = session
-                self._shares.shared_by(len(self._sessions))
-            session.intake = sending.intake
-            opened = session.opened(sending.acknowledged, wake)
-            return session, replace(opened, assignment_version=self._reception.assignment_version)
+            return self._thread.call(partial(self._open, sending, wake))
+
+    def _open(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
+        leases = self._leases
+        session = leases.get(("", sending.sender_id))
+        if session is None or session.incarnation != sending.known:
+            leases.forget(("", sending.sender_id))
+            session = ReceivingSession(sending, leases.shares, self._settings, self._left_released)
+            leases.add(session)
+        session.connections += 1
+        leases.connected(session)
+        session.intake = sending.intake
+        opened = session.opened(sending.acknowledged, wake)
+        return session, replace(opened, assignment_version=self._reception.assignment_version)
 
     def goodbye(self, session: ReceivingSession) -> None:
         """Forget a sender that will not come again."""
-        if self._sessions.get(session.sender_id) is session:
-            del self._sessions[session.sender_id]
-            self._shares.shared_by(len(self._sessions))
-            with self._sharing:
-                for task, messages, size_bytes in session.end():
-                    self._shares.leave(task, messages, size_bytes)
-            for other in list(self._sessions.values()):
-                other.widened()
+        self._thread.call(partial(self._forget, session))
+
+    def _forget(self, session: ReceivingSession) -> None:
+        if self._leases.get(session.key) is session:
+            self._leases.forget(session.key)
+
+    def lost(self, session: ReceivingSession) -> None:
+        """Take note that a connection which was welcomed has ended: its sender may come again, or not."""
+        self._thread.call(partial(self._lost, session))
+
+    def _lost(self, session: ReceivingSession) -> None:
+        session.connections -= 1
+        if not session.connected:
+            self._leases.disconnected(session)
 
     def _left_released(self, task: int, messages: int, size_bytes: int) -> None:
         """Give the others room for what a sender that is gone had left in a task's queue."""
-        with self._sharing:
-            told = self._shares.released(task, messages, size_bytes)
-        for session in list(self._sessions.values()) if told else ():
-            session.freed(task)
+        self._thread.loop.call_soon_threadsafe(self._leases.left_released, task, messages, size_bytes)
 
     def take(
         self,
@@ -189,8 +205,12 @@ class ThreadedServer(ReceptionServer):
 
     def statistics(self) -> ServerStatistics:
         reception = self._reception
+        sharing, all_sessions = self._leases.sharing, len(self._leases)
         return ServerStatistics(
-            reception.counts(), len(self._sessions), refused_messages=dict(reception.refused_messages)
+            reception.counts(),
+            sharing,
+            all_sessions - sharing,
+            refused_messages=dict(reception.refused_messages),
         )
 
     def close(self, timeout: float = 10.0) -> None:

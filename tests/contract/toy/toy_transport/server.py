@@ -68,25 +68,28 @@ class ToyServer(ThreadedServer):
                     self.goodbye(session)
         self._wires.discard(wire)
         wire.close()
+        if session is not None:
+            self.lost(session)
 
     def _hello(self, wire: Wire, topology: str, sending: Sending) -> ReceivingSession:
         if topology != self._topology:
             raise RefusedError(f"this is topology {self._topology}; connect to one of {topology}")
-        lock = threading.Lock()
-        welcomed = False
-
-        def tell() -> None:
-            with lock, contextlib.suppress(OSError):  # the next welcome says what this one could not
-                if welcomed and (update := session.update()) is not None:
-                    wire.write("ack", update)
-
-        session, opened = self.welcome(sending, tell)
-        with lock:
-            wire.write("welcome", opened, self.loads)
-            welcomed = True
-        tell()
+        session, opened = self.welcome(sending, wire.due.set)
+        wire.write("welcome", opened, self.loads)
+        self._threads.append(threading.Thread(target=self._acknowledge, args=[wire, session]))
+        self._threads[-1].start()
+        wire.due.set()
         self._wires.add(wire)
         return session
+
+    @staticmethod
+    def _acknowledge(wire: Wire, session: ReceivingSession) -> None:
+        """Write what there is to say, in a thread of its own: whoever wakes it must not wait for a reader."""
+        with contextlib.suppress(OSError):  # the next welcome says what this one could not
+            while wire.due.wait() and not wire.closed:
+                wire.due.clear()
+                while (update := session.update()) is not None:
+                    wire.write("ack", update)
 
     @property
     def port(self) -> int:

@@ -17,6 +17,9 @@ class Wire:
         self._socket = connected
         self._file = connected.makefile("rb")
         self._lock = threading.Lock()
+        self.due = threading.Event()
+        """Set when there may be something to write."""
+        self.closed = False
 
     def write(self, *message: Any) -> None:
         """Send a message; OSError when the connection is broken."""
@@ -36,7 +39,9 @@ class Wire:
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Wake whoever reads, and end."""
+        """Wake whoever reads or waits to write, and end."""
+        self.closed = True
+        self.due.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,0 +1,203 @@
+"""What the local transport remembers of senders and tasks: a share while they are there, and then nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tuplewire.connection import goodbye, sending_end
+from tuplewire.errors import FlushTimeoutError
+from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
+from tuplewire_service.messaging.local import LocalContext, local_transport
+from tuplewire_service.messaging.local.local_transport import LocalServer
+from tuplewire_service.testing import eventually
+from tuplewire_service.testing.scenery import TOPOLOGY, Recorder
+
+SENDERS = 50
+WINDOW = 1000
+UNUSED_PORT = 7
+
+
+class Holding(IConnectionCallback):
+    """Takes messages and is never done with them, as a queue without a consumer."""
+
+    def __init__(self) -> None:
+        self.batches: list[ReceivedBatch] = []
+
+    def recv(self, batch: ReceivedBatch) -> None:
+        """Keep them."""
+        batch.hold()
+        self.batches.append(batch)
+
+    @property
+    def messages(self) -> int:
+        """How many there are."""
+        return sum(map(len, self.batches))
+
+
+@contextmanager
+def prepared(**conf: Any) -> Iterator[LocalContext]:
+    """Give a context with these keys of tuplewire.transport and, after a `__`, of tuplewire.session."""
+    context = LocalContext()
+    context.prepare({_key(name): value for name, value in conf.items()})
+    try:
+        yield context
+    finally:
+        context.term()
+
+
+def _key(name: str) -> str:
+    room, _, key = name.rpartition("__")
+    return f"tuplewire.{room or 'transport'}.{key}"
+
+
+def connect(context: LocalContext, server: LocalServer) -> Any:
+    """Return a new sender to a server."""
+    return context.connect(TOPOLOGY, "", server.port)
+
+
+def drop(senders: list[Any], warning: str) -> None:
+    """Give up the last reference to each, and expect a warning."""
+    with pytest.warns(ResourceWarning, match=warning):
+        senders.clear()
+
+
+def leave(senders: list[Any], how: str) -> None:
+    """Close, or drop, the senders in a list."""
+    if how == "dropped":
+        drop(senders, "was dropped without close")
+    while senders:
+        senders.pop().close()
+
+
+@pytest.mark.parametrize("how", ["dropped", "closed"])
+@pytest.mark.parametrize("size", [1, 1000], ids=["messages", "bytes"])
+def test_senders_that_are_gone_take_no_share(how: str, size: int) -> None:
+    """After fifty senders the next one has the whole window, in messages and in bytes."""
+    settings = {
+        "receive_messages": WINDOW if size == 1 else 10 * WINDOW,
+        "receive_bytes": 1000 * WINDOW,
+        "session__max_message_bytes": 2000,
+    }
+    queue = Holding()
+    with prepared(**settings) as context:
+        server = context.bind(TOPOLOGY, 0, queue)
+        for _ in range(SENDERS):
+            sender = connect(context, server)
+            sender.send(1, b"x" * size)
+            sender.flush(10)
+            senders = [sender]
+            del sender
+            leave(senders, how)
+        eventually(lambda: server.statistics().sessions == 0, 10)
+        sender = connect(context, server)
+        for _ in range(WINDOW - SENDERS):
+            sender.send(1, b"x" * size)
+        sender.flush(10)
+        assert queue.messages == WINDOW
+
+
+def test_a_dropped_sender_sends_what_it_has() -> None:
+    """Every message that was accepted arrives, and nobody is told of a loss."""
+    recorder = Recorder()
+    with prepared() as context:
+        server = context.bind(TOPOLOGY, 0, recorder)
+        for sender in range(SENDERS):
+            senders = [connect(context, server)]
+            for number in range(20):
+                senders[0].send(sender, b"%d" % number)
+            leave(senders, "dropped")
+        eventually(lambda: len(recorder.seen()) == SENDERS * 20, 10)
+        assert all(recorder.payloads(task) == [b"%d" % n for n in range(20)] for task in range(SENDERS))
+        eventually(lambda: server.statistics().sessions == 0, 10)
+
+
+def test_a_dropped_sender_tells_what_was_lost(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time of a close, a line has the number of messages that nobody took."""
+    monkeypatch.setattr(goodbye, "_DROPPED_SECONDS", 0.2)
+    with prepared() as context:
+        senders: list[Any] = [context.connect(TOPOLOGY, "", UNUSED_PORT)]
+        senders[0].send(1, b"x")
+        drop(senders, "1 messages not acknowledged")
+        eventually(lambda: "client.not_closed: 1 messages" in caplog.text, 10)
+
+
+def test_sources_are_forgotten() -> None:
+    """The counts of what a worker has sent end with its last session."""
+    with prepared() as receiving, prepared(worker_id="peer") as sending:
+        server = receiving.bind(TOPOLOGY, 0, Recorder())
+        first, second = connect(sending, server), connect(sending, server)
+        for sender in (first, second):
+            sender.send(1, b"x")
+            sender.flush(10)
+        first.close()
+        assert [(each.source, each.messages) for each in server.statistics().received] == [("peer", 2)]
+        second.close()
+        eventually(lambda: not server.statistics().received, 10)
+
+
+def test_nothing_is_left_of_what_has_ended() -> None:
+    """Neither the registry nor a context remembers ports and senders that are gone."""
+    with prepared() as context:
+        for _ in range(SENDERS):
+            server = context.bind(TOPOLOGY, 0, Recorder())
+            sender = connect(context, server)
+            sender.send(1, b"x")
+            sender.close()
+            server.close()
+        assert len(context._made) < 5
+        eventually(lambda: not local_transport._endpoints, 10)
+
+
+def test_a_limit_of_sessions_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A sender that is one too many hears why nothing arrives, and is let in when another one has gone."""
+    caplog.set_level(logging.INFO)
+    with prepared(max_sessions=2) as context:
+        server = context.bind(TOPOLOGY, 0, Recorder())
+        senders = [connect(context, server) for _ in range(3)]
+        for sender in senders[:2]:
+            sender.send(1, b"x")
+            sender.flush(10)
+        senders[2].send(1, b"x")
+        with pytest.raises(FlushTimeoutError, match="raise max_sessions"):
+            senders[2].flush(0.3)
+        senders[0].close()
+        senders[2].flush(10)
+
+
+def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides forget the tasks that are not sent to any more, also where nothing at all is sent."""
+    monkeypatch.setattr(sending_end, "CLOSE_UNUSED_SECONDS", 0.2)
+    with prepared() as context:
+        server = context.bind(TOPOLOGY, 0, Recorder())
+        sender = connect(context, server)
+        for task in range(1000, 2000):
+            sender.send(task, b"x")
+        sender.flush(10)
+        (session,) = sessions_of(server)
+        assert len(session.state.credit._accounts) == 1000
+        eventually(lambda: not session.state.credit._accounts, 20)
+        sender.send(1, b"x")
+        sender.flush(10)
+
+
+def sessions_of(server: LocalServer) -> list[Any]:
+    """Return the sessions that a server remembers."""
+    return list(server._leases._sessions.values())
+
+
+def test_a_closed_sender_accepts_nothing_and_may_be_dropped(recwarn: pytest.WarningsRecorder) -> None:
+    """No warning for one that was closed."""
+    with prepared() as context:
+        server = context.bind(TOPOLOGY, 0, Recorder())
+        sender = connect(context, server)
+        sender.close()
+        del sender
+        eventually(lambda: server.statistics().sessions == 0, 10)
+    assert not recwarn.list
