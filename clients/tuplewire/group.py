@@ -96,7 +96,8 @@ def flow_of(task: int, forwarded: int) -> int:
     Each flow has an order of its own, and is counted apart. While a task moves, messages that come back must
     not queue behind messages that wait for them.
     """
-    return ~(route_of(forwarded) << 31 | task) if forwarded else task
+    route = route_of(forwarded)
+    return ~(route << 31 | task) if route else task
 
 
 def route_of(forwarded: int) -> int:
