@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,12 +28,16 @@ from tuplewire.errors import BindError, ConfigError
 from tuplewire.message import TaskMessageBatch
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
 from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind, encode
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import dial_zmq
 from tuplewire_service.messaging.zmq.zmq_transport import ZmqServerConnection
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
+
+LAST_MESSAGES = 5
+CLOSED_TIMES = 50
 
 
 @contextlib.contextmanager
@@ -317,6 +322,40 @@ def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) ->
             return str(await stream.end())
 
     assert thread.submit(use()).result(20) == "stand-in: the connection was lost"
+
+
+def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> None:
+    """What it has written to a stream before its end is read on the other side, however soon it closes."""
+
+    async def served(stream: ServerStream) -> None:
+        while await stream.read() != b"end":
+            pass
+        for number in range(LAST_MESSAGES):
+            await stream.write(b"%d" % number)
+
+    async def read(endpoint: str, asked: threading.Event) -> list[bytes]:
+        got: list[bytes] = []
+        async with dial_zmq(sockets, messaging_loop(), endpoint, endpoint, ZmqSettings().stream_window)(
+            "Last"
+        ) as stream:
+            await stream.write(b"end")
+            asked.set()
+            with contextlib.suppress(StreamBroken):
+                for _ in range(LAST_MESSAGES):  # not read by a server that is about to end
+                    await stream.write(b"more")
+            with contextlib.suppress(StreamBroken):
+                while (message := await stream.read()) is not None:
+                    got.append(message)
+        return got
+
+    for _ in range(CLOSED_TIMES):
+        with bound(Recorder()) as (_, closing):
+            closing._handlers["Last"] = served
+            asked = threading.Event()
+            reading = messaging_loop().submit(read(f"tcp://{HOST}:{closing.port}", asked))
+            assert asked.wait(10)
+            closing.close()
+        assert reading.result(10) == [b"%d" % number for number in range(LAST_MESSAGES)]
 
 
 def test_a_hung_peer_has_four_seconds(sockets: Sockets) -> None:

@@ -30,6 +30,8 @@ from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream, dial_zmq
 
 _UNBIND_SECONDS = 2.0
+_LEAVE_SECONDS = 1.0
+"""How long those whose streams have ended may take to read that, and to close their connections."""
 _LOOK_SECONDS = 0.05
 _LOOK_SECONDS_PER_CONNECTION = 1e-4
 """How long after a connection has gone the streams are gone through: not too often when they are many."""
@@ -69,6 +71,7 @@ class ZmqServerConnection(StreamedServer):
         self._unbinding = False
         self._unbound = asyncio.Event()
         self._next_look: asyncio.TimerHandle | None = None
+        self._looked = asyncio.Event()
         super().__init__(thread, topology, port, settings, callback)
 
     async def _bind(self) -> int:
@@ -204,6 +207,7 @@ class ZmqServerConnection(StreamedServer):
                 pass  # it is there, and does not read
             except zmq.ZMQError:
                 self._over.discard(connection)
+        self._looked.set()
         self._look_after(self._settings.session.keepalive_seconds)
 
     # --- the end -----------------------------------------------------------------------------------
@@ -216,6 +220,10 @@ class ZmqServerConnection(StreamedServer):
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+        if grace is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await self._until_all_left()
         if self._next_look is not None:
             self._next_look.cancel()
         linger = 0 if grace is None else self._settings.linger_millis
@@ -227,6 +235,13 @@ class ZmqServerConnection(StreamedServer):
         self._watch.close()
         self._pump.close()
         self._close_sockets(linger)
+
+    async def _until_all_left(self) -> None:
+        """Wait for the others to close: ZeroMQ may lose the last messages of a socket, however it lingers."""
+        while self._over:
+            self._looked.clear()
+            self._look_after(_LOOK_SECONDS)
+            await self._looked.wait()
 
     def _close_sockets(self, linger: int) -> None:
         self._socket.disable_monitor()
