@@ -32,7 +32,7 @@ class Hops:
                 name,
                 directory,
                 assignment,
-                [f"--transport={transport}", f"--state-file={self.state_file(name)}"],
+                [f"--transport={transport}", f"--state-file={self.state_file(name)}", "--drain-seconds=1"],
             )
             for name in ("near", "far")
         )

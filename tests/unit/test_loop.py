@@ -1,4 +1,4 @@
-"""The event-loop thread tells how long it waits."""
+"""The event-loop thread tells how long it waits, and what goes wrong on it."""
 
 from __future__ import annotations
 
@@ -22,3 +22,19 @@ def test_waits_are_told_until_nobody_asks() -> None:
     assert loop.call(lambda: "it turns") == "it turns"
     assert all(began <= ended for began, ended in waits)
     assert [began for began, _ in waits] == sorted(began for began, _ in waits)
+
+
+def test_news_for_a_loop_that_is_closed_is_no_defect() -> None:
+    """What gRPC says too late of another program's call is passed over; everything else is told."""
+    thread = messaging_loop()
+    told: list[str] = []
+    thread.call(lambda: thread.loop.set_exception_handler(lambda _, context: told.append(context["message"])))
+    late = "Exception in callback PollerCompletionQueue._handle_events()"
+    ours = "Exception in callback Sender._woken()"
+    try:
+        for message in (late, ours):
+            context = {"message": message, "exception": RuntimeError("Event loop is closed")}
+            thread.call(lambda context=context: thread.loop.call_exception_handler(context))  # type: ignore[misc]
+    finally:
+        thread.call(lambda: thread.loop.set_exception_handler(None))
+    assert told == [ours]

@@ -65,12 +65,27 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Pass over news of gRPC for a loop that is closed: one loop hears what is for all of a process.
+
+        An asyncio program in this process may end its loop before gRPC has said that a call is over.
+        """
+        closed = "PollerCompletionQueue" in context["message"] and "loop is closed" in repr(
+            context.get("exception")
+        )
+        if closed:
+            logger.debug("grpc.loop_closed", extra={"reason": context["message"]})
+        else:
+            super().call_exception_handler(context)
+
+
 class EventLoopThread:
     """An asyncio loop in a daemon thread of its own."""
 
     def __init__(self) -> None:
         self._selector = _Selector()
-        self.loop: asyncio.AbstractEventLoop = asyncio.SelectorEventLoop(self._selector)
+        self.loop: asyncio.AbstractEventLoop = _Loop(self._selector)
         self.suspendables: WeakSet[Suspendable] = WeakSet()
         self.pinned = 0
         """How many things (bound servers) cannot be suspended."""
