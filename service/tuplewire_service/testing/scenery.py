@@ -81,8 +81,9 @@ def is_ready(connection: IClientConnection) -> bool:
     return connection.status is ConnectionStatus.READY
 
 
-def assert_ledger(connection: IClientConnection, accepted: int, **dropped: int) -> None:
-    """Check that the balance adds up and says what the test itself knows."""
+def assert_ledger(connection: IClientConnection, accepted: int, pending: int = 0, **dropped: int) -> None:
+    """Wait until so many are pending; check that the balance adds up and says what the test itself knows."""
+    eventually(lambda: connection.statistics().ledger.pending == pending)
     ledger = connection.statistics().ledger
     assert ledger.balanced, str(ledger)
     assert ledger.accepted == accepted, str(ledger)
