@@ -214,12 +214,6 @@ class ThreadedServer(ReceptionServer):
         )
 
     def close(self, timeout: float = 10.0) -> None:
-        self._finish(timeout)
-
-    def abort(self) -> None:
-        self._finish(0.0)
-
-    def _finish(self, timeout: float) -> None:
         if self._status is not ConnectionStatus.CLOSED:
             self._status = ConnectionStatus.CLOSED
             self.stop_intake()
