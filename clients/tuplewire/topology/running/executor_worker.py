@@ -275,12 +275,12 @@ class ExecutorWorker:
 
     def pause(self) -> None:
         """Deactivate the spouts, and keep ticks back, so that what is on the way comes to an end."""
-        self.idle.pause()
+        self.idle.paused = True
         self.deactivate()
 
     def resume(self) -> None:
         """Let the ticks come that are late, each once; spouts are left as they are."""
-        self.idle.resume()
+        self.idle.paused = False
         self._ticks.catch_up()
 
     def follow(self, wanted: frozenset[int], timeout: float) -> None:
