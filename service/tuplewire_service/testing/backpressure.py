@@ -75,8 +75,7 @@ class BackpressureConformance(Scenery):
                     client.send(task, b"x", timeout=20)
 
             with switching_often(), ThreadPoolExecutor(8) as threads:
-                for done in [threads.submit(send, task) for task in range(8)]:
-                    done.result()
+                list(threads.map(send, range(8)))
             eventually(is_settled(client))
             assert [len(recorder.payloads(task)) for task in range(8)] == [100] * 8
 
@@ -162,8 +161,7 @@ class BackpressureConformance(Scenery):
                     clients[number].send(1, b"9", timeout=20)
 
             with ThreadPoolExecutor(2) as threads:
-                for done in [threads.submit(send, number) for number in (0, 1)]:
-                    done.result()
+                list(threads.map(send, (0, 1)))
             eventually(lambda: counts == [1000, 1000], timeout=20)
 
     def test_a_lock_of_the_callback_may_be_held_at_a_release(self) -> None:
