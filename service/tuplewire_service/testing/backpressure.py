@@ -45,8 +45,7 @@ class BackpressureConformance(Scenery):
 
     def test_a_full_connection_says_so(self) -> None:
         """With a receiver that holds, what is accepted is bounded, and goes on once it is released."""
-        recorder = Recorder(held_tasks=[1])
-        with self.pair(recorder, max_pending_messages=10) as (_, client):
+        with self.recorded(1, max_pending_messages=10) as (recorder, client):
             accepted = self.fill(client)
             assert 10 <= accepted <= 10 + RECEIVE_MESSAGES
             assert not client.try_send(1, b"x")
@@ -67,8 +66,7 @@ class BackpressureConformance(Scenery):
 
     def test_everybody_who_waits_for_room_gets_it(self) -> None:
         """Threads that share a connection with room for one message all get through."""
-        recorder = Recorder()
-        with self.pair(recorder, max_pending_messages=1) as (_, client):
+        with self.recorded(max_pending_messages=1) as (recorder, client):
 
             def send(task: int) -> None:
                 for _ in range(100):
@@ -81,8 +79,7 @@ class BackpressureConformance(Scenery):
 
     def test_overflow_fail_does_not_wait(self) -> None:
         """With overflow=fail, send raises at once where it would wait."""
-        recorder = Recorder(held_tasks=[1])
-        with self.pair(recorder, max_pending_messages=1, overflow="fail") as (_, client):
+        with self.recorded(1, max_pending_messages=1, overflow="fail") as (recorder, client):
             raises(BufferFullError, lambda: [client.send(1, b"x") for _ in range(10_000)])
             recorder.release()
 
@@ -110,9 +107,8 @@ class BackpressureConformance(Scenery):
 
         A sender whose bound is above what the receiver grants never waits.
         """
-        recorder = Recorder(held_tasks=[1])
         bound = RECEIVE_MESSAGES + 1000
-        with self.pair(recorder, max_pending_messages=bound, overflow="drop_oldest") as (_, client):
+        with self.recorded(1, max_pending_messages=bound, overflow="drop_oldest") as (recorder, client):
             accepted = 5 * bound
             for start in range(0, accepted, 100):
                 numbers = range(start, start + 100)
@@ -195,8 +191,7 @@ class BackpressureConformance(Scenery):
 
     def test_a_stopped_task_leaves_the_others_going(self) -> None:
         """Messages to other tasks pass those of a task whose receiver holds."""
-        recorder = Recorder(held_tasks=[1])
-        with self.pair(recorder) as (_, client):
+        with self.recorded(1) as (recorder, client):
             client.send(TaskMessageBatch.from_columns(1, [b"stopped"] * 1000))
             for number in range(1000):
                 client.send(2, b"%d" % number)

@@ -160,6 +160,13 @@ class Scenery(ABC):
             server = context.bind(TOPOLOGY, 0, callback)
             yield server, context.connect(TOPOLOGY, HOST, server.port)
 
+    @contextmanager
+    def recorded(self, *held_tasks: int, **settings: Any) -> Iterator[tuple[Recorder, IClientConnection]]:
+        """Give what records the messages of a client, and holds those to some tasks, and the client."""
+        recorder = Recorder(held_tasks)
+        with self.pair(recorder, **settings) as (_, client):
+            yield recorder, client
+
     def unused_port(self) -> int:
         """Return a port that was free a moment ago."""
         with self.context() as context:
