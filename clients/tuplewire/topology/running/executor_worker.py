@@ -195,16 +195,6 @@ class ExecutorWorker:
         """Give each bolt that gets ticks one now: the last one, when the topology is over."""
         self._ticks.give()
 
-    def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do here; False when the time is over first.
-
-        That is: no tuple is queued or being executed, and every spout has had nothing when it was asked
-        since, or is inactive. Raises the TaskError by which the worker has failed.
-        """
-        idle = self.idle.wait(self.at_rest, lambda: self.failure is not None, timeout)
-        self.check()
-        return idle
-
     def at_rest(self, epoch: int) -> bool:
         """Whether every spout has had nothing in a round that began in this epoch or later."""
         return all(spout.at_rest(epoch) for spout in self.spouts)
