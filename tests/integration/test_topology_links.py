@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.hosted import hosted
+from helpers.idle import wait_idle
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
@@ -105,7 +106,7 @@ def test_words_are_counted_over_a_transport(transport: str) -> None:
     """What two workers count together is what a Counter counts."""
     counts: Counter[str] = Counter()
     with two_workers(word_count(counts), transport) as workers:
-        assert workers[0].wait_idle(SECONDS)
+        assert wait_idle(workers[0], SECONDS)
         eventually(lambda: counts == EXPECTED, SECONDS)
         assert [each.counts.acked for each in workers[0].statistics() if each.component == "lines"] == [
             len(LINES)
@@ -161,7 +162,7 @@ def test_no_destination_is_counted() -> None:
         worker = ExecutorWorker(topology, [2], topology_id="t", link=here.link)
         worker.start()
         worker.activate()
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         eventually(lambda: here.link.lost() == len(LINES), SECONDS)
         assert here.link.statistics().refused_messages == {"UNKNOWN_TASK": len(LINES)}
         worker.close()
@@ -200,7 +201,7 @@ def test_a_client_link_tells_what_was_refused() -> None:
         worker = ExecutorWorker(word_count(counts), [2], topology_id="t", link=ClientLink(client))
         worker.start()
         worker.activate()
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         with pytest.raises(RefusedMessagesError, match="task 3"):
             worker.close()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.hosted import assign, host, hosted
+from helpers.idle import wait_idle
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import ClosedError, MessageTooLargeError, RefusedError
@@ -224,11 +225,11 @@ def test_spouts_wait_for_connections(transport: str) -> None:
     eventually(lambda: here.link.not_ready == "no connection to second", SECONDS)
     worker.activate()
     feeder.feed([1])
-    assert not worker.wait_idle(0.2)
+    assert not wait_idle(worker, 0.2)
     assert taker.came == []
     again = host("second", topology, transport)
     assign(2, {here: [4], first: [1], again: [2, 3]})
-    assert worker.wait_idle(SECONDS)
+    assert wait_idle(worker, SECONDS)
     eventually(lambda: len(taker.came) == 1, SECONDS)
     taker.finish()
     worker.close(0.1)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from tuplewire.session.pressure import ReportedLoads
-from tuplewire_service.worker.worker import HIGH_LOAD, LOW_LOAD, Congestion
+from tuplewire_service.worker.worker import HIGH_LOAD, LOW_LOAD, congested
 
 BETWEEN = (HIGH_LOAD + LOW_LOAD) / 2
 
 
 def test_a_task_is_congested_from_the_high_mark_to_the_low_one() -> None:
     """Between the marks a task stays what it was."""
-    congestion = Congestion()
+    tasks: frozenset[int] = frozenset()
     seen = []
     for load in (BETWEEN, HIGH_LOAD, BETWEEN, LOW_LOAD, BETWEEN):
-        relieved = congestion.look({1: load})
-        seen.append((1 in congestion.tasks, 1 in relieved))
-    assert seen == [(False, False), (True, False), (True, False), (False, True), (False, False)]
+        tasks = congested({1: load}, tasks)
+        seen.append(1 in tasks)
+    assert seen == [False, True, True, False, False]
 
 
 def test_a_task_that_has_left_is_relieved() -> None:
     """A task that is no longer here holds nobody back here."""
-    congestion = Congestion()
-    congestion.look({1: 1.0, 2: 1.0})
-    assert congestion.look({2: 1.0}) == {1}
-    assert congestion.tasks == {2}
+    assert congested({2: 1.0}, congested({1: 1.0, 2: 1.0}, ())) == {2}
 
 
 def test_a_report_holds_until_it_expires_or_is_withdrawn() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from helpers.idle import wait_idle
 
 from tuplewire.errors import TopologyError
 from tuplewire.topology import (
@@ -135,7 +136,7 @@ def test_tuples_go_through_and_are_acked() -> None:
         Numbers(5000, log), Do(lambda t: t[0] * 2), Do(lambda t: seen(t[0])), parallelism=2, n_tasks=4
     )
     with running(topology) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         statistics = {each.component: each for each in worker.statistics() if each.component == "s"}["s"]
     assert sorted(seen.seen) == [2 * number for number in range(5000)]
     assert sorted(entry[1] for entry in log.seen if entry[0] == "ack") == list(range(5000))
@@ -152,7 +153,7 @@ def test_tasks_of_an_executor_share_a_thread() -> None:
 
     topology = chain(Numbers(100, Log()), Place(), parallelism=2, n_tasks=4)
     with running(topology) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert threads == {
         1: {"executor b0 1-2"},
         2: {"executor b0 1-2"},
@@ -167,7 +168,7 @@ def test_life_of_a_spout() -> None:
     builder = TopologyBuilder()
     builder.set_spout("s", Numbers(0, log)).add_configuration("mine", 2)
     with running(builder.create_topology(), {"mine": 1}) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert log.seen == [("open", 2, "executor s 1-1"), "activate", "deactivate", "close"]
 
 
@@ -181,7 +182,7 @@ def test_failed_tuples_come_again() -> None:
             raise FailedError("not yet")
 
     with running(chain(Numbers(50, log), Do(lambda t: t[0]), Do(third_time))) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert set(tried.values()) == {3}
     fates = Counter(entry[0] for entry in log.seen if isinstance(entry, tuple))
     assert (fates["fail"], fates["ack"]) == (100, 50)
@@ -198,12 +199,12 @@ def test_max_spout_pending() -> None:
                 self.collector.ack(message)
 
     with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 11}) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         assert len(held.seen) == 20
         assert worker.spouts[0].pending == 10
     held.seen.clear()
     with running(chain(Numbers(20, Log()), Hold()), {"topology.max.spout.pending": 5}) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         assert [message[0] for _, message in held.seen] == [0, 1, 2, 3, 4]
 
 
@@ -225,7 +226,7 @@ def test_backpressure_holds_a_spout() -> None:
         # In the queue, in the bolt's hands, and in the column that waits for room: a spout's batch at most.
         assert statistics.counts.emitted <= 16 + 16 + 2 * 1024
         go.set()
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         assert queue.statistics().overflow == 0
     assert log.seen == list(range(10_000))
 
@@ -247,7 +248,7 @@ def test_a_bolt_may_send_to_itself() -> None:
     builder.set_spout("s", Numbers(5, Log()))
     builder.set_bolt("b", Again()).shuffle_grouping("s").shuffle_grouping("b")
     with running(builder.create_topology(), {"topology.executor.receive.buffer.size": 2}) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert len(seen.seen) == 1 + 2 + 5 + 16 + 65
 
 
@@ -260,13 +261,13 @@ def test_ticks_by_a_simulated_clock() -> None:
     bolt.add_configuration("topology.tick.tuple.freq.secs", 5)
     builder.set_bolt("other", Do(lambda t: seen("wrong") if t.is_tick else None)).shuffle_grouping("s")
     with running(builder.create_topology(), timer=timer) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         timer.advance(4)
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         assert seen.seen == [0, 1]
         for _ in range(2):
             timer.advance(5)
-            assert worker.wait_idle(SECONDS)
+            assert wait_idle(worker, SECONDS)
     assert seen.seen == [0, 1, "tick", "tick"]
 
 
@@ -283,7 +284,7 @@ def test_ticks_do_not_pile_up() -> None:
         eventually(lambda: seen.seen)
         timer.advance(100)
         go.set()
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert seen.seen == [False, True]
 
 
@@ -299,7 +300,7 @@ def test_policy_fail_names_the_task() -> None:
         with pytest.raises(
             TaskError, match=r"task 1 of 'b0': ZeroDivisionError: by three, at <Tuple 2:s:"
         ) as raised:
-            worker.wait_idle(SECONDS)
+            wait_idle(worker, SECONDS)
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -313,7 +314,7 @@ def test_policy_skip_counts_and_goes_on() -> None:
 
     topology = chain(Once(10, log), Do(broken))
     with running(topology, {"topology.error.policy": "skip"}, error=told) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         (statistics,) = (bolt.statistics() for bolt in worker.bolts)
         assert (statistics.counts.errors, statistics.counts.failed, statistics.counts.acked) == (4, 4, 6)
     assert [(error.component, error.task, error.tuple.values) for error in told.seen] == [
@@ -332,7 +333,7 @@ def test_policy_dead_letter_keeps_the_tuple() -> None:
 
     conf = {"topology.error.policy": "dead_letter"}
     with running(chain(Once(10, Log()), Do(broken)), conf, dead_letter=letters.append) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert [letter.tuple["number"] for letter in letters] == [0, 3, 6, 9]
     assert "ZeroDivisionError" in str(letters[0].error)
 
@@ -355,7 +356,7 @@ def test_error_in_a_grouping_loses_one_tuple() -> None:
     builder.set_spout("s", Once(10, log))
     builder.set_bolt("b", Do(lambda t: seen(t[0]))).custom_grouping("s", NoSevens())
     with running(builder.create_topology(), {"topology.error.policy": "skip"}) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert sorted(seen.seen) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
     assert [entry for entry in log.seen if entry[0] == "fail"] == [("fail", 7)]
 
@@ -387,7 +388,7 @@ def test_always_serialize_finds_what_does_not_travel() -> None:
     log, seen = Log(), Log()
     conf = {"topology.testing.always.try.serialize": True, "topology.error.policy": "skip"}
     with running(chain(Objects(3, log), Do(lambda t: seen(t[0]))), conf) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert seen.seen == [0, 2]
     assert sorted(entry for entry in log.seen if entry[0] in {"ack", "fail"}) == [
         ("ack", 0),
@@ -402,10 +403,10 @@ def test_idle_executors_do_not_turn() -> None:
     idle = running(chain(Numbers(1, Log()), Do(lambda _: None), parallelism=4, n_tasks=4), conf)
     seen = Log()
     with idle as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         before = [executor.pulse.turned for executor in worker.executors]
         with running(chain(Numbers(1000, Log()), Do(lambda t: seen(t[0]))), conf) as busy:
-            assert busy.wait_idle(SECONDS)
+            assert wait_idle(busy, SECONDS)
         assert len(seen.seen) == 1000
         assert [executor.pulse.turned for executor in worker.executors] == before
 

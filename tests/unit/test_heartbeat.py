@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.idle import wait_idle
 
 from tuplewire.errors import ConfigError
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Topology, TopologyBuilder, Tuple
@@ -168,7 +169,7 @@ def test_many_short_calls_are_not_one_long_one() -> None:
         last = time.monotonic()
 
     with running(fed(Burst(["number"]), work)) as worker:
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
     assert len(told) == 100
     calls, distances = zip(*told, strict=True)
     assert max(calls) <= max(distances), "no call takes longer than from the end of one to that of the next"
@@ -217,7 +218,7 @@ def test_a_file_that_cannot_be_written(
     done = threading.Event()
     with running(fed(feeder, lambda _: done.set()), state_file=tmp_path / "none" / "file") as worker:
         feeder.feed([1])
-        assert worker.wait_idle(SECONDS)
+        assert wait_idle(worker, SECONDS)
         assert not worker.not_ready
     assert done.is_set()
     assert "heartbeat.not_written" in {each.message for each in caplog.records}

@@ -20,12 +20,12 @@ from tuplewire.connection.resumable import FATAL, Resumable
 from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
-from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor
+from tuplewire.session.consume import Arrived, ConsumeWindow
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import code_name
+from tuplewire.wire.translate import code_name, cursor_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Receiver(Resumable):
             topology=self._identity.topology,
             consumer_id=self._identity.sender_id,
             incarnation=self._identity.incarnation,
-            tasks=[_cursor_to_wire(cursor) for cursor in cursors],
+            tasks=map(cursor_to_wire, cursors),
             worker_incarnation=self._window.worker_incarnation,
             receiver_id=self.receiver_id,
         )
@@ -201,19 +201,9 @@ class Receiver(Resumable):
                 closed = self.over  # before the cursors: what is acknowledged by then still goes out
                 cursors = self._window.take_moved()
             if cursors:
-                progress = pb.Progress(tasks=[_cursor_to_wire(cursor) for cursor in cursors])
+                progress = pb.Progress(tasks=map(cursor_to_wire, cursors))
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
             if closed:
                 await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
                 await stream.done_writing()
                 return
-
-
-def _cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
-    return pb.TaskCursor(
-        task=cursor.task,
-        acknowledged=cursor.acknowledged,
-        received=cursor.received,
-        credit=cursor.credit,
-        credit_bytes=cursor.credit_bytes,
-    )

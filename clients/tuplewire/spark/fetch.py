@@ -6,8 +6,8 @@ import logging
 import queue
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import grpc
@@ -28,6 +28,7 @@ from tuplewire.errors import (
     WrongWorkerError,
     refused,
 )
+from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.data_source import read_batch
@@ -36,7 +37,7 @@ from tuplewire.spark.options import SourceOptions
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import code_name
+from tuplewire.wire.translate import code_name, cursor_to_wire
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +98,9 @@ class RangeReader:
 
     def _stream(self) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
-        stretches = {wanted.task: Stretch(wanted.start, self._position, wanted.end)}
+        cursor = _cursor(wanted.task, wanted.start, self._position, wanted.end)
         at = wanted.address, wanted.worker_id
-        with RecvStream(*at, self._options.topology, wanted.worker, stretches) as stream:
+        with RecvStream(*at, self._options.topology, wanted.worker, [cursor]) as stream:
             if stream.worker != wanted.worker:
                 self._lost(wanted.end, f"was at a worker at {wanted.address} that has been restarted")
             elif stream.starts[wanted.task] > self._position:
@@ -136,35 +137,28 @@ def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], top
     A offset at a worker that is gone is passed over. What was read by this module needs no reading again;
     what the worker has given to others meanwhile is fetched and thrown away.
     """
-    by_worker: dict[tuple[str, str, int], dict[int, Stretch]] = {}
+    by_worker: dict[tuple[str, str, int], list[Cursor]] = {}
     for task, each in held.items():
         offset = offsets[task]
         if offset.worker == each.worker and each.acknowledged < offset.sequence:
-            sequence = offset.sequence
-            stretches = by_worker.setdefault((each.address, each.worker_id, each.worker), {})
-            stretches[task] = Stretch(sequence, sequence, sequence)
-    for (address, worker_id, worker), stretches in by_worker.items():
-        with RecvStream(address, worker_id, topology, worker, stretches) as stream:
+            end = offset.sequence
+            cursors = by_worker.setdefault((each.address, each.worker_id, each.worker), [])
+            cursors.append(_cursor(task, end, end, end))
+    for (address, worker_id, worker), cursors in by_worker.items():
+        with RecvStream(address, worker_id, topology, worker, cursors) as stream:
             if stream.worker == worker:
                 for _ in stream.frames():
                     pass
                 stream.acknowledge()
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """A part of one task's sequence: what comes is after `received`, up to `end`.
-
-    acknowledged: up to here everything is done with for good; the worker is told so.
-    """
-
-    acknowledged: int
-    received: int
-    end: int
+def _cursor(task: int, acknowledged: int, received: int, end: int) -> Cursor:
+    """Return the place of a consumer that wants what is after `received`, up to an end, and nothing more."""
+    return Cursor(task, acknowledged, received, end, _ROOM_BYTES)
 
 
 class RecvStream:
-    """One Recv stream that gets a stretch of each of some tasks; use it as a context manager.
+    """One Recv stream that gets, of each of some tasks, what its cursor gives credit for; a context manager.
 
     worker_id: of the worker that is meant. worker: the incarnation to which the sequences belong.
 
@@ -173,7 +167,7 @@ class RecvStream:
     """
 
     def __init__(
-        self, address: str, worker_id: str, topology: str, worker: int, stretches: Mapping[int, Stretch]
+        self, address: str, worker_id: str, topology: str, worker: int, cursors: Sequence[Cursor]
     ) -> None:
         self.address = address
         self.worker = 0
@@ -187,9 +181,9 @@ class RecvStream:
             incarnation=_INCARNATION,
             worker_incarnation=worker,
             receiver_id=worker_id,
-            tasks=[_cursor(task, each, each.received) for task, each in stretches.items()],
+            tasks=map(cursor_to_wire, cursors),
         )
-        self._stretches = stretches
+        self._cursors = cursors
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
@@ -207,7 +201,7 @@ class RecvStream:
         self.worker = subscribed.worker_incarnation
         self.starts = {cursor.task: cursor.received for cursor in subscribed.tasks}
         # For a newcomer the worker counts credit from what is acknowledged there; this is absolute.
-        self._progress([_cursor(task, each, self.starts[task]) for task, each in self._stretches.items()])
+        self._progress(replace(each, received=self.starts[each.task]) for each in self._cursors)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -227,7 +221,7 @@ class RecvStream:
     def frames(self) -> Iterator[list[Delivery]]:
         """Yield what comes, frame by frame, until every task's end has come."""
         received = dict(self.starts)
-        while any(received[task] < each.end for task, each in self._stretches.items()):
+        while any(received[each.task] < each.credit for each in self._cursors):
             response = self._read()
             if not isinstance(response, OpaqueFrame):
                 continue  # load, or a question to which the answer would not matter
@@ -241,8 +235,7 @@ class RecvStream:
 
     def acknowledge(self) -> None:
         """Say that all that was asked for is done with, and wait until the worker has read it."""
-        ends = {task: Stretch(each.end, each.end, each.end) for task, each in self._stretches.items()}
-        self._progress([_cursor(task, each, each.end) for task, each in ends.items()])
+        self._progress(_cursor(each.task, each.credit, each.credit, each.credit) for each in self._cursors)
         self._requests.put(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
         self._requests.put(None)
         try:
@@ -251,8 +244,9 @@ class RecvStream:
         except grpc.RpcError as error:
             raise self._error(error) from error
 
-    def _progress(self, cursors: Sequence[pb.TaskCursor]) -> None:
-        self._requests.put(pb.RecvRequest(progress=pb.Progress(tasks=cursors)).SerializeToString())
+    def _progress(self, cursors: Iterable[Cursor]) -> None:
+        progress = pb.Progress(tasks=map(cursor_to_wire, cursors))
+        self._requests.put(pb.RecvRequest(progress=progress).SerializeToString())
 
     def _read(self) -> pb.RecvResponse | OpaqueFrame:
         try:
@@ -267,16 +261,6 @@ class RecvStream:
 
     def _error(self, error: Any) -> Exception:
         return error_of(error.code(), error.details() or "", error.trailing_metadata(), self.address)
-
-
-def _cursor(task: int, stretch: Stretch, received: int) -> pb.TaskCursor:
-    return pb.TaskCursor(
-        task=task,
-        acknowledged=stretch.acknowledged,
-        received=received,
-        credit=stretch.end,
-        credit_bytes=_ROOM_BYTES,
-    )
 
 
 def within(deliveries: Sequence[Delivery], start: int, end: int) -> list[Delivery]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tuplewire.group import flow_of, task_and_forwarded
+from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.wire import messaging_pb2 as pb
@@ -92,6 +93,17 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
         welcome.max_frame_bytes,
         welcome.assignment_version,
         welcome.worker_incarnation,
+    )
+
+
+def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
+    """Return a consumer's place as it travels."""
+    return pb.TaskCursor(
+        task=cursor.task,
+        acknowledged=cursor.acknowledged,
+        received=cursor.received,
+        credit=cursor.credit,
+        credit_bytes=cursor.credit_bytes,
     )
 
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 import tuplewire
 from tuplewire.session.ledger import DropReason
+from tuplewire.settings import settings_of
 from tuplewire.wire import messaging_pb2
 from tuplewire_service.admin.families import counter, counters, gauge, gauges, histogram, info
 from tuplewire_service.messaging.base import ReceiveCount
@@ -31,24 +32,11 @@ _CODES = [
     for name, number in messaging_pb2.ErrorCode.items()
     if number != messaging_pb2.ERROR_CODE_UNSPECIFIED
 ]
-_CONFIG_SHOWN = (
+_MEASURES = ("COUNT", "SIZE", "SECONDS")
+_CONFIG_SHOWN = [
     "transport",
-    "receive_queue_messages",
-    "receive_queue_bytes",
-    "max_message_bytes",
-    "max_frame_bytes",
-    "keepalive_seconds",
-    "keepalive_timeout_seconds",
-    "max_connections",
-    "max_connection_streams",
-    "max_silent_streams",
-    "hello_seconds",
-    "idle_connection_seconds",
-    "max_connection_seconds",
-    "drain_seconds",
-    "metrics_tasks",
-    "metrics_peers",
-)
+    *(name for name, each in settings_of(WorkerConfig).items() if each.kind.metavar in _MEASURES),
+]
 """What a dashboard compares between workers: sizes and times; no names, paths or secrets."""
 
 

@@ -190,9 +190,9 @@ class IConnection(ABC):
         A client waits until what it accepted is acknowledged; what is not by then counts as dropped{closed}.
         """
 
-    @abstractmethod
     def abort(self) -> None:
-        """End it now; does nothing the second time."""
+        """End it now; does nothing the second time. By default, close() without any time."""
+        self.close(0.0)
 
     async def close_async(self, timeout: float = 10.0) -> None:
         """Do as close, where the transport's I/O runs. By default close() gets a thread of its own."""

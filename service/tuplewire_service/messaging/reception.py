@@ -29,7 +29,7 @@ MAX_SOURCES = 1000
 """Sources that are counted apart; bounds what hostile senders make us remember."""
 
 
-class Reception:
+class Reception(IConnectionCallback):
     """Counts what arrives, and hands it to a callback, or holds it for `pull`, one message at a time.
 
     A transport takes nothing in until somebody is there to take it (`open`): what waits stays with its
@@ -45,7 +45,8 @@ class Reception:
         """
         self.refused_messages: Counter[str] = Counter()
         """How many, by the error's code."""
-        self.callback: IConnectionCallback | None = None
+        self.callback: IConnectionCallback = self
+        """Gets what arrives: this object, for `pull`, while nobody else is registered."""
         self._received: dict[str, list[int]] = {}
         self._arrival = threading.Condition()
         self._batches: deque[ReceivedBatch] = deque()
@@ -57,23 +58,13 @@ class Reception:
     @property
     def open(self) -> bool:
         """Whether somebody takes what arrives."""
-        return self.callback is not None or self._pulled
-
-    @property
-    def not_ready(self) -> RefusedError | None:
-        """See IConnectionCallback."""
-        return self.callback.not_ready if self.callback is not None else None
-
-    @property
-    def assignment_version(self) -> int:
-        """See IConnectionCallback."""
-        return self.callback.assignment_version if self.callback is not None else 0
+        return self.callback is not self or self._pulled
 
     # --- for the transport ---------------------------------------------------------------------------
 
     def worker_is(self, number: int, *, connected: bool) -> None:
         """Tell the callback that a worker is connected, or is lost; 0: it is a program."""
-        if number and self.callback is not None:
+        if number and self.callback is not self:
             self.callback.worker_is(number, connected=connected)
 
     def counts(self) -> list[ReceiveCount]:
@@ -100,10 +91,7 @@ class Reception:
         for forwarded, some in _by_forwarded(groups).items():
             batch = ReceivedBatch.arrived(some, end.inbound(forwarded), assignment_version)
             try:
-                if self.callback is not None:
-                    self.callback.recv(batch)
-                else:
-                    self._keep(batch)
+                self.callback.recv(batch)
             except Exception:
                 logger.exception("callback.failed", extra={"peer": end.source})
                 error = RefusedError("the receiver failed; its log says why")
@@ -126,7 +114,7 @@ class Reception:
             self.callback = callback
         self._on_open()
 
-    def _keep(self, batch: ReceivedBatch) -> None:
+    def recv(self, batch: ReceivedBatch) -> None:
         with self._arrival:
             batch.hold()
             self._batches.append(batch)
@@ -135,7 +123,7 @@ class Reception:
     def pull(self, flags: int) -> TaskMessage | None:
         """Return the next message; flags as in IServerConnection.recv."""
         with self._arrival:
-            if self.callback is not None:
+            if self.callback is not self:
                 raise ClosedError("a callback is registered: messages go there, recv() gets none")
             first, self._pulled = not self._pulled, True
         if first:

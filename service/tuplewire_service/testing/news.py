@@ -18,15 +18,6 @@ from tuplewire_service.testing.scenery import (
 class NewsConformance(Scenery):
     """Counts on both sides, and what a server tells its clients."""
 
-    def test_counts_say_what_went_through(self) -> None:
-        """Both sides count messages and bytes."""
-        with self.pair(Recorder()) as (server, client):
-            client.send(TaskMessageBatch.from_columns(1, [b"12345"] * 20))
-            eventually(is_settled(client))
-            (count,) = server.statistics().received
-            assert (count.messages, count.bytes) == (20, 100)
-            assert client.statistics().sent_messages == 20
-
     def test_load_reaches_the_clients(self) -> None:
         """Loads come to every client, also to one that connects later, and are no messages."""
         recorder = Recorder()
@@ -35,7 +26,8 @@ class NewsConformance(Scenery):
             client = context.connect(TOPOLOGY, HOST, server.port)
             eventually(lambda: is_ready(client))
             assert client.get_load([1, 2]) == {}
-            server.send_load_metrics({1: 0.25, 2: 1.0})
+            for load in (0.5, 0.75, 0.25):  # what was last said of a task counts
+                server.send_load_metrics({1: load, 2: 1.0})
             eventually(lambda: client.get_load([1, 2, 3]) == {1: 0.25, 2: 1.0})
             late = context.connect(TOPOLOGY, HOST, server.port)
             eventually(lambda: late.get_load([2]) == {2: 1.0})
@@ -50,14 +42,6 @@ class NewsConformance(Scenery):
             server.send_backpressure_status("w", [], [1])
             eventually(lambda: client.congested == {2})
 
-    def test_congestion_that_is_not_reported_again_expires(self) -> None:
-        """A receiver that falls silent leaves no task congested for ever."""
-        with self.pair(Recorder(), load_expires_seconds=0.5) as (server, client):
-            eventually(lambda: is_ready(client))
-            server.send_backpressure_status("w", [1], [])
-            eventually(lambda: client.congested == {1})
-            eventually(lambda: client.congested == frozenset())
-
     def test_a_client_learns_the_assignment_version_on_connecting(self) -> None:
         """A client that connects hears which assignment the receiver has then."""
 
@@ -70,7 +54,7 @@ class NewsConformance(Scenery):
             eventually(lambda: client.statistics().receiver_assignment_version == 7)
 
     def test_counts_are_by_source(self) -> None:
-        """Each worker is a source of its own; all programs together are one, named client."""
+        """Both sides count; each worker is a source of its own, and all programs are one, named client."""
         with self.context() as program, self.context("w1") as one, self.context("w2") as other:
             server = program.bind(TOPOLOGY, 0, Recorder())
             contexts = (program, program, one, other)
@@ -78,6 +62,7 @@ class NewsConformance(Scenery):
             for count, client in enumerate(clients, start=1):
                 client.send(TaskMessageBatch.from_columns(1, [b"12"] * count))
                 eventually(is_settled(client))
+                assert client.statistics().sent_messages == count
             received = {each.source: (each.messages, each.bytes) for each in server.statistics().received}
             assert received == {"client": (3, 6), "w1": (3, 6), "w2": (4, 8)}
 
@@ -99,9 +84,13 @@ class NewsConformance(Scenery):
             assert other.get_value_and_reset()["client"].messages == 8
             assert server.statistics().received[0].messages == 8
 
-    def test_a_load_that_is_not_reported_again_expires(self) -> None:
-        """What a receiver said once is not believed for ever."""
+    def test_news_that_is_not_reported_again_expires(self) -> None:
+        """What a receiver said once, of loads or of congestion, is not believed for ever."""
         with self.pair(Recorder(), load_expires_seconds=0.5) as (server, client):
+            eventually(lambda: is_ready(client))
+            server.send_backpressure_status("w", [1], [])
+            eventually(lambda: client.congested == {1})
+            eventually(lambda: client.congested == frozenset())
             server.send_load_metrics({1: 0.25})
             eventually(lambda: client.get_load([1]) == {1: 0.25})
             eventually(lambda: client.get_load([1]) == {})
@@ -121,11 +110,3 @@ class NewsConformance(Scenery):
             servers[0].send_load_metrics({1: 0.5})
             servers[1].send_load_metrics({2: 0.75})
             eventually(lambda: [client.get_load([1, 2]) for client in clients] == [{1: 0.5}, {2: 0.75}])
-
-    def test_a_later_load_takes_the_place_of_the_earlier(self) -> None:
-        """What was last said of a task counts."""
-        with self.pair(Recorder()) as (server, client):
-            eventually(lambda: is_ready(client))
-            for load in (0.25, 0.75, 1.0):
-                server.send_load_metrics({1: load})
-            eventually(lambda: client.get_load([1]) == {1: 1.0})

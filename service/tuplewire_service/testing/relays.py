@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import Settled
-from tuplewire_service.messaging.base import Intake
+from tuplewire_service.messaging.base import IClientConnection, Intake
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.testing.conformance import TransportConformance
 from tuplewire_service.testing.scenery import (
@@ -19,17 +19,22 @@ from tuplewire_service.testing.scenery import (
 )
 
 
+def attached(client: IClientConnection) -> tuple[IRelayConnection, list[Settled], list[Settled]]:
+    """Return a connection that may pass on, and the lists that it fills: what is settled, and released."""
+    assert isinstance(client, IRelayConnection)
+    settled: list[Settled] = []
+    released: list[Settled] = []
+    client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
+    return client, settled, released
+
+
 class RelayConformance(TransportConformance):
     """Inherit from this where connections are IRelayConnections."""
 
     def test_the_token_comes_back_when_messages_settle(self) -> None:
         """A relay's token is returned for what was acknowledged and for what was refused."""
-        recorder = Recorder()
-        settled: list[Settled] = []
-        released: list[Settled] = []
-        with self.pair(recorder) as (_, client):
-            assert isinstance(client, IRelayConnection)
-            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
+        with self.pair(Recorder()) as (_, connection):
+            client, settled, released = attached(connection)
             client.watch_releases([1])
             batch = [TaskMessage(1, b"a"), TaskMessage(UNKNOWN_TASK, b"b")]
             assert client.forward(TaskMessageBatch(batch).groups, "token")
@@ -40,11 +45,8 @@ class RelayConformance(TransportConformance):
 
     def test_all_is_released_once_everything_is_released(self) -> None:
         """all_released() is False while the receiver holds a message of the task; watched releases come."""
-        recorder = Recorder(held_tasks=[1])
-        released: list[Settled] = []
-        with self.pair(recorder) as (_, client):
-            assert isinstance(client, IRelayConnection)
-            client.attach(lambda _: None, released.extend, lambda: 0, lambda: False)
+        with self.recorded(1) as (recorder, connection):
+            client, _, released = attached(connection)
             client.forward([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])], "token")
             eventually(lambda: len(recorder.seen()) == 3)
             client.watch_releases([1, 2])
@@ -57,8 +59,7 @@ class RelayConformance(TransportConformance):
     def test_messages_can_be_taken_back(self) -> None:
         """What no server has taken comes back in order, and the ledger forgets it."""
         with self.context() as context:
-            client = context.connect(TOPOLOGY, HOST, self.unused_port())
-            assert isinstance(client, IRelayConnection)
+            client, _, _ = attached(context.connect(TOPOLOGY, HOST, self.unused_port()))
             for number in range(3):
                 client.forward([TaskGroup.of(1, [b"%d" % number])], number)
             left = client.take_back(0.1)
@@ -70,12 +71,8 @@ class RelayConformance(TransportConformance):
 
     def test_the_token_comes_back_when_messages_give_way(self) -> None:
         """What was given up for room is told as what was refused is: settled and released, with its token."""
-        settled: list[Settled] = []
-        released: list[Settled] = []
         with self.context(max_pending_messages=3, overflow="drop_oldest") as context:
-            client = context.connect(TOPOLOGY, HOST, self.unused_port())
-            assert isinstance(client, IRelayConnection)
-            client.attach(settled.extend, released.extend, lambda: 0, lambda: False)
+            client, settled, released = attached(context.connect(TOPOLOGY, HOST, self.unused_port()))
             for token in range(5):
                 assert client.forward([TaskGroup.of(token, [b"x"] * 2)], token)
             for told in (settled, released):

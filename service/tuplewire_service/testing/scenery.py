@@ -81,8 +81,9 @@ def is_ready(connection: IClientConnection) -> bool:
     return connection.status is ConnectionStatus.READY
 
 
-def assert_ledger(connection: IClientConnection, accepted: int, **dropped: int) -> None:
-    """Check that the balance adds up and says what the test itself knows."""
+def assert_ledger(connection: IClientConnection, accepted: int, pending: int = 0, **dropped: int) -> None:
+    """Wait until so many are pending; check that the balance adds up and says what the test itself knows."""
+    eventually(lambda: connection.statistics().ledger.pending == pending)
     ledger = connection.statistics().ledger
     assert ledger.balanced, str(ledger)
     assert ledger.accepted == accepted, str(ledger)
@@ -158,6 +159,13 @@ class Scenery(ABC):
         with self.context(**settings) as context:
             server = context.bind(TOPOLOGY, 0, callback)
             yield server, context.connect(TOPOLOGY, HOST, server.port)
+
+    @contextmanager
+    def recorded(self, *held_tasks: int, **settings: Any) -> Iterator[tuple[Recorder, IClientConnection]]:
+        """Give what records the messages of a client, and holds those to some tasks, and the client."""
+        recorder = Recorder(held_tasks)
+        with self.pair(recorder, **settings) as (_, client):
+            yield recorder, client
 
     def unused_port(self) -> int:
         """Return a port that was free a moment ago."""

@@ -47,7 +47,6 @@ class ReceiveQueues:
         incarnation: int,
         on_done: Callable[[int, Sequence[Done]], None],
         not_here: Callable[[int], RefusedError],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start empty.
 
@@ -60,7 +59,6 @@ class ReceiveQueues:
         self._settings = settings
         self.on_done = on_done
         self.not_here = not_here
-        self.clock = clock
         self._queues: dict[int, _Queue] = {}
         self._leaving: dict[int, _Queue] = {}
         self._touched: set[int] = set()
@@ -156,7 +154,7 @@ class ReceiveQueues:
         queue = self._queues.get(group.task) or self._leaving[group.task]
         queue.log.append(group, inbound)
         self._touched.add(group.task)
-        queue.times.came(queue.log.tail, self.clock())
+        queue.times.came(queue.log.tail, time.monotonic())
         if queue.consumer is not None:
             queue.consumer.mark(queue)
 
@@ -220,7 +218,7 @@ class ReceiveQueues:
 
     def taken(self, queue: _Queue, deliveries: Sequence[Delivery]) -> None:
         """Account for messages that were handed to a queue's consumer."""
-        queue.times.left(queue.log.taken, self.clock(), self.wait)
+        queue.times.left(queue.log.taken, time.monotonic(), self.wait)
         for delivery in deliveries:
             if delivery.group.redelivered:
                 self.redelivered_messages += len(delivery.group)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
@@ -35,23 +35,15 @@ LOW_LOAD = 0.4
 """... until its load is no more than this: in between nothing changes, so that none flickers."""
 
 
-class Congestion:
-    """The congested tasks of a worker, by their loads; for display, credit is what holds senders back.
+def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[int]:
+    """Return which tasks are congested, by their loads, 0 where one is missing, and by which were so before.
 
-    Source: Storm's `BackPressureTracker`; the marks are those of `backpressure.disruptor.high.watermark` and
-    `backpressure.disruptor.low.watermark`.
+    For display: credit is what holds senders back. Source: Storm's `BackPressureTracker`; the marks are those
+    of `backpressure.disruptor.high.watermark` and `backpressure.disruptor.low.watermark`.
     """
-
-    def __init__(self) -> None:
-        self.tasks: frozenset[int] = frozenset()
-
-    def look(self, loads: Mapping[int, float]) -> frozenset[int]:
-        """Take the loads of local tasks, 0 where one is missing; return the tasks that are relieved."""
-        before = self.tasks
-        self.tasks = frozenset(
-            task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)
-        )
-        return before - self.tasks
+    return frozenset(
+        task for task, load in loads.items() if load >= HIGH_LOAD or (load > LOW_LOAD and task in before)
+    )
 
 
 class Worker:
@@ -79,7 +71,7 @@ class Worker:
         """How many messages died with the process before this one, at most."""
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
-        self._congestion = Congestion()
+        self._congested: frozenset[int] = frozenset()
         self._publications = Publications(settings.receive_queue_bytes)
         self._advertise = advertise
         self._intake = Intake.ALL
@@ -289,13 +281,14 @@ class Worker:
             loads.update(
                 {task: max(load, loads.get(task, 0.0)) for task, load in own.items() if task in queues}
             )
-        relieved = self._congestion.look(loads)
+        before, self._congested = self._congested, congested(loads, self._congested)
+        relieved = before - self._congested
         if self.state is not WorkerState.READY:
             return
         if loads:
             self.servers.send_load_metrics(loads)
-        if relieved or self._congestion.tasks:
-            self.servers.send_backpressure_status(self.settings.worker_id, self._congestion.tasks, relieved)
+        if relieved or self._congested:
+            self.servers.send_backpressure_status(self.settings.worker_id, self._congested, relieved)
 
     def snapshot(self) -> WorkerSnapshot:
         """Return the worker as it is."""
@@ -319,7 +312,7 @@ class Worker:
             redelivered_messages=router.queues.redelivered_messages,
             addresses=tuple(self.servers.addresses),
             peer_addresses=tuple(self.servers.peer_addresses),
-            congested=self._congestion.tasks,
+            congested=self._congested,
             moving_tasks=router.moving_tasks,
             not_ready_because=self.not_ready_because,
         )

@@ -195,16 +195,6 @@ class ExecutorWorker:
         """Give each bolt that gets ticks one now: the last one, when the topology is over."""
         self._ticks.give()
 
-    def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do here; False when the time is over first.
-
-        That is: no tuple is queued or being executed, and every spout has had nothing when it was asked
-        since, or is inactive. Raises the TaskError by which the worker has failed.
-        """
-        idle = self.idle.wait(self.at_rest, lambda: self.failure is not None, timeout)
-        self.check()
-        return idle
-
     def at_rest(self, epoch: int) -> bool:
         """Whether every spout has had nothing in a round that began in this epoch or later."""
         return all(spout.at_rest(epoch) for spout in self.spouts)
@@ -275,12 +265,12 @@ class ExecutorWorker:
 
     def pause(self) -> None:
         """Deactivate the spouts, and keep ticks back, so that what is on the way comes to an end."""
-        self.idle.pause()
+        self.idle.paused = True
         self.deactivate()
 
     def resume(self) -> None:
         """Let the ticks come that are late, each once; spouts are left as they are."""
-        self.idle.resume()
+        self.idle.paused = False
         self._ticks.catch_up()
 
     def follow(self, wanted: frozenset[int], timeout: float) -> None:

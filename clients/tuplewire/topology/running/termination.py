@@ -25,7 +25,8 @@ class IdleWatch:
 
     moved: notified of every change that may matter; the watches of several workers may share it. While it is
     held, none of them counts anything. epoch: the number of times that somebody began to wait. begun:
-    everything that was ever counted: whoever reads the same twice knows that nothing was added.
+    everything that was ever counted: whoever reads the same twice knows that nothing was added. paused: to be
+    set, from any thread, where nothing is to enter from outside.
     """
 
     def __init__(self, moved: threading.Condition | None = None) -> None:
@@ -35,7 +36,7 @@ class IdleWatch:
         self._handed = 0
         self._taken = 0
         self.begun = 0
-        self._paused = False
+        self.paused = False
 
     @property
     def empty(self) -> bool:
@@ -60,22 +61,13 @@ class IdleWatch:
             if not self._present:
                 self.moved.notify_all()
 
-    def pause(self) -> None:
-        """Let nothing enter from outside."""
-        with self.moved:
-            self._paused = True
-
-    def resume(self) -> None:
-        """Let it enter again."""
-        with self.moved:
-            self._paused = False
-
     def enter(self) -> bool:
         """Count one thing that comes from outside, as a tick does; False, and nothing, while paused."""
         with self.moved:
-            if not self._paused:
+            if not self.paused:
                 self.sent(1)
-            return not self._paused
+                return True
+            return False
 
     def handed(self, tuples: int) -> None:
         """Count what goes to other processes, before it does."""

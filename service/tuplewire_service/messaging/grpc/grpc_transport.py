@@ -13,7 +13,7 @@ import grpc.aio
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import ERROR_KEY, SERVICE, GrpcStream, dial_grpc, server_options
-from tuplewire.connection.loop import EventLoopThread
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import (
     BindError,
@@ -138,7 +138,6 @@ class GrpcServerConnection(StreamedServer):
 
     def __init__(
         self,
-        thread: EventLoopThread,
         topology: str,
         port: int,
         settings: GrpcSettings,
@@ -147,7 +146,7 @@ class GrpcServerConnection(StreamedServer):
     ) -> None:
         self._settings = settings
         self._wiring = wiring
-        super().__init__(thread, topology, port, settings, callback)
+        super().__init__(messaging_loop(), topology, port, settings, callback)
 
     async def _bind(self) -> int:
         settings = self._settings
@@ -216,9 +215,9 @@ class GrpcContext(StreamedContext):
         self._wiring = wiring or GrpcWiring()
 
     def _serve(
-        self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
+        self, topology_id: str, port: int, callback: IConnectionCallback | None
     ) -> GrpcServerConnection:
-        return GrpcServerConnection(thread, topology_id, port, self._settings, self._wiring, callback)
+        return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback)
 
-    def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:  # noqa: ARG002
+    def _dial(self, host: str, port: int) -> Dial:
         return dial_grpc(f"{host}:{port}", self._settings.session, self._wiring.dialler)

@@ -219,15 +219,12 @@ class LocalServer(ThreadedServer):
                 "close that server first, or bind port 0 for a free one"
             )
         port = port or next(free for free in count(_FIRST_EPHEMERAL_PORT) if (topology, free) not in bound)
-        _endpoints.setdefault((topology, port), LocalEndpoint()).server = self
+        self._endpoint = _endpoints.setdefault((topology, port), LocalEndpoint())
+        self._endpoint.server = self
         return port
 
     def _opened(self) -> None:
-        self._thread.loop.call_soon_threadsafe(self._carry)
-
-    def _carry(self) -> None:
-        if (endpoint := _endpoints.get(self._at)) is not None:
-            endpoint.carry()
+        self._thread.loop.call_soon_threadsafe(self._endpoint.carry)
 
     def stop_intake(self, intake: Intake = Intake.NOBODY) -> None:
         super().stop_intake(intake)
@@ -242,15 +239,15 @@ class LocalServer(ThreadedServer):
             sender.take_status(congested, relieved)
 
     def _senders(self) -> list[LocalSender]:
-        return list(_endpoints[self._at].senders)
+        return list(self._endpoint.senders)
 
     def _end(self, timeout: float) -> None:
         del timeout  # everything was told as it was taken
         self._thread.call(self._unbind)
 
     def _unbind(self) -> None:
-        _endpoints[self._at].server = None
-        _endpoints[self._at].carry()
+        self._endpoint.server = None
+        self._endpoint.carry()
         _tidy(self._at)
 
 

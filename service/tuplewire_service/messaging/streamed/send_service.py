@@ -155,7 +155,7 @@ class SendService(StreamService):
         check_id("sender_id", hello.sender_id)
         if hello.ack_mode not in pb.AckMode.values():
             raise MalformedError(f"ack mode {hello.ack_mode} is unknown to this worker")
-        if intake is Intake.ALL and (error := self._reception.not_ready) is not None:
+        if intake is Intake.ALL and (error := self._reception.callback.not_ready) is not None:
             raise error
         if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
@@ -211,7 +211,7 @@ class SendService(StreamService):
                 max_message_bytes=settings.session.max_message_bytes,
                 max_frame_bytes=settings.session.max_request_bytes,
                 refusals=ack.refusals,
-                assignment_version=self._reception.assignment_version,
+                assignment_version=self._reception.callback.assignment_version,
                 load=self._loads,
                 worker_incarnation=settings.incarnation,
             )

@@ -176,26 +176,23 @@ class StreamedContext(TransportContext):
         self._start = uuid.uuid4().hex[:16]
 
     @abstractmethod
-    def _serve(
-        self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
-    ) -> StreamedServer:
+    def _serve(self, topology_id: str, port: int, callback: IConnectionCallback | None) -> StreamedServer:
         """Return a server that is bound; BindError."""
 
     @abstractmethod
-    def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:
+    def _dial(self, host: str, port: int) -> Dial:
         """Return what opens streams to a worker; an IPv6 host has brackets."""
 
     def bind(
         self, topology_id: str, port: int, callback: IConnectionCallback | None = None
     ) -> StreamedServer:
         """See IContext. Raises BindError when the port is in use."""
-        return self._keep(self._serve(messaging_loop(), topology_id, port, callback))
+        return self._keep(self._serve(topology_id, port, callback))
 
     def connect(self, topology_id: str, host: str, port: int) -> StreamedClient:
         """See IContext. Each connection is a session of its own."""
         settings = self._settings
         host = bracketed(host)
-        thread = messaging_loop()
         self._connections += 1
         identity = Identity(
             topology_id,
@@ -204,5 +201,5 @@ class StreamedContext(TransportContext):
             settings.incarnation,
             worker=bool(settings.worker_id),
         )
-        dial = self._dial(thread, host, port)
+        dial, thread = self._dial(host, port), messaging_loop()
         return self._keep(StreamedClient(thread, f"{host}:{port}", identity, settings.session, dial))

@@ -80,6 +80,3 @@ class ThreadedClient(RelayClient):
         await self.wait_settled_async(timeout)
         if self.give_up(DropReason.CLOSED):
             await self._stop_async()
-
-    def abort(self) -> None:
-        self.close(0.0)

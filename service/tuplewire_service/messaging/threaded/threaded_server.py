@@ -123,7 +123,7 @@ class ThreadedServer(ReceptionServer):
         with self._taking:  # what is with the callback now may be this sender's
             if sending.intake > self._intake:
                 raise DrainingError("the server is draining; connect again later, or to another one")
-            if not sending.worker_id and (error := self._reception.not_ready) is not None:
+            if not sending.worker_id and (error := self._reception.callback.not_ready) is not None:
                 raise error
             return self._thread.call(partial(self._open, sending, wake))
 
@@ -138,7 +138,7 @@ class ThreadedServer(ReceptionServer):
         leases.connected(session)
         session.intake = sending.intake
         opened = session.opened(sending.acknowledged, wake)
-        return session, replace(opened, assignment_version=self._reception.assignment_version)
+        return session, replace(opened, assignment_version=self._reception.callback.assignment_version)
 
     def goodbye(self, session: ReceivingSession) -> None:
         """Forget a sender that will not come again."""
@@ -214,12 +214,6 @@ class ThreadedServer(ReceptionServer):
         )
 
     def close(self, timeout: float = 10.0) -> None:
-        self._finish(timeout)
-
-    def abort(self) -> None:
-        self._finish(0.0)
-
-    def _finish(self, timeout: float) -> None:
         if self._status is not ConnectionStatus.CLOSED:
             self._status = ConnectionStatus.CLOSED
             self.stop_intake()

@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tuplewire.connection.loop import EventLoopThread, watched
+from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import (
     BindError,
@@ -54,7 +54,6 @@ class ZmqServerConnection(StreamedServer):
 
     def __init__(
         self,
-        thread: EventLoopThread,
         topology: str,
         port: int,
         settings: ZmqSettings,
@@ -72,7 +71,7 @@ class ZmqServerConnection(StreamedServer):
         self._unbound = asyncio.Event()
         self._next_look: asyncio.TimerHandle | None = None
         self._looked = asyncio.Event()
-        super().__init__(thread, topology, port, settings, callback)
+        super().__init__(messaging_loop(), topology, port, settings, callback)
 
     async def _bind(self) -> int:
         self._socket = self._sockets.make(self._thread, zmq.ROUTER)
@@ -277,15 +276,15 @@ class ZmqContext(StreamedContext):
         self._sockets = Sockets(self._settings)
 
     def _serve(
-        self, thread: EventLoopThread, topology_id: str, port: int, callback: IConnectionCallback | None
+        self, topology_id: str, port: int, callback: IConnectionCallback | None
     ) -> ZmqServerConnection:
-        return ZmqServerConnection(thread, topology_id, port, self._settings, callback, self._sockets)
+        return ZmqServerConnection(topology_id, port, self._settings, callback, self._sockets)
 
-    def _dial(self, thread: EventLoopThread, host: str, port: int) -> Dial:
+    def _dial(self, host: str, port: int) -> Dial:
         settings = self._settings
         local = settings.cluster_mode == "local"
         endpoint = ipc_endpoint(settings, port) if local else tcp_endpoint(host, port)
-        return dial_zmq(self._sockets, thread, endpoint, f"{host}:{port}", settings.stream_window)
+        return dial_zmq(self._sockets, messaging_loop(), endpoint, f"{host}:{port}", settings.stream_window)
 
     def term(self) -> None:
         super().term()
