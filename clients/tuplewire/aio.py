@@ -1,25 +1,30 @@
-"""The asyncio client: the same session as the blocking one, on the caller's own event loop."""
+"""The asyncio client: the same session as the blocking one, on the same thread, awaited on any event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, Self, overload
 
 from tuplewire.client import BaseClient, BaseSubscription
 from tuplewire.connection.goodbye import owe_goodbye
+from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
 
 
+async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
+    await asyncio.wrap_future(messaging_loop().submit(coroutine))
+
+
 class Client(BaseClient):
     """Sends to and receives from a worker; tuplewire.Client has the guarantees and the parameters.
 
-    It belongs to the event loop on which you first use it. It does not survive a fork; asyncio itself does
-    not.
+    Its connections are on the process's messaging loop: they outlive the event loop on which you use it. It
+    does not survive a fork; asyncio itself does not.
 
     A cancelled `send` has accepted nothing. A cancelled `flush` leaves every message pending, and they may
     still arrive. A cancelled wait for the next batch loses no message: the next call returns it.
@@ -34,8 +39,9 @@ class Client(BaseClient):
         if self._closed:
             raise ClosedError("the client is closed")
         if self._sender is None:
-            self._sender = self._new_sender(asyncio.get_running_loop())
-            self._sender.start()
+            thread = messaging_loop()
+            self._sender = self._new_sender(thread.loop)
+            thread.begin(self._sender)
             owe_goodbye(self, self._sender)
         return self._sender
 
@@ -73,10 +79,11 @@ class Client(BaseClient):
 
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
-        receiver = self._new_receiver(tasks, asyncio.get_running_loop())
-        receiver.start()
+        thread = messaging_loop()
+        receiver = self._new_receiver(tasks, thread.loop)
+        thread.begin(receiver)
         self._receivers.add(receiver)
-        return Subscription(receiver, timeout, self._receivers.discard)
+        return Subscription(receiver, thread, timeout, self._receivers.discard)
 
     async def close(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements for at most `timeout` seconds, then end; see tuplewire.Client.close.
@@ -85,9 +92,9 @@ class Client(BaseClient):
         """
         self._closed = True
         for receiver in list(self._receivers):
-            await receiver.close()
+            await _on_messaging_loop(receiver.close())
         if self._sender is not None:
-            await self._sender.close_async(timeout)
+            await _on_messaging_loop(self._sender.close_async(timeout))
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,9 +115,13 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     """
 
     def __init__(
-        self, receiver: Receiver, timeout: float | None, on_closed: Callable[[Receiver], None]
+        self,
+        receiver: Receiver,
+        thread: EventLoopThread,
+        timeout: float | None,
+        on_closed: Callable[[Receiver], None],
     ) -> None:
-        super().__init__(receiver, timeout)
+        super().__init__(receiver, thread, timeout)
         self._on_closed = on_closed
 
     async def __anext__(self) -> TaskMessageBatch:
@@ -124,7 +135,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
 
     async def close(self) -> None:
         """End the subscription; a second call does nothing."""
-        await self._receiver.close()
+        await _on_messaging_loop(self._receiver.close())
         self._on_closed(self._receiver)
 
     async def __aenter__(self) -> Self:

@@ -272,10 +272,17 @@ class Client(BaseClient):
 class BaseSubscription:
     """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
 
-    def __init__(self, receiver: Receiver, timeout: float | None) -> None:
+    def __init__(self, receiver: Receiver, thread: EventLoopThread, timeout: float | None) -> None:
         self._receiver = receiver
+        self._thread = thread
         self._timeout = timeout
+        self._pid = os.getpid()
         self._current: Arrived | None = None
+
+    def __del__(self) -> None:
+        """End a subscription that nobody closed, in the background: a finaliser must not wait."""
+        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
+            self._thread.submit(self._receiver.close())
 
     def acknowledge(self) -> None:
         """Acknowledge every batch so far."""
@@ -297,11 +304,6 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
     iteration in any other way, or call close(), unacknowledged messages go, in order, to the next subscriber.
     """
 
-    def __init__(self, receiver: Receiver, thread: EventLoopThread, timeout: float | None) -> None:
-        super().__init__(receiver, timeout)
-        self._thread = thread
-        self._pid = os.getpid()
-
     def __next__(self) -> TaskMessageBatch:
         """Return the next batch, and acknowledge the one before.
 
@@ -321,11 +323,6 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         """End the subscription; a second call does nothing."""
         if self._pid == os.getpid():
             self._thread.run(self._receiver.close())
-
-    def __del__(self) -> None:
-        """End a subscription that nobody closed, in the background: a finaliser must not wait."""
-        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
-            self._thread.submit(self._receiver.close())
 
     def __enter__(self) -> Self:
         return self

@@ -365,3 +365,23 @@ def test_beside_the_blocking_client(pair: Pair) -> None:
         run(test())
         got = collect(consumer.recv([task], timeout=10), 400)
     assert numbers(got, 1) == numbers(got, 2) == list(range(200))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_programs_that_end_their_loops_leave_no_error(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """One after the other drops its clients and closes its loop: nothing of theirs comes too late for it."""
+    task, other = pair.near_task(), pair.near_task()
+
+    async def program() -> None:
+        client = client_of(pair.near.address)
+        await client.send(numbered(task, range(10)))
+        await client.flush(20)
+        with contextlib.suppress(TimeoutError, UnreachableError):
+            await anext(client.recv([other], timeout=0.01))
+
+    with BlockingClient(pair.near.address, topology=TOPOLOGY) as beside:
+        for _ in range(20):
+            asyncio.run(program())
+        beside.send(task, b"goes on")
+        beside.flush(20)
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

@@ -61,8 +61,8 @@ async def _exchange(worker: Endpoint) -> None:
         for client in clients.values():
             client.try_send([])  # connects
         for client in clients.values():
-            while not client._connected().connected:
-                await client._connected().changed()
+            sender = client._connected()
+            await sender._moved.wait_for_async(lambda sender=sender: sender.connected)  # type: ignore[misc]
         seen = asyncio.create_task(_consume(worker))
         await asyncio.gather(*(_send(source, client) for source, client in clients.items()))
         assert _threads(worker) <= before + MORE_THREADS

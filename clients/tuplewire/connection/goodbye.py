@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
-from tuplewire.connection.loop import watched
+from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.connection.loop_sending_end import LoopSendingEnd
 from tuplewire.session.ledger import DropReason
 
@@ -38,10 +38,7 @@ def _dropped(sender: LoopSendingEnd, pid: int) -> None:
     """Close in the background: a finaliser may run on any thread, the loop's included."""
     if pid != os.getpid() or sender.closing:
         return
-    if sender.event_loop.is_closed():
-        _tell_lost(sender, sender.pending_messages)
-    else:
-        sender.event_loop.call_soon_threadsafe(_begin_to_close, sender)
+    sender.event_loop.call_soon_threadsafe(_begin_to_close, sender)
     _warn(sender, "was dropped")
 
 
@@ -88,12 +85,8 @@ def _program_ends() -> None:
     for sender in left:
         if not sender.closing:
             _warn(sender, "is left")
-        if not sender.event_loop.is_running():
-            _tell_lost(sender, sender.pending_messages)
-    running = [sender for sender in left if sender.event_loop.is_running()]
-    for loop in {sender.event_loop for sender in running}:
-        closing = _close_now([sender for sender in running if sender.event_loop is loop])
-        asyncio.run_coroutine_threadsafe(closing, loop).result()
+    if left:
+        messaging_loop().run(_close_now(left))
 
 
 os.register_at_fork(after_in_child=_open.clear)

@@ -6,11 +6,14 @@ A caller appends; the loop does the rest, in columns. So an interrupt or a signa
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from tuplewire.group import TaskGroup
@@ -86,6 +89,40 @@ class HandOverCondition(threading.Condition):
     A signal handler that waits lets the lock go, maybe when this thread has looked and does not wait yet:
     what was told then is seen at the next look.
     """
+
+    def __init__(self, lock: Any = None) -> None:
+        super().__init__(lock)
+        self._listeners: set[Callable[[], object]] = set()
+
+    def notify_all(self) -> None:
+        super().notify_all()
+        for told in self._listeners:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                told()
+
+    async def wait_for_async(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
+        """Do as wait_for, on any event loop, and with the lock only while it looks; called without it.
+
+        A cancelled call has looked, and no more: what a predicate does when it holds is done once.
+        """
+        with self:
+            if found := predicate():
+                return found
+            news = asyncio.Event()
+            told = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
+            self._listeners.add(told)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    while not found:
+                        await news.wait()
+                        news.clear()
+                        with self:
+                            found = predicate()
+            return found
+        finally:
+            with self:
+                self._listeners.discard(told)
 
     def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
         until = math.inf if timeout is None else time.monotonic() + timeout

@@ -7,7 +7,6 @@ and acknowledges them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
+from tuplewire.connection.handover import HandOverCondition
 from tuplewire.connection.resumable import FATAL, Resumable
 from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
@@ -50,10 +50,9 @@ class Receiver(Resumable):
         self.receiver_id = ""
         """As of a Sender."""
         self._lock = threading.Lock()
-        self._moved = threading.Condition(self._lock)
+        self._moved = HandOverCondition(self._lock)
         self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._buffer: deque[Arrived] = deque()
-        self._arrival = asyncio.Event()
         self._progress = asyncio.Event()
         self._acknowledgements = Gathering(self._progress, loop)
         self._broken_since = time.monotonic()
@@ -76,12 +75,8 @@ class Receiver(Resumable):
             return self._next(timeout)
 
     async def take_async(self, timeout: float | None = None) -> Arrived | None:
-        """Do the same as take, on the loop. A cancelled call has taken nothing."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not self._has_news():
-                    self._arrival.clear()
-                    await self._arrival.wait()
+        """Do the same as take, on any event loop. A cancelled call has taken nothing."""
+        await self._moved.wait_for_async(self._has_news, timeout)
         with self._lock:
             return self._next(timeout)
 
@@ -118,7 +113,6 @@ class Receiver(Resumable):
         with self._lock:
             self.over = True
             self._moved.notify_all()
-        self._arrival.set()
         self._progress.set()
         if self.connected and self._task is not None:
             await asyncio.wait([self._task], timeout=1.0)
@@ -144,7 +138,6 @@ class Receiver(Resumable):
             # It cannot be acknowledged any more, and comes to whoever has the task now.
             self._buffer.clear()
             self._moved.notify_all()
-        self._arrival.set()
 
     def _beside(self, stream: ClientStream) -> Sequence[Coroutine[Any, Any, None]]:
         return (self._write(stream),)
@@ -190,7 +183,6 @@ class Receiver(Resumable):
                 if arrived.deliveries:
                     self._buffer.append(arrived)
                     self._moved.notify_all()
-            self._arrival.set()
 
     async def _write(self, stream: ClientStream) -> None:
         while True:

@@ -71,33 +71,20 @@ class Sender(LoopSendingEnd, Resumable):
         self._silence = ProbeTimer(0.0)
         self._dismissed = False
         """Whether the receiver has ended the stream in good order, once it had no more to say."""
-        self._changed = asyncio.Event()
 
-    # --- for whoever sends on the loop -----------------------------------------------------------
+    # --- for whoever sends -----------------------------------------------------------------------
 
     def start(self) -> None:
         self._loop_thread = threading.get_ident()
         super().start()
 
     async def send_async(self, groups: Sequence[TaskGroup], timeout: float | None = None) -> None:
-        """Do the same as send, on the loop. A cancelled call has accepted nothing."""
+        """Do the same as send, on any event loop. A cancelled call has accepted nothing."""
         patience = self._settings.patience(timeout)
-        try:
-            async with asyncio.timeout(patience):
-                while not self.offer(groups):
-                    await self.changed()
-        except TimeoutError:
+        if not await self._moved.wait_for_async(lambda: self._offer(groups), patience):
             with self._lock:
-                raise self._full(patience) from None
-
-    async def changed(self) -> None:
-        """Wait on the loop until something has settled, or the connection has come or gone."""
-        self._changed.clear()
-        await self._changed.wait()
-
-    def _notify(self) -> None:
-        super()._notify()
-        self._changed.set()
+                raise self._full(patience)
+        self._wake()
 
     def _woken(self) -> None:
         with self._lock:

@@ -6,13 +6,10 @@ acknowledgements in, and tells whoever has attached what has become of the messa
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from tuplewire.config import SessionSettings
@@ -65,7 +62,6 @@ class SendingEnd(ReceiverReports, ABC):
         self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
         self._settled: list[Settled] = []
         self._attached: tuple[Told, Told] | None = None
-        self._when_settled: set[Callable[[], object]] = set()
         self._refused = RefusedMessages(address)
 
     def __repr__(self) -> str:
@@ -162,20 +158,8 @@ class SendingEnd(ReceiverReports, ABC):
 
     async def wait_settled_async(self, timeout: float | None) -> None:
         """Do the same on a loop, without a thread; a cancelled call changes nothing."""
-        settled = asyncio.Event()
-        told = partial(asyncio.get_running_loop().call_soon_threadsafe, settled.set)
-        with self._lock:
-            if self._all_settled:
-                return
-            self._when_settled.add(told)
         self._ask()
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await settled.wait()
-        finally:
-            with self._lock:
-                self._when_settled.discard(told)
+        await self._moved.wait_for_async(lambda: self._all_settled, timeout)
 
     @property
     def _all_settled(self) -> bool:
@@ -390,6 +374,3 @@ class SendingEnd(ReceiverReports, ABC):
     def _notify(self) -> None:
         """Wake all who wait; with the lock."""
         self._moved.notify_all()
-        if self._when_settled and self._all_settled:
-            for told in self._when_settled:
-                told()
