@@ -190,10 +190,11 @@ class Month:
     # --- a night -----------------------------------------------------------------------------------------
 
     def _night(self) -> None:
-        """Let everything come to rest, and look at the two workers."""
+        """Let everything come to rest, look at the workers, and only then measure: that is a day's load."""
         self._gone = list(self._generation.all)
         self._next_generation(self._workers)
         self._note_refused("rest")
+        vitals = self._rested()
         night = len(self.account.nights)
         measured = self._extent.pairs * (_LONGER if night in {0, self._extent.days - 1} else 1)
         self._producer.ask("rest")
@@ -201,7 +202,7 @@ class Month:
         self._producer.ask("go")
         steady = {"producer": self._producer, "consumer": self._consumer, "follower": self._follower}
         memory = {name: rss(each.process_id) for name, each in steady.items()}
-        self.account.nights.append(Night(self.account.seconds, pairs, self._rested(), memory))
+        self.account.nights.append(Night(self.account.seconds, pairs, vitals, memory))
         self._note_refused("go")
 
     def _rested(self) -> dict[str, Vitals]:
