@@ -59,11 +59,11 @@ run: $(VENV)/.demo ## Run the flights of NYC 2013 through two workers and PySpar
 
 # --- checks -----------------------------------------------------------------------------------
 
-# Most tests wait for much of their time: twice as many files as there are cores of a small machine.
-TEST_PROCESSES ?= 4
+# Many tests wait for much of their time: one file more than there are cores.
+TEST_PROCESSES ?= 3
 
 .PHONY: test
-test: $(VENV)/.dev ## Run every test, four files at a time; ARGS='-k name' for some of them
+test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
 	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not long' --durations=10 $(ARGS)
 
 .PHONY: test-long

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.topology import BasicBolt, BasicOutputCollector, FailedError, Topology, TopologyBuilder, Tuple
 from tuplewire.topology.component import TaskError
 from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.executors.cluster import LocalCluster, complete_topology
+from tuplewire_service.testing import eventually
 
 PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"
 
@@ -250,11 +252,16 @@ def test_a_components_wrong_setting_leaves_nothing(feeder: FeederSpout) -> None:
     builder = TopologyBuilder()
     builder.set_bolt("a", Split()).shuffle_grouping("z")
     builder.set_spout("z", feeder).add_configuration("topology.max.spout.pending", "many")
+    messaging_loop()  # its thread is the process's, and stays
     before = set(threading.enumerate())
     with LocalCluster() as cluster:
         with pytest.raises(
             ConfigError, match=r"topology.max.spout.pending must be a whole number from 0, not 'many'"
         ):
             cluster.submit("t", {"topology.workers": 2}, builder.create_topology())
-        left = set(threading.enumerate()) - before
-        assert not [each for each in left if not each.name.startswith("asyncio")]  # the loop's own pool
+
+        def left() -> list[threading.Thread]:
+            started = set(threading.enumerate()) - before
+            return [each for each in started if not each.name.startswith("asyncio")]  # the loop's own pool
+
+        eventually(lambda: not left(), what="its threads have ended")
