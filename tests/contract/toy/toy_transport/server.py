@@ -28,6 +28,7 @@ class ToyServer(ThreadedServer):
         super().__init__(settings)
         self._topology = topology
         self._wires: set[Wire] = set()
+        self._telling = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._someone_takes = threading.Event()
         try:
@@ -66,7 +67,8 @@ class ToyServer(ThreadedServer):
                     session.watch_releases(*content)
                 elif kind == "goodbye":
                     self.goodbye(session)
-        self._wires.discard(wire)
+        with self._telling:
+            self._wires.discard(wire)
         wire.close()
         if session is not None:
             self.lost(session)
@@ -75,11 +77,12 @@ class ToyServer(ThreadedServer):
         if topology != self._topology:
             raise RefusedError(f"this is topology {self._topology}; connect to one of {topology}")
         session, opened = self.welcome(sending, wire.due.set)
-        wire.write("welcome", opened, self.loads)
+        with self._telling:  # news is in the welcome, or comes after it
+            wire.write("welcome", opened, self.loads)
+            self._wires.add(wire)
         self._threads.append(threading.Thread(target=self._acknowledge, args=[wire, session]))
         self._threads[-1].start()
         wire.due.set()
-        self._wires.add(wire)
         return session
 
     @staticmethod
@@ -100,9 +103,10 @@ class ToyServer(ThreadedServer):
         return [f"toy://127.0.0.1:{self._port}"]
 
     def _tell(self, *message: object) -> None:
-        for wire in list(self._wires):
-            with contextlib.suppress(OSError):
-                wire.write(*message)
+        with self._telling:
+            for wire in self._wires:
+                with contextlib.suppress(OSError):
+                    wire.write(*message)
 
     def _tell_load(self, loads: dict[int, float]) -> None:
         self._tell("load", loads)
