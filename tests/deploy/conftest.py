@@ -10,7 +10,7 @@ from helpers.tools import ROOT
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests together where several run at a time, and all that need the image: it is built once."""
+    """Keep a file's tests together where several run at a time, and those of the image: it is built once."""
     for item in items:
         needs_image = "image" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("image" if needs_image else item.path.stem))

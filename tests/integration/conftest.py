@@ -1,12 +1,14 @@
-"""Workers for tests: two for those of a file, one for a test; and an address without any."""
+"""Workers for tests: two for those of a file, one for a test; an address without any; and an alarm."""
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.alarms import OnAlarm, handle_alarm
 from helpers.topology import Pair, pair_of_workers
 from helpers.worker_process import Running, running
 
@@ -44,3 +46,12 @@ def worker(tmp_path: Path) -> Iterator[Running]:
     """Run a worker without an assignment."""
     with running(tmp_path) as started:
         yield started
+
+
+@pytest.fixture
+def on_alarm() -> Iterator[OnAlarm]:
+    """Return a function that says what an alarm does; alarms are off at the end."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield handle_alarm
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from types import FrameType
 
 import pytest
+from helpers.alarms import Interrupted, OnAlarm, interrupt
 from helpers.topology import TOPOLOGY, assign, collect, ledger, one_worker
 
 from tuplewire import Client, TaskMessage
@@ -29,10 +29,6 @@ FLUSHES = 1000
 """So many follow an alarm at most: one that came where Python cannot raise is lost."""
 
 
-class Interrupted(BaseException):
-    """What a user's Ctrl-C is: an exception that may come anywhere."""
-
-
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Endpoint]:
     """Run a worker with one task."""
@@ -42,27 +38,6 @@ def worker(tmp_path: Path) -> Iterator[Endpoint]:
         assert ledger(endpoint).balanced
 
 
-@pytest.fixture
-def on_alarm() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Return a function that says what an alarm does; alarms are off at the end."""
-    before = signal.getsignal(signal.SIGALRM)
-
-    def handle(action: Callable[[], None]) -> None:
-        def handler(_: int, __: FrameType | None) -> None:
-            action()
-
-        signal.signal(signal.SIGALRM, handler)
-
-    yield handle
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def interrupt() -> None:
-    """Raise what Ctrl-C would."""
-    raise Interrupted
-
-
 def numbers_of(worker: Endpoint, count: int) -> list[int]:
     """Take so many messages, and return their numbers."""
     with Client(worker.address, topology=TOPOLOGY).recv([TASK], timeout=60) as subscription:
@@ -70,9 +45,7 @@ def numbers_of(worker: Endpoint, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("batch", [1, 3], ids=["singles", "batches"])
-def test_interrupted_sends(
-    worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None], batch: int
-) -> None:
+def test_interrupted_sends(worker: Endpoint, on_alarm: OnAlarm, batch: int) -> None:
     """After up to 3,000 interrupts at random the ledger is that of what arrived, in order and once."""
     on_alarm(interrupt)
     moments = random.Random(7)
@@ -101,7 +74,7 @@ def test_interrupted_sends(
     assert received == sorted(set(received))
 
 
-def test_interrupted_flushes(worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None]) -> None:
+def test_interrupted_flushes(worker: Endpoint, on_alarm: OnAlarm) -> None:
     """A flush that is interrupted changes nothing; the next one waits for the same messages."""
     on_alarm(interrupt)
     moments = random.Random(8)
@@ -122,7 +95,7 @@ def test_interrupted_flushes(worker: Endpoint, on_alarm: Callable[[Callable[[], 
     assert received == sorted(set(received))
 
 
-def test_a_signal_handler_may_send(worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None]) -> None:
+def test_a_signal_handler_may_send(worker: Endpoint, on_alarm: OnAlarm) -> None:
     """A handler that sends while its thread is in `send` comes back, and both messages arrive."""
     last_words = []
     with Client(worker.address, topology=TOPOLOGY) as client:
@@ -146,7 +119,7 @@ def test_a_signal_handler_may_send(worker: Endpoint, on_alarm: Callable[[Callabl
     assert [each for each in received if each < 10**9] == list(range(sent))
 
 
-def test_a_signal_handler_may_close(worker: Endpoint, on_alarm: Callable[[Callable[[], None]], None]) -> None:
+def test_a_signal_handler_may_close(worker: Endpoint, on_alarm: OnAlarm) -> None:
     """While its thread sends or flushes: the call comes back, and what is accepted arrives or is counted."""
     moments = random.Random(10)
     accepted = 0

@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import pytest
+from helpers.alarms import Interrupted, OnAlarm, interrupt
 
 from tuplewire import TaskMessage
 from tuplewire.errors import ClosedError
@@ -28,10 +28,6 @@ MOST = 300_000
 SENDS = 100
 FLUSHES = 1000
 CLOSES = 500
-
-
-class Interrupted(BaseException):
-    """What a user's Ctrl-C is: an exception that may come anywhere."""
 
 
 class Numbers(IConnectionCallback):
@@ -64,27 +60,6 @@ def pair() -> Iterator[tuple[Numbers, Callable[[], Any]]]:
         assert server.statistics().sessions == 0
 
 
-@pytest.fixture
-def on_alarm() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Return a function that says what an alarm does; alarms are off at the end."""
-    before = signal.getsignal(signal.SIGALRM)
-
-    def handle(action: Callable[[], None]) -> None:
-        def handler(_: int, __: FrameType | None) -> None:
-            action()
-
-        signal.signal(signal.SIGALRM, handler)
-
-    yield handle
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def interrupt() -> None:
-    """Raise what Ctrl-C would."""
-    raise Interrupted
-
-
 def singles(sender: Any, number: int) -> int:
     """Send one message; return the last number."""
     sender.send(TASK, b"%d" % (number + 1))
@@ -104,9 +79,7 @@ def tries(sender: Any, number: int) -> int:
 
 
 @pytest.mark.parametrize("act", [singles, batches, tries])
-def test_interrupted_sends(
-    on_alarm: Callable[[Callable[[], None]], None], act: Callable[[Any, int], int]
-) -> None:
+def test_interrupted_sends(on_alarm: OnAlarm, act: Callable[[Any, int], int]) -> None:
     """After up to 3,000 interrupts at random the ledger is that of what arrived, in order and once."""
     on_alarm(interrupt)
     moments = random.Random(7)
@@ -131,7 +104,7 @@ def test_interrupted_sends(
         numbers.check(balance.accepted)
 
 
-def test_interrupted_flushes(on_alarm: Callable[[Callable[[], None]], None]) -> None:
+def test_interrupted_flushes(on_alarm: OnAlarm) -> None:
     """A flush that is interrupted changes nothing; the next one waits for the same messages."""
     on_alarm(interrupt)
     moments = random.Random(8)
@@ -152,7 +125,7 @@ def test_interrupted_flushes(on_alarm: Callable[[Callable[[], None]], None]) -> 
         numbers.check(balance.accepted)
 
 
-def test_interrupted_closes(on_alarm: Callable[[Callable[[], None]], None]) -> None:
+def test_interrupted_closes(on_alarm: OnAlarm) -> None:
     """A close that is interrupted is ended by another one; every accepted message has arrived, or is told."""
     on_alarm(interrupt)
     moments = random.Random(9)
@@ -179,7 +152,7 @@ def test_interrupted_closes(on_alarm: Callable[[Callable[[], None]], None]) -> N
         numbers.check(accepted)
 
 
-def test_a_signal_handler_may_send_and_flush(on_alarm: Callable[[Callable[[], None]], None]) -> None:
+def test_a_signal_handler_may_send_and_flush(on_alarm: OnAlarm) -> None:
     """A handler that sends while its thread is in `send` comes back, and both messages arrive."""
     last_words: list[int] = []
     with pair() as (numbers, connect):
@@ -207,7 +180,7 @@ def test_a_signal_handler_may_send_and_flush(on_alarm: Callable[[Callable[[], No
         assert [each for each in numbers.received if each < 10**9] == list(range(sent))
 
 
-def test_a_signal_handler_may_close(on_alarm: Callable[[Callable[[], None]], None]) -> None:
+def test_a_signal_handler_may_close(on_alarm: OnAlarm) -> None:
     """While its thread sends or flushes: the call comes back, and what is accepted arrives or is counted."""
     moments = random.Random(10)
     accepted = 0

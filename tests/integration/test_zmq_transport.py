@@ -1,4 +1,4 @@
-"""What only the ZeroMQ transport has: its own framing, strangers on its port, connections that die."""
+"""What only the ZeroMQ transport has: its own framing, strangers on its port, sockets and settings."""
 
 from __future__ import annotations
 
@@ -9,80 +9,25 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 from helpers import eventually
-from helpers.fault_proxy import FaultProxy
 from helpers.hostile import hello
 from helpers.program import Program
-from helpers.zmq_programs import sender, server
-from helpers.zmq_stranger import PLENTY, StandIn, Stranger
+from helpers.zmq_contexts import bound, transport, works
+from helpers.zmq_programs import server
+from helpers.zmq_stranger import PLENTY, Stranger
 
-from tuplewire.connection.loop import messaging_loop
-from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import BindError, ConfigError
 from tuplewire.message import TaskMessageBatch
-from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
-from tuplewire_service.messaging.zmq.frames import NOTHING, Allowance, FrameKind, encode
-from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
-from tuplewire_service.messaging.zmq.zmq_sockets import Sockets
-from tuplewire_service.messaging.zmq.zmq_stream import dial_zmq
-from tuplewire_service.messaging.zmq.zmq_transport import ZmqServerConnection
+from tuplewire_service.messaging.zmq.frames import NOTHING, FrameKind, encode
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled
 
 LAST_MESSAGES = 5
 CLOSED_TIMES = 50
-
-
-@contextlib.contextmanager
-def transport(**settings: object) -> Iterator[IContext]:
-    """Give a prepared context."""
-    conf = {key.replace("__", "."): value for key, value in settings.items()}
-    context = TransportFactory.make_context({TRANSPORT_KEY: "zmq", **conf})
-    try:
-        yield context
-    finally:
-        context.term()
-
-
-@contextlib.contextmanager
-def bound(recorder: Recorder, **settings: object) -> Iterator[tuple[IContext, ZmqServerConnection]]:
-    """Give a context and a server of it."""
-    with transport(**settings) as context:
-        bound_server = context.bind(TOPOLOGY, 0, recorder)
-        assert isinstance(bound_server, ZmqServerConnection)
-        yield context, bound_server
-
-
-@pytest.fixture
-def stand_in() -> Iterator[StandIn]:
-    """Give somebody who listens in place of a worker."""
-    made = StandIn()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def sockets() -> Iterator[Sockets]:
-    """Give what a stream is dialled with."""
-    made = Sockets(ZmqSettings())
-    yield made
-    messaging_loop().run(made.suspend(), timeout=20)
-
-
-def works(context: IContext, port: int, recorder: Recorder) -> None:
-    """Check that a new client is served."""
-    client = context.connect(TOPOLOGY, HOST, port)
-    before = len(recorder.seen())
-    client.send(1, b"still there")
-    eventually(lambda: len(recorder.seen()) == before + 1)
-    client.close()
 
 
 # --- strangers ---------------------------------------------------------------------------------------
@@ -221,213 +166,6 @@ def test_there_is_a_bound_on_streams() -> None:
         ready = eventually(lambda: [client for client in clients if is_ready(client)], timeout=20)
         ready[0].close()
         eventually(lambda: len(recorder.seen()) == 2, timeout=20)
-
-
-# --- slow readers ------------------------------------------------------------------------------------
-
-
-def test_a_peer_that_does_not_read_holds_nobody_up() -> None:
-    """What the server has for it waits; the others' messages and acknowledgements do not."""
-    recorder = Recorder()
-    with bound(recorder, zmq__hwm=4) as (context, bound_server), Stranger(bound_server.port) as stranger:
-        stranger.put(FrameKind.OPEN, b"Send", NOTHING)
-        eventually(lambda: len(bound_server._streams) == 1)
-        client = context.connect(TOPOLOGY, HOST, bound_server.port)
-        for number in range(200):
-            client.send(1, b"%d" % number)
-        eventually(is_settled(client))
-        assert recorder.payloads(1) == [b"%d" % number for number in range(200)]
-
-
-@pytest.mark.parametrize("hwm", [0, 1])
-def test_any_high_water_mark_will_do(hwm: int) -> None:
-    """With the smallest window a stream is slow, and with Storm's 0 the bytes alone are the bound."""
-    recorder = Recorder()
-    with bound(recorder, zmq__hwm=hwm) as (context, bound_server):
-        client = context.connect(TOPOLOGY, HOST, bound_server.port)
-        for number in range(500):
-            client.send(1, b"%d" % number)
-        eventually(is_settled(client), timeout=30)
-        assert recorder.payloads(1) == [b"%d" % number for number in range(500)]
-        assert client.statistics().reconnects == 0
-
-
-def test_a_write_waits_for_room(stand_in: StandIn, sockets: Sockets) -> None:
-    """What the other side has no room for is not sent, and is sent once there is."""
-    thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
-
-    def data() -> list[bytes]:
-        return [frame.body for frame in stand_in.heard if frame.kind is FrameKind.DATA]
-
-    async def write() -> None:
-        async with dial("Send") as stream:
-            for number in range(5):
-                await stream.write(b"%d" % number)
-            await stream.done_writing()
-            assert await stream.read() == b"answer"
-            assert await stream.read() is None
-
-    stand_in.put(FrameKind.GRANT, b"", Allowance(9, 2))
-    writing = thread.submit(write())
-    eventually(lambda: data() == [b"0", b"1"])
-    stand_in.put(FrameKind.GRANT, b"", Allowance(9, 3))
-    eventually(lambda: data() == [b"0", b"1", b"2"])
-    stand_in.put(FrameKind.GRANT, b"", PLENTY)
-    eventually(lambda: len(data()) == 5 and stand_in.heard[-1].kind is FrameKind.DONE)
-    stand_in.put(FrameKind.DATA, b"answer")
-    stand_in.put(FrameKind.DONE)
-    writing.result(20)
-
-
-# --- connections that die ----------------------------------------------------------------------------
-
-
-def test_a_stream_dies_with_its_connection() -> None:
-    """Both sides hear of a cut at once, and the session goes on with another stream, without a hole."""
-    recorder = Recorder()
-    with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
-        client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
-        for cut in range(5):
-            for number in range(400 * cut, 400 * (cut + 1)):
-                client.send(1, b"%d" % number)
-            eventually(
-                lambda cut=cut: is_ready(client) and client.statistics().reconnects == cut,  # type: ignore[misc]
-                timeout=30,
-            )
-            proxy.cut()
-        eventually(lambda: client.statistics().reconnects == 5, timeout=30)
-        eventually(is_settled(client), timeout=30)
-        assert recorder.payloads(1) == [b"%d" % number for number in range(2000)]
-        eventually(lambda: len(bound_server._streams) == 1)
-
-
-def test_a_stream_that_was_cut_is_broken(stand_in: StandIn, sockets: Sockets) -> None:
-    """What had arrived is read, then reading and writing say that it is over, and end() says why."""
-    thread = messaging_loop()
-    dial = dial_zmq(sockets, thread, f"tcp://127.0.0.1:{stand_in.port}", "stand-in", Allowance(1000, 1000))
-    stand_in.put(FrameKind.GRANT)
-    stand_in.put(FrameKind.DATA, b"last")
-
-    async def use() -> str:
-        async with dial("Send") as stream:
-            await stream.write(b"x")
-            assert await stream.read() == b"last"
-            closing = thread.loop.run_in_executor(None, stand_in.close)
-            with pytest.raises(StreamBroken):
-                await stream.read()
-            with pytest.raises(StreamBroken):
-                await stream.write(b"y")
-            await closing
-            return str(await stream.end())
-
-    assert thread.submit(use()).result(20) == "stand-in: the connection was lost"
-
-
-def test_the_last_messages_of_a_server_that_closes_arrive(sockets: Sockets) -> None:
-    """What it has written to a stream before its end is read on the other side, however soon it closes."""
-
-    async def served(stream: ServerStream) -> None:
-        while await stream.read() != b"end":
-            pass
-        for number in range(LAST_MESSAGES):
-            await stream.write(b"%d" % number)
-
-    async def read(endpoint: str, asked: threading.Event) -> list[bytes]:
-        got: list[bytes] = []
-        async with dial_zmq(sockets, messaging_loop(), endpoint, endpoint, ZmqSettings().stream_window)(
-            "Last"
-        ) as stream:
-            await stream.write(b"end")
-            asked.set()
-            with contextlib.suppress(StreamBroken):
-                for _ in range(LAST_MESSAGES):  # not read by a server that is about to end
-                    await stream.write(b"more")
-            with contextlib.suppress(StreamBroken):
-                while (message := await stream.read()) is not None:
-                    got.append(message)
-        return got
-
-    for _ in range(CLOSED_TIMES):
-        with bound(Recorder()) as (_, closing):
-            closing._handlers["Last"] = served
-            asked = threading.Event()
-            reading = messaging_loop().submit(read(f"tcp://{HOST}:{closing.port}", asked))
-            assert asked.wait(10)
-            closing.close()
-        assert reading.result(10) == [b"%d" % number for number in range(LAST_MESSAGES)]
-
-
-def test_a_hung_peer_has_four_seconds(sockets: Sockets) -> None:
-    """Every socket asks after two seconds of silence, and takes two more without an answer for the end."""
-    made = sockets.make(messaging_loop(), zmq.DEALER)
-    options = (zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL)
-    told = [made.get(option) for option in options]
-    sockets.close(made)
-    assert told == [2000, 2000, 4000]
-
-
-def test_a_hung_peer_is_noticed() -> None:
-    """Where nothing is passed on any more, both sides give the stream up; afterwards they go on."""
-    recorder = Recorder()
-    with bound(recorder) as (context, bound_server), FaultProxy(f"127.0.0.1:{bound_server.port}") as proxy:
-        client = context.connect(TOPOLOGY, HOST, int(proxy.address.rpartition(":")[2]))
-        client.send(1, b"before")
-        eventually(is_settled(client), timeout=30)
-        proxy.black_hole()
-        eventually(lambda: client.status is ConnectionStatus.CONNECTING, timeout=30)
-        eventually(lambda: not bound_server._streams, timeout=30)
-        client.send(1, b"after")
-        proxy.resume()
-        eventually(is_settled(client), timeout=30)
-        assert recorder.payloads(1) == [b"before", b"after"]
-
-
-def test_a_stopped_process_is_noticed() -> None:
-    """A server that is stopped is given up; once it goes on, so does the session."""
-    with Program(server) as program, transport() as context:
-        client = context.connect(TOPOLOGY, HOST, program.ask("port"))
-        client.send(1, b"before")
-        eventually(is_settled(client), timeout=30)
-        os.kill(program.process_id, signal.SIGSTOP)
-        try:
-            eventually(lambda: client.status is ConnectionStatus.CONNECTING, timeout=30)
-            client.send(1, b"after")
-        finally:
-            os.kill(program.process_id, signal.SIGCONT)
-        eventually(is_settled(client), timeout=30)
-        assert program.ask("payloads") == [b"before", b"after"]
-
-
-def test_a_killed_client_is_forgotten() -> None:
-    """Its stream ends; its messages that arrived are there."""
-    recorder = Recorder()
-    with bound(recorder) as (context, bound_server), Program(sender, bound_server.port) as program:
-        eventually(lambda: len(recorder.seen()) > 100, timeout=30)
-        os.kill(program.process_id, signal.SIGKILL)
-        eventually(lambda: not bound_server._streams, timeout=10)
-        numbers = [int(payload) for payload in recorder.payloads(1)]
-        assert numbers == list(range(len(numbers)))
-        works(context, bound_server.port, recorder)
-
-
-def test_two_hundred_clients() -> None:
-    """Each has its own stream, order and balance."""
-    recorder = Recorder()
-    with bound(recorder) as (context, bound_server):
-        clients = [context.connect(TOPOLOGY, HOST, bound_server.port) for _ in range(200)]
-        for number in range(5):
-            for source, client in enumerate(clients):
-                client.send(TaskMessageBatch.from_columns(1, [b"%d" % number], source))
-        eventually(lambda: len(recorder.seen()) == 1000, timeout=60)
-        by_source: dict[int | None, list[bytes]] = {}
-        for sender_task, _, payload in recorder.seen():
-            by_source.setdefault(sender_task, []).append(payload)
-        assert by_source == {source: [b"%d" % number for number in range(5)] for source in range(200)}
-        for client in clients:
-            eventually(is_settled(client), timeout=30)
-            client.close()
-        eventually(lambda: not bound_server._streams)
 
 
 # --- ports -------------------------------------------------------------------------------------------
