@@ -127,6 +127,10 @@ property: $(VENV)/.dev ## Drive sessions, moves and drains through many random s
 bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of one run
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
+.PHONY: bench-compare
+bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commit, ARGS='--only hop --pairs 5'
+	$(BIN)/python tests/bench/compare.py $(BASE) $(ARGS)
+
 .PHONY: chaos
 chaos: $(VENV)/.dev ## Try random faults on real processes; SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)

@@ -232,10 +232,10 @@ def table(lines: Sequence[Line]) -> str:
         body.append(
             (
                 "" if same else line.title,
-                "" if same else _amount(line.value, line.unit),
+                "" if same else amount(line.value, line.unit),
                 "" if same else cpu,
                 line.against,
-                _amount(line.against_value, line.unit),
+                amount(line.against_value, line.unit),
                 f"{line.ratio:.2f}",
                 f"({line.lowest:.2f} - {line.highest:.2f})",
                 line.target,
@@ -253,5 +253,6 @@ def table(lines: Sequence[Line]) -> str:
     )
 
 
-def _amount(value: float, unit: str) -> str:
+def amount(value: float, unit: str) -> str:
+    """Return a rate or a time as printed."""
     return f"{value:,.0f}/s" if unit == "messages/s" else f"{value:.2f} {unit}"

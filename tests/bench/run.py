@@ -30,7 +30,8 @@ LATENCY_SHARE = 0.2
 CHECKED_MESSAGES = 20_000
 
 
-def _progress(text: str) -> None:
+def progress(text: str) -> None:
+    """Show how far it is, on a line of its own that the next one replaces on a terminal."""
     end = "" if sys.stderr.isatty() else "\n"
     start = "\r\x1b[K" if sys.stderr.isatty() else ""
     print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
@@ -44,7 +45,7 @@ def measure_throughput(links: Links, rows: Sequence[Row], seconds: float) -> lis
     """Run every cell once a round, for ROUNDS rounds; `seconds` is the time for all of them."""
     cells = list(dict.fromkeys(cell for row in rows for cell in (row.cell, *(a.cell for a in row.against))))
     for cell in cells:
-        _progress(f"check: {CHECKED_MESSAGES:,} numbered messages over {cell.link}, frames of {cell.frame}")
+        progress(f"check: {CHECKED_MESSAGES:,} numbered messages over {cell.link}, frames of {cell.frame}")
         links[cell.link].check(cell.frame, CHECKED_MESSAGES if cell.frame > 1 else CHECKED_MESSAGES // 10)
     each = seconds / ROUNDS / len(cells)
     rounds: list[dict[Cell, Trial]] = []
@@ -52,7 +53,7 @@ def measure_throughput(links: Links, rows: Sequence[Row], seconds: float) -> lis
         rounds.append({})
         for position, cell in enumerate(cells, 1):
             done = f"round {number} of {ROUNDS}, {position} of {len(cells)}"
-            _progress(f"{done}: {cell.link}, frames of {cell.frame}")
+            progress(f"{done}: {cell.link}, frames of {cell.frame}")
             rounds[-1][cell] = links[cell.link].trial(cell.frame, each, cell.look)
     return throughput_lines(rows, rounds)
 
@@ -63,7 +64,7 @@ def measure_latency(links: Links, seconds: float) -> list[Line]:
     echo = links.echo()
     rounds = []
     for number in range(1, LATENCY_ROUNDS + 1):
-        _progress(f"latency at {LATENCY_RATE} messages/s: round {number} of {LATENCY_ROUNDS}")
+        progress(f"latency at {LATENCY_RATE} messages/s: round {number} of {LATENCY_ROUNDS}")
         ours = links[CHAIN].paced(LATENCY_RATE, each)
         bare = echo.ask("pace", rate=LATENCY_RATE, seconds=each)
         if bare["received"] != bare["sent"]:
@@ -105,10 +106,10 @@ def _measure(only: str | None, seconds: float) -> list[Line]:
         for link in links.started():
             link.still()
     if _matches(SCRAPE, only):
-        lines += measure_scrape(_progress)
+        lines += measure_scrape(progress)
     if spark := [name for name in SPARK_ROWS if _matches(name, only)]:
-        lines += measure_spark(spark, _progress)
-    _progress("")
+        lines += measure_spark(spark, progress)
+    progress("")
     return lines
 
 
@@ -122,7 +123,7 @@ def main() -> int:
             return 0
         lines = _measure(arguments.only, arguments.seconds)
     except BenchError as error:
-        _progress("")
+        progress("")
         print(f"bench: {error}", file=sys.stderr)
         return 1
     machine: dict[str, Any] = {
