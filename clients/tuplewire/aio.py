@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Self, overload
 
 from tuplewire.client import BaseClient, BaseSubscription
 from tuplewire.connection.goodbye import owe_goodbye
-from tuplewire.connection.loop import EventLoopThread, messaging_loop
-from tuplewire.connection.receiver import Receiver
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
@@ -33,15 +32,12 @@ class Client(BaseClient):
     def _forget(self) -> None:
         super()._forget()
         self._incarnation = self._incarnation or time.time_ns()
-        self._receivers: set[Receiver] = set()
 
     def _connected(self) -> Sender:
         if self._closed:
             raise ClosedError("the client is closed")
         if self._sender is None:
-            thread = messaging_loop()
-            self._sender = self._new_sender(thread.loop)
-            thread.begin(self._sender)
+            self._sender = self._new_sender()
             owe_goodbye(self, self._sender)
         return self._sender
 
@@ -79,11 +75,7 @@ class Client(BaseClient):
 
     def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
-        thread = messaging_loop()
-        receiver = self._new_receiver(tasks, thread.loop)
-        thread.begin(receiver)
-        self._receivers.add(receiver)
-        return Subscription(receiver, thread, timeout, self._receivers.discard)
+        return Subscription(self._new_receiver(tasks), timeout)
 
     async def close(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements for at most `timeout` seconds, then end; see tuplewire.Client.close.
@@ -114,16 +106,6 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     Close it, or use it in `async with`.
     """
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        thread: EventLoopThread,
-        timeout: float | None,
-        on_closed: Callable[[Receiver], None],
-    ) -> None:
-        super().__init__(receiver, thread, timeout)
-        self._on_closed = on_closed
-
     async def __anext__(self) -> TaskMessageBatch:
         """Return the next batch; raises what tuplewire.client.Subscription raises.
 
@@ -136,7 +118,6 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
     async def close(self) -> None:
         """End the subscription; a second call does nothing."""
         await _on_messaging_loop(self._receiver.close())
-        self._on_closed(self._receiver)
 
     async def __aenter__(self) -> Self:
         return self

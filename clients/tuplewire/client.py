@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import threading
@@ -16,7 +15,7 @@ from weakref import WeakSet
 from tuplewire.config import SessionSettings
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for, resolve_address, resolve_topology
-from tuplewire.connection.loop import EventLoopThread, messaging_loop
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
@@ -75,6 +74,7 @@ class BaseClient:
         """Be a client that has not connected yet."""
         self._id = self._client_id or str(uuid.uuid4())
         self._sender: Sender | None = None
+        self._receivers: WeakSet[Receiver] = WeakSet()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -86,14 +86,19 @@ class BaseClient:
             raise ClosedError("the client is closed")
         return Identity(self.topology, self._id, self._incarnation or time.time_ns())
 
-    def _new_sender(self, loop: asyncio.AbstractEventLoop) -> Sender:
-        sender = Sender(self.address, self._identity(), self._settings, loop, self._dial())
+    def _new_sender(self) -> Sender:
+        thread = messaging_loop()
+        sender = Sender(self.address, self._identity(), self._settings, thread.loop, self._dial())
         sender.receiver_id = self._worker_id
+        thread.begin(sender)
         return sender
 
-    def _new_receiver(self, tasks: Iterable[int], loop: asyncio.AbstractEventLoop) -> Receiver:
-        receiver = Receiver(self.address, self._identity(), tasks, self._settings, loop, self._dial())
+    def _new_receiver(self, tasks: Iterable[int]) -> Receiver:
+        thread = messaging_loop()
+        receiver = Receiver(self.address, self._identity(), tasks, self._settings, thread.loop, self._dial())
         receiver.receiver_id = self._worker_id
+        thread.begin(receiver)
+        self._receivers.add(receiver)
         return receiver
 
     def _dial(self) -> Dial:
@@ -131,7 +136,6 @@ class Client(BaseClient):
         super()._forget()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
         keywords = {
@@ -156,11 +160,9 @@ class Client(BaseClient):
         return sender
 
     def _connect(self) -> Sender:
-        thread = messaging_loop()
-        sender = self._new_sender(thread.loop)
-        thread.begin(sender)
+        sender = self._new_sender()
         if self._sender is not None:  # a signal handler has connected meanwhile
-            thread.run(sender.abort_async())
+            messaging_loop().run(sender.abort_async())
             return self._sender
         self._sender = sender
         owe_goodbye(self, sender)
@@ -231,12 +233,7 @@ class Client(BaseClient):
         """
         if self._pid != os.getpid():
             self._forget()
-        thread = messaging_loop()
-        receiver = self._new_receiver(tasks, thread.loop)
-        thread.begin(receiver)
-        subscription = Subscription(receiver, thread, timeout)
-        self._subscriptions.add(subscription)
-        return subscription
+        return Subscription(self._new_receiver(tasks), timeout)
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message; a forked child has sent none yet."""
@@ -253,8 +250,8 @@ class Client(BaseClient):
         with self._lock:
             self._closed = True
             sender = self._sender
-        for subscription in list(self._subscriptions):
-            subscription.close()
+        for receiver in list(self._receivers):
+            messaging_loop().run(receiver.close())
         if sender is not None:
             sender.run(sender.close_async(timeout))
 
@@ -272,9 +269,9 @@ class Client(BaseClient):
 class BaseSubscription:
     """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
 
-    def __init__(self, receiver: Receiver, thread: EventLoopThread, timeout: float | None) -> None:
+    def __init__(self, receiver: Receiver, timeout: float | None) -> None:
         self._receiver = receiver
-        self._thread = thread
+        self._thread = messaging_loop()
         self._timeout = timeout
         self._pid = os.getpid()
         self._current: Arrived | None = None
