@@ -1,9 +1,13 @@
-"""Files that programs show or know: bearer tokens, and whatever is read again once it has changed."""
+"""Files that others write or read meanwhile: read again once they have changed, and replaced as a whole.
+
+The first of them are bearer tokens, which programs show or know.
+"""
 
 from __future__ import annotations
 
 import hmac
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -85,6 +89,13 @@ def find_token(shown: str, tokens: Iterable[Token]) -> Token | None:
         if hmac.compare_digest(value, token.shown.encode()):
             found = token
     return found
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file, so that whoever reads it sees the old or the new whole; OSError."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 class WatchedFiles(Generic[_Value]):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tuplewire.atomic_write import write_atomically
 from tuplewire.connection.log_rate import LogRate
+from tuplewire.identity.files import write_atomically
 
 logger = logging.getLogger(__name__)
 

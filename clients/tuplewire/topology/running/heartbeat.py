@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuplewire.atomic_write import write_atomically
+from tuplewire.identity.files import write_atomically
 from tuplewire.topology.running.executor import Executor
 from tuplewire.topology.running.statistics import CallWatch
 
