@@ -20,8 +20,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.running.heartbeat import ExecutorBeat, to_beat
 from tuplewire.topology.running.statistics import ExecutorStatistics, to_statistics
 from tuplewire.topology.running.termination import Failure, ProcessFailedError, ProcessReport, to_report
-from tuplewire.topology.serial.packing import pack_values
-from tuplewire.topology.serial.unpacking import FAULTS, read_value
+from tuplewire.topology.serial.packing import FAULTS, pack_values, read_value
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.launching.launch_settings import LaunchSettings
 from tuplewire_service.launching.supervisor import Supervisor

@@ -16,8 +16,7 @@ from tuplewire.client import Client, Subscription
 from tuplewire.errors import MalformedError, TuplewireError, UnknownTaskError
 from tuplewire.message import TaskMessageBatch
 from tuplewire.topology.collector import Emitted
-from tuplewire.topology.serial.packing import pack_values
-from tuplewire.topology.serial.unpacking import FAULTS, read_value
+from tuplewire.topology.serial.packing import FAULTS, pack_values, read_value
 
 SUBMITTER = -1
 """The rank, in a mail, of the program that submitted the topology."""

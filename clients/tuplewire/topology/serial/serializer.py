@@ -10,8 +10,7 @@ from typing import Any
 from tuplewire.errors import MalformedTupleError, UnsupportedValueError
 from tuplewire.group import check_task
 from tuplewire.topology.description import Topology
-from tuplewire.topology.serial.packing import pack_values
-from tuplewire.topology.serial.unpacking import FAULTS, read_array_size, read_items, read_value
+from tuplewire.topology.serial.packing import FAULTS, pack_values, read_array_size, read_items, read_value
 from tuplewire.topology.tuples import UNANCHORED, MessageId, Tuple, TupleSource
 
 
