@@ -80,9 +80,7 @@ class ControlClient:
 
     def assignment(self) -> control_pb2.Assignment | None:
         """Return the assignment in force; None when there is none yet."""
-        response: control_pb2.GetAssignmentResponse = self._call(
-            "GetAssignment", control_pb2.GetAssignmentRequest()
-        )
+        response = self._call("GetAssignment", control_pb2.GetAssignmentRequest())
         return response.assignment if response.HasField("assignment") else None
 
     def update_assignment(self, assignment: control_pb2.Assignment, *, force: bool = False) -> bool:
@@ -94,8 +92,7 @@ class ControlClient:
         does not hold together; the old one then stays.
         """
         request = control_pb2.UpdateAssignmentRequest(assignment=assignment, force=force)
-        changed: bool = self._call("UpdateAssignment", request).changed
-        return changed
+        return bool(self._call("UpdateAssignment", request).changed)
 
     def drain(self, deadline: float | None = None) -> bool:
         """Make the worker finish what it holds and exit; returns at once, False when it was draining already.
@@ -103,8 +100,7 @@ class ControlClient:
         deadline: seconds; None: as the worker is configured.
         """
         millis = 0 if deadline is None else max(1, round(deadline * 1000))
-        started: bool = self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started
-        return started
+        return bool(self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started)
 
     def publish(
         self,
@@ -127,7 +123,8 @@ class ControlClient:
         when there is no room for the epoch, or, at its last piece, not yet (send that one again later), and
         WrongWorkerError.
         """
-        frame = OpaqueFrame(groups=map(_opaque, groups)).SerializeToString()
+        columns = (OpaqueGroup(task=g.task, source=g.source, lengths=g.lengths, data=g.data) for g in groups)
+        frame = OpaqueFrame(groups=columns).SerializeToString()
         request = control_pb2.PublishRequest(
             topology=topology,
             sink=sink,
@@ -137,8 +134,7 @@ class ControlClient:
             frame=frame,
             receiver_id=worker_id,
         )
-        published: int = self._call("Publish", request).published
-        return published
+        return int(self._call("Publish", request).published)
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
@@ -190,10 +186,6 @@ class _Connection:
         self.identity = identity
         self.control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
         self.health: Any = HealthStub(channel)  # type: ignore[no-untyped-call]
-
-
-def _opaque(group: TaskGroup) -> OpaqueGroup:
-    return OpaqueGroup(task=group.task, source=group.source, lengths=group.lengths, data=group.data)
 
 
 @contextmanager

@@ -57,20 +57,13 @@ def _warn(sender: LoopSendingEnd, what: str) -> None:
     )
 
 
-def _tell_lost(sender: LoopSendingEnd, messages: int) -> None:
-    if messages:
-        logger.warning(
-            "client.not_closed: %d messages to %s were not acknowledged when their client ended",
-            messages,
-            sender.address,
-            extra={"peer": sender.address, "messages": messages},
-        )
-
-
 async def _close(senders: Sequence[LoopSendingEnd], timeout: float) -> None:
     await asyncio.gather(*(sender.close_async(timeout) for sender in senders))
     for sender in senders:
-        _tell_lost(sender, sender.ledger().dropped.get(DropReason.CLOSED, 0))
+        if messages := sender.ledger().dropped.get(DropReason.CLOSED):
+            extra = {"peer": sender.address, "messages": messages}
+            text = "client.not_closed: %d messages to %s were not acknowledged when their client ended"
+            logger.warning(text, messages, sender.address, extra=extra)
 
 
 async def _close_now(senders: Sequence[LoopSendingEnd]) -> None:

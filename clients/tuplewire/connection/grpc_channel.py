@@ -161,10 +161,6 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         except BROKEN as error:
             raise StreamBroken from error
 
-    def cancel(self) -> None:
-        if self._call.cancel():
-            self._cancelled = True
-
     def close(self) -> None:
         """End the call in gRPC's core, too, where it may have gone on.
 
@@ -175,7 +171,7 @@ class _GrpcClientStream(GrpcStream, ClientStream):
         self._call._cython_call.cancel("the stream is over")
 
     async def end(self) -> TuplewireError:
-        self.cancel()
+        self._cancelled |= self._call.cancel()
         if self._cancelled:
             return UnreachableError(f"{self._address}: the stream broke")
         call = self._call
