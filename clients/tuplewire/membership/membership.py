@@ -67,14 +67,18 @@ class Membership:
         for name, value in (("expire_seconds", expire_seconds), ("poll_seconds", poll_seconds)):
             if not value > 0:
                 raise ConfigError(f"{name} must be more than 0, not {value!r}")
-        named = tuple(dict.fromkeys(map(check_task, tasks)))
-        self._find = _finder(workers)
+        if not callable(workers) and not _named(workers):
+            raise ConfigError("there are no workers: name their addresses, host:port")
+        self._workers = workers
         self._at_least = at_least
         self._timeout = timeout
         self._poll_seconds = poll_seconds
         self._credentials = credentials
         self._registry = Registry(
-            resolve_topology(topology), frozenset(named), at_least=at_least, expire_seconds=expire_seconds
+            resolve_topology(topology),
+            frozenset(map(check_task, tasks)),
+            at_least=at_least,
+            expire_seconds=expire_seconds,
         )
         self._wanted: Mapping[str, str] = {}
         self._problem = ""
@@ -187,7 +191,7 @@ class Membership:
     def _look_for_workers(self) -> None:
         """Ask where workers should be; where that is not to be had, they stay where they were."""
         try:
-            self._wanted = self._find()
+            self._wanted = _named(self._workers() if callable(self._workers) else self._workers)
         except (TuplewireError, OSError) as error:
             if not self._problem:
                 logger.warning("membership.blind", extra={"reason": str(error)})
@@ -196,17 +200,8 @@ class Membership:
             self._problem = ""
 
 
-def _finder(workers: Workers) -> Callable[[], dict[str, str]]:
-    """Return what says where workers should be, and whose they are; ConfigError for what is no address."""
-    if callable(workers):
-        return lambda: _named(workers())
-    named = _named(workers)
-    if not named:
-        raise ConfigError("there are no workers: name their addresses, host:port")
-    return lambda: named
-
-
 def _named(workers: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return where workers should be, and whose they are; ConfigError for what is no address."""
     named = dict(workers) if isinstance(workers, Mapping) else dict.fromkeys(workers, "")
     for address in named:
         check_reachable(address)
