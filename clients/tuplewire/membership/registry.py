@@ -153,9 +153,8 @@ class Registry:
 
     def _not_registered(self, address: str, name: str, problem: str) -> None:
         if address not in self._absent:
-            self.events.append(
-                ("worker.absent", {"worker": "", "address": address, "owner": name, "reason": problem})
-            )
+            about = {"worker": "", "address": address, "owner": name, "reason": problem}
+            self.events.append(("worker.absent", about))
         self._absent[address] = (name, problem)
 
     def _heard(self, address: str, name: str | None, report: Report, now: float) -> None:
@@ -272,12 +271,8 @@ class Registry:
             return None
         self.version = max(self.version, self._beyond) + 1
         self.in_force = control_pb2.Assignment(version=self.version, topology=self.topology, workers=workers)
-        self.events.append(
-            (
-                "assignment.issued",
-                {"version": self.version, "workers": len(workers), "tasks": len(self._held)},
-            )
-        )
+        about = {"version": self.version, "workers": len(workers), "tasks": len(self._held)}
+        self.events.append(("assignment.issued", about))
         return self.in_force
 
     def _assigned(self) -> list[control_pb2.AssignedWorker]:
