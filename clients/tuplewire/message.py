@@ -8,19 +8,12 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
-from tuplewire.errors import (
-    MAX_TASK,
-    InvalidTaskError,
-    MalformedError,
-    MessageError,
-)
+from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError, MessageError
 from tuplewire.group import BytesLike, TaskGroup, as_bytes, as_task, payload_column, task_column
 
 if TYPE_CHECKING:
@@ -235,16 +228,13 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return TaskMessageBatch.__new__(TaskMessageBatch)._hold((tasks, sources, payloads))
 
     def _slice_groups(self, start: int, stop: int) -> TaskMessageBatch:
-        groups = self.groups
-        ends = list(accumulate(map(len, groups)))
         parts = []
-        for position in range(bisect_right(ends, start), len(groups)):
-            group, end = groups[position], ends[position]
-            begin = end - len(group)
-            if begin >= stop:
-                break
+        end = 0
+        for group in self.groups:
+            begin, end = end, end + len(group)
             inner = (max(start - begin, 0), min(stop - begin, len(group)))
-            parts.append(group if inner == (0, len(group)) else group.slice(*inner))
+            if inner[0] < inner[1]:
+                parts.append(group if inner == (0, len(group)) else group.slice(*inner))
         return TaskMessageBatch.from_groups(parts)
 
     def __add__(self, other: object) -> TaskMessageBatch:
