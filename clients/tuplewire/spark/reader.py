@@ -48,10 +48,6 @@ class RangePartition(InputPartition):
     wanted: Range
 
 
-def _partitions(start: Offset, end: Offset, held: dict[int, Held]) -> list[InputPartition]:
-    return [RangePartition(each) for each in ranges(start, end, held)]
-
-
 class RangePartitionReader(Shipped):
     """What both readers share: their options, and the reading of a partition in a Spark task."""
 
@@ -78,7 +74,7 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
         with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
             held = tasks.look()
         end = Offset(tails(held), time.time_ns() // 1_000_000)
-        return _partitions(initial_offset(held), end, held)
+        return [RangePartition(each) for each in ranges(initial_offset(held), end, held)]
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -147,9 +143,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return one for each task of which a micro-batch has something."""
-        tasks = self._options.tasks
-        held = self._held or self._tasks.look()
-        return _partitions(Offset.from_json(start, tasks), Offset.from_json(end, tasks), held)
+        begin, last = (Offset.from_json(each, self._options.tasks) for each in (start, end))
+        return [RangePartition(each) for each in ranges(begin, last, self._held or self._tasks.look())]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge what is committed."""
