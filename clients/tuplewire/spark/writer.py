@@ -92,7 +92,9 @@ class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
         )
         try:
             for batch in batches:
-                _send(client, router.groups(batch), options.timeout)
+                for group in router.groups(batch):
+                    for piece in group.split(_PIECE_BYTES) if len(group.data) > _PIECE_BYTES else (group,):
+                        client.send(TaskMessageBatch.from_groups([piece]), timeout=options.timeout)
                 count += batch.num_rows
             client.flush(options.timeout)
         except BaseException:
@@ -166,12 +168,6 @@ def _publish(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMe
             "spark.published",
             extra={"sink": parts[0].sink, "epoch": epoch, "messages": published, "attempts": attempts},
         )
-
-
-def _send(client: Client, groups: Iterable[TaskGroup], timeout: float) -> None:
-    for group in groups:
-        for piece in group.split(_PIECE_BYTES) if len(group.data) > _PIECE_BYTES else (group,):
-            client.send(TaskMessageBatch.from_groups([piece]), timeout=timeout)
 
 
 class RowRouter:
