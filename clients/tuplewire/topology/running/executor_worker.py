@@ -114,9 +114,7 @@ class ExecutorWorker:
             self._make(executor_tasks)
         self._owns_timer = timer is None
         self._timer = timer or SystemTimer(self._timer_failed)
-        self._heartbeats = Heartbeats(
-            topology_id, lambda: self.executors, lambda: self._not_ready, state_file
-        )
+        self._heartbeats = Heartbeats(topology_id, lambda: self.executors, self._problem, state_file)
         self._recurring: list[Cancel] = []
         self._ticks = Ticks(self._timer, self.idle, self.transfer.tell)
 
@@ -337,8 +335,7 @@ class ExecutorWorker:
         for executor in self.executors:
             executor.refresh()
 
-    @property
-    def _not_ready(self) -> str:
+    def _problem(self) -> str:
         if self.failure is not None:
             return f"failed: {self.failure}"
         if self._closed or not self._started:
