@@ -10,6 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tuplewire.client import Client, Subscription
 from tuplewire.errors import TuplewireError
@@ -128,13 +129,7 @@ class ClientLink(Link):
         if not by:
             return groups
         return [
-            TaskGroup(
-                group.task + by,
-                None if group.source is None else group.source + by,
-                group.lengths,
-                group.data,
-                redelivered=group.redelivered,
-            )
+            replace(group, task=group.task + by, source=None if group.source is None else group.source + by)
             for group in groups
         ]
 
