@@ -23,10 +23,9 @@ class Backoff:
 
     def next(self) -> float:
         """Return the next delay: uniform between 0 and the cap of this attempt."""
-        ceiling = min(self._maximum, self._initial * 2 ** min(self._attempts, _MAX_DOUBLINGS))
+        ceiling = min(self._maximum, self._initial * 2.0 ** min(self._attempts, _MAX_DOUBLINGS))
         self._attempts += 1
-        delay: float = ceiling * self._random()
-        return delay
+        return ceiling * self._random()
 
     def succeeded(self) -> None:
         """Start anew: the connection was established."""

@@ -367,14 +367,10 @@ class SendWindow(HeldMessages):
                     kept.append(entry)
                 else:
                     self._settle(entry, why, settled)
-                    self._uncount(entry.group)
+                    group, flow = entry.group, self._flows[entry.group.flow]
+                    flow.sent_messages -= len(group)  # neither side counts what is refused
+                    flow.sent_bytes -= len(group.data)
+                    if flow.pending and flow.has_credit:
+                        self._ready[group.flow] = None
+                        self.without_credit.pop(group.flow, None)
             frame.entries = kept
-
-    def _uncount(self, group: TaskGroup) -> None:
-        """Take back what was counted of a refused group: neither side counts it."""
-        flow = self._flows[group.flow]
-        flow.sent_messages -= len(group)
-        flow.sent_bytes -= len(group.data)
-        if flow.pending and flow.has_credit:
-            self._ready[group.flow] = None
-            self.without_credit.pop(group.flow, None)
