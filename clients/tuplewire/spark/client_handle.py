@@ -187,8 +187,11 @@ class ClientHandle(Shipped):
 
         Raises ForgottenFlushError in a driver that has forgotten a flush before.
         """
+        from pyspark import TaskContext
+
         key = self._key()
-        attempt = _attempt()
+        context = TaskContext.get()
+        attempt = None if context is None else context.taskAttemptId()
         if attempt is None:
             _raise_unheard()
         else:
@@ -289,13 +292,6 @@ def _block(key: _Key) -> TaskClient | None:
     reference = _blocks.get(key)
     block = None if reference is None else reference()
     return None if block is None or block.ended else block
-
-
-def _attempt() -> int | None:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return None if context is None else context.taskAttemptId()
 
 
 def _discard(key: _Key) -> None:
