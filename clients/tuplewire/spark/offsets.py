@@ -128,7 +128,10 @@ def next_offset(
     proportion to what waits in each. Bytes go by the mean size of what a task's worker holds, and at least
     one message is read.
     """
-    begins = {task: _begin(start.offsets[task], each) for task, each in held.items()}
+    begins = {task: each.acknowledged for task, each in held.items()}
+    for task, offset in start.offsets.items():
+        if task in held and offset.worker == held[task].worker:  # another incarnation counts anew
+            begins[task] = max(begins[task], offset.sequence)
     ends = {
         task: min(each.tail, bounds[task].sequence) if bounds[task].worker == each.worker else each.tail
         for task, each in held.items()
@@ -148,13 +151,6 @@ def next_offset(
         for task, each in held.items()
     }
     return Offset(offsets, max(now_millis, start.seen_millis))
-
-
-def _begin(offset: TaskOffset, held: Held) -> int:
-    """Return the sequence after which to read; another incarnation counts anew."""
-    if offset.worker != held.worker:
-        return held.acknowledged
-    return max(offset.sequence, held.acknowledged)
 
 
 def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
