@@ -10,7 +10,7 @@ from functools import partial
 
 from tuplewire.errors import MalformedTupleError
 from tuplewire.topology.acking.acker import Root
-from tuplewire.topology.acking.acker_tasks import Fate, Trees, to_block
+from tuplewire.topology.acking.acker_tasks import Trees, to_block
 from tuplewire.topology.collector import OutputCollector
 from tuplewire.topology.component import Bolt
 from tuplewire.topology.running.executor import BATCH, Executor, Task
@@ -129,24 +129,19 @@ class AckerExecutor(Executor[AckerTask]):
 
     def _take(self, column: AddressedTuples) -> None:
         task = self._tasks[column.task]
-        fates: list[Fate] = []
+        roots: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         for message in column.tuples:
             try:
-                fates += task.trees.take(message)
+                for spout, root, processed in task.trees.take(message):
+                    roots[spout, ACK_STREAM if processed else FAIL_STREAM].append(root)
             except MalformedTupleError as error:
                 self._told(task.id, error, message)
-        if fates:
-            self._tell(task, fates)
-        self.tally.count_executed(column.tuples)
-        self._finished(column)
-
-    def _tell(self, task: AckerTask, fates: list[Fate]) -> None:
-        roots: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
-        for spout, root, processed in fates:
-            roots[spout, ACK_STREAM if processed else FAIL_STREAM].append(root)
         topology = self._surroundings.topology
         columns = [
             AddressedTuples(spout, [Tuple([to_block(some)], topology.source(task.id, stream))])
             for (spout, stream), some in roots.items()
         ]
-        self._transfer(task, columns)
+        if columns:
+            self._transfer(task, columns)
+        self.tally.count_executed(column.tuples)
+        self._finished(column)
