@@ -148,62 +148,51 @@ class Ticks:
         self._timer = timer
         self._idle = idle
         self._tell = tell
-        self._ticks: dict[int, _TicksOfTask] = {}
+        self._ticks: dict[int, tuple[AddressedTuples, Cancel]] = {}
+        self._waiting: set[int] = set()
+        """The tasks that have not come to their last tick yet; they get no other then."""
+        self._late: set[int] = set()
+        """The tasks that a tick was kept back from."""
 
     def add(self, task: int, seconds: float) -> None:
         """Give a task a tick every so many seconds."""
-        ticks = _TicksOfTask(task, seconds)
-        ticks.cancel = self._timer.every(seconds, lambda: self._give(ticks))
-        self._ticks[task] = ticks
+        self._waiting.discard(task)
+        self._late.discard(task)
+        column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
+        self._ticks[task] = column, self._timer.every(seconds, partial(self._give, column))
 
     def give(self) -> None:
         """Give each task that gets ticks one now."""
-        for ticks in list(self._ticks.values()):
-            self._give(ticks)
+        for column, _ in list(self._ticks.values()):
+            self._give(column)
 
     def catch_up(self) -> None:
         """Give those that were kept back, each once."""
-        for ticks in list(self._ticks.values()):
-            if ticks.late:
-                ticks.late = False
-                self._give(ticks)
+        late, self._late = self._late, set()
+        for column, _ in list(self._ticks.values()):
+            if column.task in late:
+                self._give(column)
 
     def remove(self, tasks: Iterable[int]) -> None:
         """Give these tasks no more; those that have none are left alone."""
         for task in tasks:
             if task in self._ticks:
-                self._ticks.pop(task).cancel()
+                self._ticks.pop(task)[1]()
 
     def close(self) -> None:
         """Give no more."""
         self.remove(list(self._ticks))
 
-    def _give(self, ticks: _TicksOfTask) -> None:
-        if ticks.waits:
+    def _give(self, column: AddressedTuples) -> None:
+        if column.task in self._waiting:
             return
         if not self._idle.enter():
-            ticks.late = True
+            self._late.add(column.task)
             return
-        ticks.waits = True
+        self._waiting.add(column.task)
         try:
-            self._tell(ticks.column)
+            self._tell(column)
         except ClosedError:
             return  # the executor has ended, and needs none
         finally:
             self._idle.executed(1)
-
-
-class _TicksOfTask:
-    """One task's ticks. waits: whether it has not come to the last one yet; it then gets no other.
-
-    late: whether one was kept back.
-    """
-
-    cancel: Cancel
-
-    def __init__(self, task: int, seconds: float) -> None:
-        self.waits = self.late = False
-        self.column = AddressedTuples(task, [tick(seconds)], self._done)
-
-    def _done(self) -> None:
-        self.waits = False
