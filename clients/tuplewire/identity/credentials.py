@@ -39,10 +39,8 @@ def allowed(names: Iterable[str], patterns: Iterable[str]) -> bool:
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a name in a certificate is the one of a list, or covered by its `*.`."""
-    if name == pattern:
-        return True
     if "/" in name or ":" in name:  # the case of a URI matters
-        return False
+        return name == pattern
     name, pattern = name.lower(), pattern.lower()
     if name == pattern:
         return True
