@@ -92,17 +92,15 @@ def with_ackers(topology: Topology, executors: int) -> Topology:
 
 
 _FATES = tuple(Stream("roots", name=name, direct=True) for name in (ACK_STREAM, FAIL_STREAM))
-_FAIL = Stream("roots", name=FAIL_STREAM, direct=True)
 
 
 def _reporting(component: Component) -> Component:
     """Return a component with the streams to the acker and, for a spout, those from it."""
-    if component.kind is ComponentKind.BOLT:
-        edges = Stream("roots", "edges", name=ACK_STREAM, direct=True)
-        return replace(component, streams=(*component.streams, edges, _FAIL))
-    edges = Stream("roots", "edges", name=INIT_STREAM, direct=True)
-    inputs = [Input(ACKER_COMPONENT, stream.name, GroupingType.DIRECT) for stream in _FATES]
-    return replace(component, streams=(*component.streams, edges, _FAIL), inputs=tuple(inputs))
+    is_spout = component.kind is ComponentKind.SPOUT
+    edges = Stream("roots", "edges", name=INIT_STREAM if is_spout else ACK_STREAM, direct=True)
+    fates = [Input(ACKER_COMPONENT, stream.name, GroupingType.DIRECT) for stream in _FATES if is_spout]
+    streams = (*component.streams, edges, _FATES[1])
+    return replace(component, streams=streams, inputs=(*component.inputs, *fates))
 
 
 # --- numbers -----------------------------------------------------------------------------------------
