@@ -17,8 +17,8 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark.topology import running
 from tuplewire.spark.topology.mail import Mail, MailKind
 from tuplewire.spark.topology.member import Submitted
-from tuplewire.spark.topology.output import Output
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
+from tuplewire.spark.topology.rows import Output
 from tuplewire.spark.topology.running import Job
 from tuplewire_demos.words import wordcount_topology
 from tuplewire_service.launching.local_workers import LocalWorkers

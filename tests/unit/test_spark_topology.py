@@ -10,8 +10,8 @@ import pytest
 from tuplewire.errors import ConfigError, MalformedError, UnreachableError
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
-from tuplewire.spark.topology.output import failure_in, failure_text
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
+from tuplewire.spark.topology.rows import failure_in, failure_text
 from tuplewire.spark.topology.running import check_slots
 from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder

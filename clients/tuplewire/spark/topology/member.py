@@ -16,9 +16,8 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
-from tuplewire.spark.topology.output import Output, Writer
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan, nearest_worker
-from tuplewire.spark.topology.rows import ROWS_KEY
+from tuplewire.spark.topology.rows import ROWS_KEY, Output, Writer
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.executor_worker import ExecutorWorker

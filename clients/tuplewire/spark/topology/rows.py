@@ -1,20 +1,37 @@
-"""A spout whose tuples are the rows of a DataFrame."""
+"""Rows into a topology on Spark, by a spout, and out of it: rows of bolts, reports, and a failure.
+
+A stage has one result, so each bolt's rows are a column of structs there, null where the row is another's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-from tuplewire.errors import ConfigError, TopologyError
-from tuplewire.topology.collector import SpoutOutputCollector
+from tuplewire.errors import ConfigError, MessageError, TopologyError
+from tuplewire.topology.collector import Emitted, SpoutOutputCollector
 from tuplewire.topology.component import Spout, TopologyContext
-from tuplewire.topology.description import Topology
+from tuplewire.topology.description import ComponentKind, Topology
+from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics, to_statistics
+from tuplewire.topology.running.termination import Failure, ProcessFailedError
+from tuplewire.topology.tuples import DEFAULT_STREAM
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 ROWS_KEY = "tuplewire.spark.rows"
 """The setting under which a PySpark task hands its rows to the spout."""
+REPORT = "report"
+FAILURE = "failure"
+_BEGIN = "A topology has failed. "
+_SEPARATOR = "\n-- its traceback:\n"
+_END = "\n-- end of the traceback"
+_ROWS = 10_000
+_TIME_ZONE = "UTC"
 
 
 class Rows(Spout):
@@ -86,3 +103,179 @@ def rows_spout(topology: Topology) -> str | None:
             "unite them, with a column that tells them apart"
         )
     return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Output:
+    """The bolts whose default stream comes back, and the schema of each.
+
+    texts: the bolts without a schema of the user's: their fields come back as strings.
+    """
+
+    schemas: Mapping[str, StructType]
+    texts: frozenset[str]
+
+    @classmethod
+    def of(cls, topology: Topology, outputs: Mapping[str, str | StructType | None] | None) -> Self:
+        """Check what the user asks for; by default the fields of each bolt that nobody subscribes to.
+
+        Raises TopologyError for an unknown component, or a schema with another number of columns.
+        """
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        if outputs is None:
+            outputs = dict.fromkeys(_terminal_bolts(topology))
+        schemas: dict[str, StructType] = {}
+        for name, wanted in outputs.items():
+            fields = topology.component(name).stream(DEFAULT_STREAM).fields
+            if wanted is None:
+                schema = StructType([StructField(field, StringType()) for field in fields])
+            else:
+                schema = _parsed(wanted) if isinstance(wanted, str) else wanted
+            if len(schema.fields) != len(fields):
+                raise TopologyError(
+                    f"the schema for {name!r} has the columns {', '.join(schema.names)}, and its tuples have "
+                    f"the fields {', '.join(fields)}: name a column for each field, in their order"
+                )
+            schemas[name] = StructType([StructField(each.name, each.dataType) for each in schema.fields])
+        return cls(schemas, frozenset(name for name, wanted in outputs.items() if wanted is None))
+
+    def stage_schema(self) -> StructType:
+        """Return the schema of the stage's result."""
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        columns = [StructField(_column(place), schema) for place, schema in enumerate(self.schemas.values())]
+        return StructType([*columns, StructField(REPORT, StringType()), StructField(FAILURE, StringType())])
+
+    def checked(self, stage: DataFrame) -> DataFrame:
+        """Return the stage's result behind a shuffle, as a job that fails where there is a failure in it.
+
+        The shuffle has Spark run the whole stage again when a process of it is lost; a failure of the user's
+        code is told only behind it, since that would happen again.
+        """
+        from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+
+        fails = F.when(F.col(FAILURE).isNotNull(), F.raise_error(F.col(FAILURE)).isNull())
+        # What depends on the partition cannot be moved before the shuffle.
+        return stage.where(fails.otherwise(F.spark_partition_id() >= 0))
+
+    def frames(self, result: DataFrame) -> dict[str, DataFrame]:
+        """Return each bolt's rows."""
+        return {
+            name: result.where(f"{_column(place)} IS NOT NULL").select(f"{_column(place)}.*")
+            for place, name in enumerate(self.schemas)
+        }
+
+    def wants(self, run: Emitted) -> bool:
+        """Whether tuples are among what comes back."""
+        return run.source.stream.name == DEFAULT_STREAM and run.source.component in self.schemas
+
+
+def _parsed(text: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    parsed = StructType.fromDDL(text)
+    if not isinstance(parsed, StructType):
+        raise TopologyError(f"the schema {text!r} is no list of columns: write `name type, name type`")
+    return parsed
+
+
+def _column(place: int) -> str:
+    return f"output_{place}"
+
+
+def _terminal_bolts(topology: Topology) -> list[str]:
+    return [
+        component.id
+        for component in topology.components.values()
+        if component.kind is ComponentKind.BOLT
+        and any(stream.name == DEFAULT_STREAM for stream in component.streams)
+        and not topology.targets_of(component.id)
+    ]
+
+
+def failure_text(process: str, failure: Failure) -> str:
+    """Return a failure as the text by which the job fails, for people and for failure_in()."""
+    return f"{_BEGIN}{process}: {failure.summary}{_SEPARATOR}{failure.traceback.rstrip()}{_END}"
+
+
+def failure_in(text: str, topology: str) -> ProcessFailedError | None:
+    """Return the failure that failure_text() has put into a Spark error; None where there is none."""
+    _, begun, rest = text.partition(_BEGIN)
+    process, colon, rest = rest.partition(": ")
+    summary, separated, rest = rest.partition(_SEPARATOR)
+    traceback, ended, _ = rest.partition(_END)
+    if not (begun and colon and separated and ended):
+        return None
+    return ProcessFailedError(f"{process} of topology {topology!r}", Failure(summary, traceback))
+
+
+def statistics_in(result: DataFrame) -> list[ExecutorStatistics]:
+    """Return what the executors of all PySpark tasks have done."""
+    rows = result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect()
+    return [to_statistics(values) for row in rows for values in json.loads(row[REPORT])]
+
+
+class Writer:
+    """Makes record batches of Output.stage_schema()."""
+
+    def __init__(self, output: Output) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self._texts = output.texts
+        self._schema = to_arrow_schema(output.stage_schema(), timezone=_TIME_ZONE)
+        self._names = [*output.schemas, REPORT, FAILURE]
+        self._fields = {
+            name: to_arrow_schema(schema, timezone=_TIME_ZONE) for name, schema in output.schemas.items()
+        }
+
+    def batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
+        """Return tuples as record batches; MessageError for a value that its column cannot hold."""
+        rows: dict[str, list[Sequence[Any]]] = {}
+        for run in runs:
+            rows.setdefault(run.source.component, []).extend(message.values for message in run.tuples)
+        for component, column in rows.items():
+            for begin in range(0, len(column), _ROWS):
+                values = self._struct(component, column[begin : begin + _ROWS])
+                yield self._batch({component: values}, len(values))
+
+    def report(self, statistics: Sequence[ExecutorStatistics]) -> pa.RecordBatch:
+        """Return what the executors of a PySpark task have done, as its last row."""
+        return self._batch({REPORT: json.dumps(list(map(from_statistics, statistics)))}, 1)
+
+    def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
+        """Return an error as the row that fails the job."""
+        return self._batch({FAILURE: failure_text(f"PySpark task {rank}", Failure.of(error))}, 1)
+
+    def _batch(self, columns: Mapping[str, Any], n_rows: int) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        arrays = []
+        for name, field in zip(self._names, self._schema, strict=True):
+            value = columns.get(name)
+            if isinstance(value, str):
+                value = pa.array([value], field.type)
+            arrays.append(pa.nulls(n_rows, field.type) if value is None else value)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _struct(self, component: str, rows: Sequence[Sequence[Any]]) -> pa.StructArray:
+        import pyarrow as pa
+
+        schema = self._fields[component]
+        arrays = []
+        for field, column in zip(schema, zip(*rows, strict=True), strict=True):
+            try:
+                values = list(map(_as_text, column)) if component in self._texts else column
+                arrays.append(pa.array(values, field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise MessageError(
+                    f"the output of {component!r}: column {field.name!r} is {field.type} and cannot hold "
+                    f"what the bolt has emitted ({error}); give a schema that fits, or emit what does"
+                ) from error
+        return pa.StructArray.from_arrays(arrays, fields=list(schema))
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        raise TypeError("bytes have no form as text")
+    return value if value is None or isinstance(value, str) else str(value)

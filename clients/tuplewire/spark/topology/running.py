@@ -16,8 +16,8 @@ from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireE
 from tuplewire.spark import is_remote
 from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire.spark.topology.member import Submitted
-from tuplewire.spark.topology.output import failure_in, statistics_in
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
+from tuplewire.spark.topology.rows import failure_in, statistics_in
 from tuplewire.topology.running.statistics import ExecutorStatistics
 
 if TYPE_CHECKING:

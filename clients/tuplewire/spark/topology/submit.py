@@ -12,9 +12,8 @@ from tuplewire.errors import TopologyError
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
 from tuplewire.spark import is_remote
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
-from tuplewire.spark.topology.output import Output
 from tuplewire.spark.topology.plan import nearest_worker
-from tuplewire.spark.topology.rows import rows_spout
+from tuplewire.spark.topology.rows import Output, rows_spout
 from tuplewire.spark.topology.running import (
     Job,
     ProgressLine,
