@@ -260,11 +260,9 @@ class Contacts:
         return answers
 
     def _client(self, address: str) -> ControlClient:
-        client = self._clients.get(address)
-        if client is None:
-            client = ControlClient(address, self._timeout, credentials=self._credentials)
-            self._clients[address] = client
-        return client
+        if address not in self._clients:
+            self._clients[address] = ControlClient(address, self._timeout, credentials=self._credentials)
+        return self._clients[address]
 
     def _drop(self, address: str) -> None:
         self._clients.pop(address).close()

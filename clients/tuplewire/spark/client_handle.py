@@ -199,9 +199,7 @@ class ClientHandle(Shipped):
         with _lock:
             block = _block(key)
             if block is None:
-                client = _clients.get(key)
-                if client is None:
-                    client = _clients[key] = Client(**self._arguments)
+                _clients[key] = client = _clients.get(key) or Client(**self._arguments)
                 block = TaskClient(client, attempt)
                 _blocks[key] = ref(block) if attempt is None else lambda: block
             block.depth += 1

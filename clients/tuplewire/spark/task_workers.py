@@ -51,12 +51,11 @@ class TaskWorkers(ExitStack):
         self._controls: dict[str, ControlClient] = {}
 
     def _control(self, address: str) -> ControlClient:
-        control = self._controls.get(address)
-        if control is None:
-            control = self.enter_context(ControlClient(address, min(self._timeout, self.CALL_SECONDS)))
-            self._controls[address] = control
+        if address not in self._controls:
+            control = ControlClient(address, min(self._timeout, self.CALL_SECONDS))
+            self._controls[address] = self.enter_context(control)
             self.callback(self._controls.clear)
-        return control
+        return self._controls[address]
 
     def _locate(self, tasks: Iterable[int]) -> dict[int, _At]:
         """Ask for the assignment, and return the tasks' workers, by the addresses that workers use."""
