@@ -47,8 +47,6 @@ class Receiver(Resumable):
     ) -> None:
         super().__init__(address, settings, loop, dial)
         self._identity = identity
-        self.receiver_id = ""
-        """As of a Sender."""
         self._lock = threading.Lock()
         self._moved = HandOverCondition(self._lock)
         self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)

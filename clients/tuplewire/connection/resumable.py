@@ -37,6 +37,8 @@ class Resumable(ABC):
         self, address: str, settings: SessionSettings, loop: asyncio.AbstractEventLoop, dial: Dial
     ) -> None:
         self.address = address
+        self.receiver_id = ""
+        """The worker that is meant; empty: whoever answers at the address."""
         self.connected = False
         self._settings = settings
         self.event_loop = self._loop = loop

@@ -62,8 +62,6 @@ class Sender(LoopSendingEnd, Resumable):
         LoopSendingEnd.__init__(self, address, settings)
         self.identity = identity
         self._admitted = identity.worker  # a worker never gives another one up for its certificate
-        self.receiver_id = ""
-        """The worker that is meant; empty: whoever answers at the address."""
         self.pressure = SendingPressure(self._window, loop.time)
         self._due = asyncio.Event()
         """Set when the writer should look."""
