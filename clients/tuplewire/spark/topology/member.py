@@ -135,7 +135,7 @@ class _TopologyMember:
                 self._to_submitter(MailKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
             try:
                 self._start(rows)
-                self._to_coordinator(MailKind.READY)
+                self._send(self._plan.mailbox(0), MailKind.READY)
             except (TuplewireError, TimeoutError) as error:
                 self._note(error)
                 self._report(0)
@@ -192,15 +192,13 @@ class _TopologyMember:
     def _note(self, error: Exception) -> None:
         self._problem = self._problem or error
 
-    def _mail(self, kind: MailKind, *values: Any) -> Mail:
-        return Mail(self._submitted.run, self._plan.generation, self._rank, kind, values)
-
-    def _to_coordinator(self, kind: MailKind, *values: Any) -> None:
-        self._post.send(self._plan.mailbox(0), self._mail(kind, *values))
+    def _send(self, mailbox: int, kind: MailKind, *values: Any) -> None:
+        mail = Mail(self._submitted.run, self._plan.generation, self._rank, kind, values)
+        self._post.send(mailbox, mail)
 
     def _to_submitter(self, kind: MailKind, *values: Any) -> None:
         if self._submitted.submitter is not None:
-            self._post.send(SUBMITTER_TASK, self._mail(kind, *values))
+            self._send(SUBMITTER_TASK, kind, *values)
 
     def _report(self, wave: int) -> None:
         """Say how far this one is, or by what it has failed."""
@@ -213,7 +211,7 @@ class _TopologyMember:
             self._problem = self._problem or self._worker.failure
         if self._problem is not None:
             report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
-        self._to_coordinator(MailKind.REPORT, wave, from_report(report), emitted, executed)
+        self._send(self._plan.mailbox(0), MailKind.REPORT, wave, from_report(report), emitted, executed)
 
     # --- what happens -------------------------------------------------------------------------------------
 
@@ -236,7 +234,7 @@ class _TopologyMember:
             self._to_submitter(order.kind, *order.values)
             return
         for rank in range(self._submitted.n_members):
-            self._post.send(self._plan.mailbox(rank), self._mail(order.kind, *order.values))
+            self._send(self._plan.mailbox(rank), order.kind, *order.values)
 
     def _obey(self, mail: Mail) -> None:
         if mail.kind is MailKind.ASK:
