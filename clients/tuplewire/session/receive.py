@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tuplewire.errors import RefusedError, ResourceLimitError, SequenceGapError
 from tuplewire.group import TaskGroup, route_of
@@ -166,9 +167,9 @@ class ReceiveSession:
         stop = len(refusals)
         if stop > MOST_REFUSALS:
             next_frame = refusals[MOST_REFUSALS].sequence
-            stop = bisect_left(refusals, next_frame, key=_sequence)
+            stop = bisect_left(refusals, next_frame, key=attrgetter("sequence"))
             if not stop:
-                stop = bisect_right(refusals, next_frame, key=_sequence)
+                stop = bisect_right(refusals, next_frame, key=attrgetter("sequence"))
         self._new_refusals = refusals[stop:]
         sequence = self._new_refusals[0].sequence - 1 if self._new_refusals else self.last_sequence
         return refusals[:stop], sequence
@@ -196,7 +197,3 @@ class ReceiveSession:
             [each for each in self._refusals if each.sequence > acknowledged]
         )
         return AckUpdate(self._reported, self.credit.all(), refusals, acknowledged)
-
-
-def _sequence(refusal: Refusal) -> int:
-    return refusal.sequence
