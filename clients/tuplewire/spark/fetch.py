@@ -225,10 +225,8 @@ class RecvStream:
             response = self._read()
             if not isinstance(response, OpaqueFrame):
                 continue  # load, or a question to which the answer would not matter
-            deliveries = [
-                Delivery(group.first_sequence, columns)
-                for group, columns in zip(response.groups, groups_of(response), strict=True)
-            ]
+            sequences = [group.first_sequence for group in response.groups]
+            deliveries = list(map(Delivery, sequences, groups_of(response)))
             for each in deliveries:
                 received[each.group.task] = each.first_sequence + len(each.group) - 1
             yield deliveries
