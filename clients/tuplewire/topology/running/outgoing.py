@@ -63,12 +63,11 @@ class Target:
 
 def outbound_tasks(topology: Topology, here: Collection[int]) -> frozenset[int]:
     """Return the tasks of other workers that some of these send to. Source: Storm's `workerOutboundTasks`."""
-    emitting = {topology.component_of(task).id: topology.component_of(task) for task in here}
     bolts = {
         bolt
-        for component in emitting.values()
-        for stream in component.streams
-        for bolt, _ in topology.targets_of(component.id, stream.name)
+        for component in {topology.component_of(task).id for task in here}
+        for stream in topology.component(component).streams
+        for bolt, _ in topology.targets_of(component, stream.name)
     }
     return frozenset(task for bolt in bolts for task in topology.tasks_of(bolt)).difference(here)
 
