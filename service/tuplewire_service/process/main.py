@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -38,6 +39,8 @@ _PROGRAM_SECONDS = 1.0
 """How long executors may take to end that have nothing to do any more, or are given up."""
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
+_ARENA_MAX, _ARENAS = -8, 2
+"""glibc's number for the option, and how many of its heaps all threads share."""
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every log record has."""
 
@@ -55,6 +58,7 @@ def run_worker(
     ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
+    _share_heaps()
     _configure_log(config.log_level, config.log_format)
     _allow_open_files()
     stop = Stop()
@@ -69,6 +73,17 @@ def run_worker(
     except Exception:
         logger.exception("worker.defect")
         return EXIT_DEFECT
+
+
+def _share_heaps() -> None:
+    """Let the threads share heaps, before there are any; MALLOC_ARENA_MAX says otherwise.
+
+    glibc gives each thread its own, and what is free in one is of no use to the others: a worker's memory
+    grew for weeks, by a seventh.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have no such thing
+    if set_option is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        set_option(_ARENA_MAX, _ARENAS)
 
 
 def _allow_open_files() -> None:
