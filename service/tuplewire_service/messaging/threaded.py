@@ -1,25 +1,32 @@
-"""The bound side of a transport whose I/O runs in threads, and a sender's session there."""
+"""Both sides of a connection but for the I/O, for transports whose I/O runs in threads: local, and others'.
+
+What is left to a transport: carry frames one way and acknowledgements the other, and connect again.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from tuplewire.config import AckMode, SessionSettings
-from tuplewire.connection.loop import EventLoopThread, messaging_loop
+from tuplewire.connection.loop import EventLoopThread, in_own_thread, messaging_loop
 from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
+from tuplewire.session.ledger import DropReason
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics
 from tuplewire_service.messaging.leases import Leases
 from tuplewire_service.messaging.receiving_end import ReceivingEnd
 from tuplewire_service.messaging.reception import ReceptionServer
+from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
@@ -43,6 +50,74 @@ class Sending:
     def intake(self) -> Intake:
         """The least intake that lets this sender in."""
         return Intake.of(worker=bool(self.worker_id), draining=self.draining)
+
+
+class ThreadedClient(RelayClient):
+    """Keeps what is sent until it is settled. From any thread.
+
+    A transport says how to wake and stop its I/O. It calls opened() when a receiver has answered its
+    `sending`, next_watched() and next_frame() for what to write next, update() for each acknowledgement,
+    take_load() and take_status() for what else the receiver says, lost() when the connection has broken, and,
+    from one thread at a time, tell().
+    """
+
+    def __init__(self, port: int, worker_id: str, settings: SessionSettings) -> None:
+        super().__init__(f"port {port}", settings)
+        self._port = port
+        self._sender_id = uuid.uuid4().hex
+        self._worker_id = worker_id
+
+    # --- for the transport -----------------------------------------------------------------------
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End the I/O, and tell() for the last time; called once, without a lock."""
+
+    async def _stop_async(self) -> None:
+        """Do the same on a worker's loop; in a thread of its own where nothing else is said."""
+        await in_own_thread(self._stop)
+
+    @property
+    def sending(self) -> Sending:
+        """What to say of itself when connecting."""
+        return Sending(
+            self._sender_id,
+            self._worker_id,
+            self._settings.ack_mode,
+            self.draining(),
+            self._window.receiver_incarnation,
+            self._window.acknowledged,
+        )
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        self.stop_accepting()
+        self.wait_settled(timeout)
+        if (left := self._take_back()) is None:
+            return []
+        self._stop()
+        return left
+
+    async def take_back_async(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
+        self.stop_accepting()
+        await self.wait_settled_async(timeout)
+        if (left := self._take_back()) is None:
+            return []
+        await self._stop_async()
+        return left
+
+    def close(self, timeout: float = 10.0) -> None:
+        self.stop_accepting()
+        self.wait_settled(timeout)
+        if self.give_up(DropReason.CLOSED):
+            self._stop()
+
+    async def close_async(self, timeout: float = 10.0) -> None:
+        self.stop_accepting()
+        await self.wait_settled_async(timeout)
+        if self.give_up(DropReason.CLOSED):
+            await self._stop_async()
 
 
 class ReceivingSession(ReceivingEnd):
