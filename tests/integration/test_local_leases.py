@@ -11,9 +11,9 @@ import pytest
 
 from tuplewire.connection import goodbye, sending_end
 from tuplewire.errors import FlushTimeoutError
+from tuplewire_service.messaging import local
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
-from tuplewire_service.messaging.local import LocalContext, local_transport
-from tuplewire_service.messaging.local.local_transport import LocalServer
+from tuplewire_service.messaging.local import LocalContext, LocalServer
 from tuplewire_service.testing import eventually
 from tuplewire_service.testing.scenery import TOPOLOGY, Recorder
 
@@ -152,7 +152,7 @@ def test_nothing_is_left_of_what_has_ended() -> None:
             sender.close()
             server.close()
         assert len(context._made) < 5
-        eventually(lambda: not local_transport._endpoints, 10)
+        eventually(lambda: not local._endpoints, 10)
 
 
 def test_a_limit_of_sessions_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from tuplewire.errors import UnknownTaskError
 from tuplewire.session.consume import Cursor
 from tuplewire.session.pressure import ReportedLoads
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local.local_transport import LocalContext
+from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker import receive_queues
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

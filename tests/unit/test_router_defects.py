@@ -10,7 +10,7 @@ import pytest
 from tuplewire import TaskGroup
 from tuplewire.errors import RefusedError, TuplewireError, WrongTopologyError
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.local.local_transport import LocalClient, LocalContext
+from tuplewire_service.messaging.local import LocalClient, LocalContext
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.worker_settings import WorkerSettings
