@@ -11,7 +11,7 @@ from tuplewire import TaskGroup
 from tuplewire.config import AckMode
 from tuplewire.errors import ResourceLimitError
 from tuplewire.session.receive import Opened
-from tuplewire_service.messaging import leases
+from tuplewire_service.messaging import receiving_end
 from tuplewire_service.messaging.base import IConnectionCallback, ReceivedBatch
 from tuplewire_service.messaging.threaded import ReceivingSession, Sending, ThreadedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -77,7 +77,7 @@ def window(server: Bare) -> int:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a share last for a tenth of a second."""
-    monkeypatch.setattr(leases, "SHARE_SECONDS", 0.1)
+    monkeypatch.setattr(receiving_end, "SHARE_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("brief")

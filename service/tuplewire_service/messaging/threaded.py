@@ -23,8 +23,7 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics
-from tuplewire_service.messaging.leases import Leases
-from tuplewire_service.messaging.receiving_end import ReceivingEnd
+from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.transport_settings import TransportSettings

@@ -22,7 +22,7 @@ from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
-from tuplewire_service.messaging.leases import Leases
+from tuplewire_service.messaging.receiving_end import Leases
 from tuplewire_service.messaging.reception import Reception
 from tuplewire_service.messaging.streamed.sender_sessions import SendStream, Session
 from tuplewire_service.messaging.streamed.streamed_stream import (
