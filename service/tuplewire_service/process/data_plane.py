@@ -14,8 +14,7 @@ from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
-from tuplewire_service.control.control_servicer import ControlServicer, Services
-from tuplewire_service.control.health_servicer import HealthServicer
+from tuplewire_service.control.servicers import ControlServicer, HealthServicer, Services
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
