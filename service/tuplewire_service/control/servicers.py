@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError, WrongTopologyError
+from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError
 from tuplewire.group import check_sizes
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc, health_pb2, health_pb2_grpc
@@ -75,14 +75,9 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self, request: pb.UpdateAssignmentRequest, _context: Context
     ) -> pb.UpdateAssignmentResponse:
         """Put a newer assignment in force."""
-        topology = self._worker.settings.topology
         try:
             # In a thread: 100,000 tasks would keep messages waiting.
             assignment = await asyncio.to_thread(assignment_from_wire, request.assignment)
-            if assignment.topology != topology:
-                raise WrongTopologyError(
-                    f"the assignment is for topology {assignment.topology!r}, this worker serves {topology!r}"
-                )
             changed = self._worker.update_assignment(assignment, force=request.force)
         except ConfigError as error:
             raise MalformedError(str(error)) from error
@@ -93,11 +88,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         access = self._admit(context)
         settings = self._worker.settings
         check_id("sink", request.sink)
-        check_receiver(settings.worker_id, "sink", request.receiver_id)
-        if request.topology != settings.topology:
-            raise WrongTopologyError(
-                f"this worker serves topology {settings.topology!r}, the sink writes to {request.topology!r}"
-            )
+        check_receiver(settings.worker_id, settings.topology, "sink", request)
         try:
             groups = groups_of(OpaqueFrame.FromString(request.frame))
         except DecodeError as error:

@@ -18,6 +18,7 @@ from tuplewire.errors import (
     InvalidTaskError,
     StaleAssignmentError,
     TuplewireError,
+    WrongTopologyError,
 )
 from tuplewire.group import check_task
 
@@ -108,10 +109,10 @@ class Assignment:
         """Whether it is to be put in force where another, or none, is; False when it is the same.
 
         force: take a version also where it leaves little room for later ones. Raises StaleAssignmentError for
-        an older version, ConfigError when it is not this topology's, or its version is too far ahead.
+        an older version, WrongTopologyError for another topology's, ConfigError for one too far ahead.
         """
         if self.topology != topology:
-            raise ConfigError(
+            raise WrongTopologyError(
                 f"the assignment is for topology {self.topology!r}, this worker serves {topology!r}"
             )
         if known is None or self.version > known.version:

@@ -27,6 +27,7 @@ from tuplewire.errors import (
 )
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.control_pb2 import PublishRequest
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 logger = logging.getLogger(__name__)
@@ -143,11 +144,7 @@ class StreamService:
             raise ProtocolVersionError(
                 f"this worker speaks protocol {PROTOCOL_VERSION}, the {peer} {hello.protocol_version}"
             )
-        check_receiver(self.settings.worker_id, peer, hello.receiver_id)
-        if hello.topology != self.topology:
-            raise WrongTopologyError(
-                f"this worker serves topology {self.topology!r}, the {peer} belongs to {hello.topology!r}"
-            )
+        check_receiver(self.settings.worker_id, self.topology, peer, hello)
 
     async def _refuse(self, wire: ServerStream, error: TuplewireError, *, farewell: bool = False) -> None:
         """End a stream. farewell: say why before; the status alone is lost on some senders that write."""
@@ -186,12 +183,18 @@ def check_id(name: str, value: str) -> None:
         raise MalformedError(f"a {name} has 1 to {MAX_ID_LENGTH} characters, not {len(value)}")
 
 
-def check_receiver(worker_id: str, peer: str, meant: str) -> None:
-    """Raise WrongWorkerError for a peer that means another worker; before what only that one can answer."""
-    if meant not in {"", worker_id}:
+def check_receiver(
+    worker_id: str, topology: str, peer: str, said: pb.Hello | pb.Subscribe | PublishRequest
+) -> None:
+    """Raise RefusedError for a peer that means another worker; before what only that one can answer."""
+    if said.receiver_id not in {"", worker_id}:
         raise WrongWorkerError(
-            f"this is worker {worker_id!r}, the {peer} means {meant!r}: one of the two has a wrong id, or "
-            "the assignment a wrong address"
+            f"this is worker {worker_id!r}, the {peer} means {said.receiver_id!r}: one of the two has a "
+            "wrong id, or the assignment a wrong address"
+        )
+    if said.topology != topology:
+        raise WrongTopologyError(
+            f"this worker serves topology {topology!r}, the {peer} belongs to {said.topology!r}"
         )
 
 
