@@ -32,8 +32,7 @@ from tuplewire_service.messaging.base import (
     IServerConnection,
     ReceivedBatch,
 )
-from tuplewire_service.testing.backpressure import BackpressureConformance
-from tuplewire_service.testing.news import NewsConformance
+from tuplewire_service.testing.backpressure import BackpressureConformance, NewsConformance
 from tuplewire_service.testing.scenery import (
     HOST,
     TOPOLOGY,
