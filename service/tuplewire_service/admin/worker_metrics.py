@@ -59,16 +59,10 @@ class Names:
         keys = list(keys)
         self._own.intersection_update(keys)
         self._others.intersection_update(keys)
-        names: dict[str, str] = {}
         for key in keys:
-            if key not in self._always and key not in self._own:
-                if key in self._others or len(self._own) >= self._limit:
-                    self._others.add(key)
-                    names[key] = OTHER
-                    continue
-                self._own.add(key)
-            names[key] = key
-        return names
+            if not (key in self._always or key in self._own or key in self._others):
+                (self._own if len(self._own) < self._limit else self._others).add(key)
+        return {key: OTHER if key in self._others else key for key in keys}
 
 
 class Totals:
