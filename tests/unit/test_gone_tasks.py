@@ -94,7 +94,7 @@ def test_a_task_that_was_forgotten_begins_after_all_that_were_forgotten() -> Non
 
 def start_of(queues: ReceiveQueues, task: int) -> int:
     """Return after which sequence a new consumer of a task begins."""
-    request = SubscribeRequest("t", "", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
+    request = SubscribeRequest("", "consumer", 1, 0, (Cursor(task, 0, 0, 10, MIB),))
     ((_, start),) = queues.subscribe(request, lambda: None).starts
     return start
 

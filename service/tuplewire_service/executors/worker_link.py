@@ -189,7 +189,6 @@ class _Consumer:
         self._scheduled = self._telling = False
         self._finished: deque[TaskGroup] = deque()
         request = SubscribeRequest(
-            worker.settings.topology,
             "",
             f"{worker.settings.worker_id} {tasks[0]}",
             worker.incarnation,

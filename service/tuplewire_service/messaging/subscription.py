@@ -23,7 +23,6 @@ class SubscribeRequest:
     worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
     """
 
-    topology: str
     owner: str
     consumer_id: str
     incarnation: int

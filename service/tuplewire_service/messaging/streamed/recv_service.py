@@ -80,7 +80,6 @@ class RecvService(StreamService):
         if self.draining:
             raise DrainingError("the worker is draining; connect again later, or to another one")
         request = SubscribeRequest(
-            subscribe.topology,
             access.owner,
             subscribe.consumer_id,
             subscribe.incarnation,
