@@ -40,16 +40,11 @@ def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
 
 def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
     """Read an assignment; ConfigError or InvalidTaskError when it does not hold together."""
-    return Assignment(
-        version=assignment.version,
-        topology=assignment.topology,
-        workers=tuple(
-            AssignedWorker(
-                worker.worker_id, worker.address, tuple(worker.tasks), worker.node, worker.peer_address
-            )
-            for worker in assignment.workers
-        ),
+    workers = (
+        AssignedWorker(each.worker_id, each.address, tuple(each.tasks), each.node, each.peer_address)
+        for each in assignment.workers
     )
+    return Assignment(assignment.version, assignment.topology, tuple(workers))
 
 
 def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:

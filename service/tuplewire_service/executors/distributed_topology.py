@@ -122,14 +122,11 @@ class DistributedTopology:
     def _assign(self) -> None:
         """Tell every worker who has which tasks, and wait until it runs its own."""
         self._version += 1
-        assignment = Assignment(
-            self._version,
-            self.name,
-            tuple(
-                AssignedWorker(worker.name, worker.address, tuple(tasks), peer_address=worker.peer_address)
-                for worker, tasks in zip(self._workers, self._tasks, strict=True)
-            ),
+        workers = (
+            AssignedWorker(worker.name, worker.address, tuple(tasks), peer_address=worker.peer_address)
+            for worker, tasks in zip(self._workers, self._tasks, strict=True)
         )
+        assignment = Assignment(self._version, self.name, tuple(workers))
         with ThreadPoolExecutor(len(self._workers)) as pool:
             list(pool.map(lambda worker: worker.follow(assignment), self._workers))
 

@@ -116,19 +116,13 @@ class LocalWorkers:
         UnreachableError when a worker is not ready in time.
         """
         self._version += 1
-        assignment = Assignment(
-            version=self._version,
-            topology=self.topology,
-            workers=tuple(
-                AssignedWorker(
-                    endpoint.worker_id,
-                    endpoint.address,
-                    tuple(tasks.get(index, ())),
-                    peer_address=endpoint.peer_address,
-                )
-                for index, endpoint in enumerate(self.endpoints)
-            ),
+        workers = (
+            AssignedWorker(
+                each.worker_id, each.address, tuple(tasks.get(index, ())), peer_address=each.peer_address
+            )
+            for index, each in enumerate(self.endpoints)
         )
+        assignment = Assignment(self._version, self.topology, tuple(workers))
         deadline = time.monotonic() + timeout
         wire = assignment_to_wire(assignment)
         with contextlib.ExitStack() as clients:
