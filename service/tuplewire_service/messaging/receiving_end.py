@@ -13,14 +13,13 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from tuplewire.config import AckMode, SessionSettings
+from tuplewire.config import AckMode
 from tuplewire.errors import ResourceLimitError
 from tuplewire.group import flow_of
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
-from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
@@ -45,15 +44,12 @@ class ReceivingEnd(ABC):
         incarnation: int,
         worker: tuple[str, int] | None,
         ack_mode: AckMode,
-        shares: QueueShares,
-        settings: SessionSettings,
-        on_left: Callable[[int, int, int], None],
+        leases: Leases[Any],
         exhausted: Exhausted | None = None,
     ) -> None:
         """Begin one.
 
-        worker: the sender's id and incarnation; None for a program. on_left: called with (task, messages,
-        bytes) at each release while the sender is away. exhausted: see CreditBook.
+        worker: the sender's id and incarnation; None for a program. exhausted: see CreditBook.
         """
         self.key = key
         self.source = worker[0] if worker else CLIENT_SOURCE
@@ -62,11 +58,9 @@ class ReceivingEnd(ABC):
         processed = ack_mode is AckMode.PROCESSED
         # A worker passes on to us what we pass on again only while a task moves, which it waits for.
         self.wants_releases = processed or worker is not None
+        limit = leases.settings.session.max_message_bytes
         credit = CreditBook(
-            shares,
-            max_message_bytes=settings.max_message_bytes,
-            wants_releases=processed,
-            exhausted=exhausted,
+            leases.shares, max_message_bytes=limit, wants_releases=processed, exhausted=exhausted
         )
         self.state = ReceiveSession(key[1], incarnation, credit)
         self.wake: Callable[[], None] = lambda: None
@@ -76,7 +70,8 @@ class ReceivingEnd(ABC):
         """Whether the sender has no share in the queues: it is gone, or has been for too long."""
         self.lapse: asyncio.TimerHandle | None = None
         """Ends the share of a sender that is not connected, and then what is remembered of it."""
-        self._on_left = on_left
+        self._on_left: Callable[[int, int, int], object] = leases.left_released
+        """Called with (task, messages, bytes) at each release while the sender is away."""
         self._inbounds: dict[int, _Inbound] = {}
 
     @property
@@ -176,7 +171,7 @@ class Leases(Generic[_End]):
     def __init__(self, settings: TransportSettings, on_gone: Callable[[str], None]) -> None:
         """Start without any. on_gone: called with a worker's id when its last session is forgotten."""
         self.shares = settings.shares()
-        self._settings = settings
+        self.settings = settings
         self._sessions: dict[SessionKey, _End] = {}
         self._sharing: dict[SessionKey, _End] = {}
         self._on_gone = on_gone
@@ -195,12 +190,12 @@ class Leases(Generic[_End]):
 
     def add(self, session: _End) -> None:
         """Remember a new session; ResourceLimitError when as many are connected as may be remembered."""
-        if len(self._sessions) >= self._settings.max_sessions:
+        if len(self._sessions) >= self.settings.max_sessions:
             # A session moves to the end when it is disconnected: the first has been so for longest.
             idle = next((key for key, each in self._sessions.items() if not each.connected), None)
             if idle is None:
                 raise ResourceLimitError(
-                    f"{self._settings.max_sessions} senders are connected already; raise max_sessions"
+                    f"{self.settings.max_sessions} senders are connected already; raise max_sessions"
                 )
             self.forget(idle)
         self._sessions[session.key] = session
@@ -228,7 +223,7 @@ class Leases(Generic[_End]):
     def _lapse(self, session: _End) -> None:
         self._take_share(session, session.leave())
         forget = partial(self.forget, session.key)
-        session.lapse = asyncio.get_running_loop().call_later(self._settings.resume_seconds, forget)
+        session.lapse = asyncio.get_running_loop().call_later(self.settings.resume_seconds, forget)
 
     def forget(self, key: SessionKey) -> None:
         """End a sender's session, if there is one: it has said goodbye, starts over, or was gone too long."""

@@ -5,6 +5,7 @@ What is left to a transport: carry frames one way and acknowledgements the other
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import uuid
@@ -21,7 +22,6 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.receive import AckUpdate, Opened
-from tuplewire.session.shares import QueueShares
 from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics
 from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
 from tuplewire_service.messaging.reception import ReceptionServer
@@ -122,13 +122,7 @@ class ThreadedClient(RelayClient):
 class ReceivingSession(ReceivingEnd):
     """The receiving end for a transport whose I/O runs in threads."""
 
-    def __init__(
-        self,
-        sending: Sending,
-        shares: QueueShares,
-        settings: SessionSettings,
-        on_left: Callable[[int, int, int], None],
-    ) -> None:
+    def __init__(self, sending: Sending, leases: Leases[ReceivingSession]) -> None:
         """Begin one; see ReceivingEnd."""
         self.connections = 0
         """A sender may connect again before it is noticed that it had lost its connection."""
@@ -137,11 +131,12 @@ class ReceivingSession(ReceivingEnd):
         self.intake = sending.intake
         self.delivering = False
         """Whether a frame is with the callback: until what it refuses is known, nothing may be told."""
-        self._settings = settings
+        self._settings = leases.settings.session
         worker = (sending.worker_id, 0) if sending.worker_id else None
-        super().__init__(
-            ("", sending.sender_id), self.incarnation, worker, sending.ack_mode, shares, settings, on_left
-        )
+        super().__init__(("", sending.sender_id), self.incarnation, worker, sending.ack_mode, leases)
+        # What is released is released from any thread; the leases belong to the loop.
+        loop = asyncio.get_running_loop()
+        self._on_left = lambda *left: loop.call_soon_threadsafe(leases.left_released, *left)
 
     @property
     def connected(self) -> bool:
@@ -178,7 +173,6 @@ class ThreadedServer(ReceptionServer):
         """Begin without a callback."""
         super().__init__()
         self._status = ConnectionStatus.READY
-        self._settings = settings.session
         self._thread: EventLoopThread = messaging_loop()
         self._leases: Leases[ReceivingSession] = Leases(settings, self._reception.forget)
         self._intake = Intake.ALL
@@ -206,7 +200,7 @@ class ThreadedServer(ReceptionServer):
         session = leases.get(("", sending.sender_id))
         if session is None or session.incarnation != sending.known:
             leases.forget(("", sending.sender_id))
-            session = ReceivingSession(sending, leases.shares, self._settings, self._left_released)
+            session = ReceivingSession(sending, leases)
             leases.add(session)
         session.connections += 1
         leases.connected(session)
@@ -230,10 +224,6 @@ class ThreadedServer(ReceptionServer):
         session.connections -= 1
         if not session.connected:
             self._leases.disconnected(session)
-
-    def _left_released(self, task: int, messages: int, size_bytes: int) -> None:
-        """Give the others room for what a sender that is gone had left in a task's queue."""
-        self._thread.loop.call_soon_threadsafe(self._leases.left_released, task, messages, size_bytes)
 
     def take(
         self,

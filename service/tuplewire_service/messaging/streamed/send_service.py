@@ -180,15 +180,7 @@ class SendService(StreamService):
                 session.stream.end(SequenceGapError("the sender has started this session over"))
             self.leases.forget((access.owner, hello.sender_id))
             self._epoch = max(self._epoch + 1, time.time_ns())
-            session = Session(
-                hello,
-                access.owner,
-                self._epoch,
-                self.leases.shares,
-                self.settings.session,
-                self.leases.left_released,
-                self.exhausted,
-            )
+            session = Session(hello, access.owner, self._epoch, self.leases, self.exhausted)
             self.leases.add(session)
         session.access = access
         return session

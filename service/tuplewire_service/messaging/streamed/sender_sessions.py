@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
-from tuplewire.config import AckMode, SessionSettings
+from tuplewire.config import AckMode
 from tuplewire.connection.stream import Gathering
 from tuplewire.errors import TuplewireError
 from tuplewire.session.credit import Exhausted
-from tuplewire.session.shares import QueueShares
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire_service.messaging.base import Intake
-from tuplewire_service.messaging.receiving_end import ReceivingEnd
+from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
 from tuplewire_service.messaging.streamed.streamed_stream import EVERYTHING, IAccess, ServerStream
 
 
@@ -26,9 +25,7 @@ class Session(ReceivingEnd):
         hello: pb.Hello,
         owner: str,
         epoch: int,
-        shares: QueueShares,
-        settings: SessionSettings,
-        on_left: Callable[[int, int, int], None],
+        leases: Leases[Session],
         exhausted: Exhausted,
     ) -> None:
         """Begin one; see ReceivingEnd. owner: see IAccess."""
@@ -42,9 +39,7 @@ class Session(ReceivingEnd):
             hello.incarnation,
             (worker_id, hello.incarnation) if worker else None,
             AckMode.PROCESSED if hello.ack_mode == pb.ACK_MODE_PROCESSED else AckMode.QUEUED,
-            shares,
-            settings,
-            on_left,
+            leases,
             exhausted,
         )
         self.wake = self._wake_stream
