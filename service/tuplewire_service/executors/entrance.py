@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -11,11 +10,11 @@ from collections.abc import Collection, Container, Sequence
 
 from tuplewire.config import AckMode
 from tuplewire.connection.log_rate import LogRate
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
 from tuplewire.group import TaskGroup
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_service.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -45,20 +44,15 @@ class Entrance:
     source = "executors"
     worker_number = 0
 
-    def __init__(
-        self,
-        router: Router,
-        settings: WorkerSettings,
-        loop: asyncio.AbstractEventLoop,
-        free: Container[int],
-    ) -> None:
+    def __init__(self, worker: Worker, free: Container[int]) -> None:
+        settings = worker.settings
         self.wants_releases = settings.session.ack_mode is AckMode.PROCESSED
         self.messages = self.batches = self.size_bytes = 0
         self.refused: Counter[str] = Counter()
-        self._router = router
+        self._router = worker.router
         self._most_messages = settings.receive_queue_messages
         self._most_bytes = settings.receive_queue_bytes
-        self._loop = loop
+        self._loop = messaging_loop().loop
         self._free = free
         self._changed = threading.Condition()
         self._tasks: dict[int, _Outstanding] = {}

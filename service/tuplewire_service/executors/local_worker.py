@@ -45,7 +45,7 @@ class HostedWorker:
         self.worker = self._loop.call(lambda: Worker(config, self._context, incarnation))
         self._loop.run(self.worker.start(0))
         self.port = int(self.worker.servers.addresses[0].rpartition(":")[2])
-        self.link = WorkerLink(self.worker, self._loop, topology, TopologySettings.from_conf(conf))
+        self.link = WorkerLink(self.worker, topology, TopologySettings.from_conf(conf))
 
     @property
     def peer(self) -> tuple[str, str]:
@@ -74,8 +74,7 @@ class HostedWorker:
     def close(self, timeout: float) -> None:
         """See off what it has, for at most so many seconds, and end it; what is dropped is logged."""
         dropped = self._loop.run(self.worker.drain(timeout)).dropped
-        if any(dropped.values()):
-            reasons = {reason: count for reason, count in dropped.items() if count}
+        if reasons := {reason: count for reason, count in dropped.items() if count}:
             logger.warning("messages.dropped", extra={"worker": self.peer[0], "reasons": reasons})
         self._context.term()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.config import MIB
-from tuplewire.connection.loop import EventLoopThread
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import TuplewireError, UnreachableError, UnsupportedValueError
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.running.executor_worker import ExecutorWorker
@@ -54,7 +54,6 @@ class Program:
         self,
         config: WorkerConfig,
         worker: Worker,
-        loop: EventLoopThread,
         stop: Stop,
         channel: Channel | None = None,
         collect: Sequence[str] = (),
@@ -65,7 +64,7 @@ class Program:
         self._topology = with_ackers(load_topology(config.program or ""), settings.ackers)
         self._config = config
         self._worker = worker
-        self._loop = loop
+        self._loop = messaging_loop()
         self._stop = stop
         self._channel = channel
         self._captured = Captured(collect)
@@ -74,7 +73,7 @@ class Program:
         self._version = 0
         self._ending = threading.Event()
         self._executors: ExecutorWorker | None = None
-        self._link = WorkerLink(worker, loop, self._topology, settings)
+        self._link = WorkerLink(worker, self._topology, settings)
         self._thread = threading.Thread(target=self._main, name="program", daemon=True)
 
     # --- for the process ------------------------------------------------------------------------------

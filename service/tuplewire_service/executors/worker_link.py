@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-from tuplewire.connection.loop import EventLoopThread
+from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
 from tuplewire.group import TaskGroup, check_sizes
 from tuplewire.session.consume import Cursor
@@ -39,18 +39,12 @@ class WorkerLink(Link, IProgram):
     nobody has.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        loop: EventLoopThread,
-        topology: Topology,
-        settings: TopologySettings,
-    ) -> None:
+    def __init__(self, worker: Worker, topology: Topology, settings: TopologySettings) -> None:
         """Join the worker; from any thread."""
         self.executors: ExecutorWorker | None = None
         self.missing: frozenset[int] = frozenset()
         self._worker = worker
-        self._loop = loop
+        self._loop = messaging_loop()
         self._topology = topology
         self._window_messages = settings.receive_queue_tuples
         # What goes to a spout is what has become of its tuples, which their number bounds; it may be what a
@@ -61,11 +55,11 @@ class WorkerLink(Link, IProgram):
             if each.kind is ComponentKind.SPOUT
             for task in topology.tasks_of(each.id)
         ]
-        self._entrance = Entrance(worker.router, worker.settings, loop.loop, frozenset(spouts))
+        self._entrance = Entrance(worker, frozenset(spouts))
         self._consumers: dict[range, _Consumer] = {}
         self._loads: Mapping[int, float] = {}
         self._own_loads: Mapping[int, float] = {}
-        loop.call(lambda: worker.host(self))
+        self._loop.call(lambda: worker.host(self))
 
     # --- for the executors, from any thread ---------------------------------------------------------
 
@@ -74,9 +68,7 @@ class WorkerLink(Link, IProgram):
 
         def subscribe() -> None:
             for each in tasks:
-                self._consumers[each] = _Consumer(
-                    self._worker, self._loop, each, self._window_messages, receive
-                )
+                self._consumers[each] = _Consumer(self._worker, each, self._window_messages, receive)
             self._take_over()
 
         self._loop.call(subscribe)
@@ -179,10 +171,8 @@ class _Consumer:
     hold; the rest waits in the receive queue, under its senders' credit.
     """
 
-    def __init__(
-        self, worker: Worker, loop: EventLoopThread, tasks: range, window: int, receive: Receive
-    ) -> None:
-        self._loop = loop.loop
+    def __init__(self, worker: Worker, tasks: range, window: int, receive: Receive) -> None:
+        self._loop = messaging_loop().loop
         self._receive = receive
         self._window = window
         self._window_bytes = worker.settings.receive_queue_bytes

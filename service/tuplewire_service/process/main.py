@@ -107,7 +107,7 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             from tuplewire_service.executors.worker_process import Channel
 
             channel = None if control is None else Channel(control)
-            program = Program(config, plane.worker, plane.loop, stop, channel, collect)
+            program = Program(config, plane.worker, stop, channel, collect)
         plane.bind()
         registry = CollectorRegistry()
         registry.register(WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config))
