@@ -30,12 +30,15 @@ from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
 
 _CONNECT_SECONDS = 5.0
 
-_LOST = {
-    zmq.EVENT_CLOSED: "nobody listens there",
-    zmq.EVENT_DISCONNECTED: "the connection was lost",
+NO_HANDSHAKE = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "what listens there broke off the handshake",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there is no Tuplewire worker",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "what listens there asks for credentials",
+}
+_LOST = {
+    **NO_HANDSHAKE,
+    zmq.EVENT_CLOSED: "nobody listens there",
+    zmq.EVENT_DISCONNECTED: "the connection was lost",
 }
 
 

@@ -27,7 +27,7 @@ from tuplewire_service.messaging.streamed.streamed_transport import StreamedCont
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
-from tuplewire_service.messaging.zmq.zmq_stream import ZmqServerStream, dial_zmq
+from tuplewire_service.messaging.zmq.zmq_stream import NO_HANDSHAKE, ZmqServerStream, dial_zmq
 
 _UNBIND_SECONDS = 2.0
 _LEAVE_SECONDS = 1.0
@@ -35,12 +35,6 @@ _LEAVE_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
 _LOOK_SECONDS_PER_CONNECTION = 1e-4
 """How long after a connection has gone the streams are gone through: not too often when they are many."""
-
-_NO_HANDSHAKE = {
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-}
 
 _Serve = Callable[[ServerStream], Awaitable[None]]
 
@@ -180,7 +174,7 @@ class ZmqServerConnection(StreamedServer):
             self._look_after(_LOOK_SECONDS + known * _LOOK_SECONDS_PER_CONNECTION)
         elif event == zmq.EVENT_CLOSED:
             self._unbound.set()
-        elif event in _NO_HANDSHAKE:
+        elif event in NO_HANDSHAKE:
             self._send.refused_streams["MALFORMED"] += 1
 
     def _look_after(self, seconds: float) -> None:
