@@ -179,8 +179,9 @@ class GrpcServerConnection(StreamedServer):
         return options
 
     def _listen(self, address: str) -> int:
+        unix = address.startswith("unix:")
+        tls = None if unix else self._wiring.tls
         try:
-            tls = None if address.startswith("unix:") else self._wiring.tls
             port = (
                 self._server.add_insecure_port(address)
                 if tls is None
@@ -190,10 +191,7 @@ class GrpcServerConnection(StreamedServer):
             raise BindError(
                 f"cannot listen on {address}: it is in use, or not an address of this machine"
             ) from error
-        if address.startswith("unix:"):
-            self._addresses.append(address)
-        else:
-            self._addresses.append(f"{address.rpartition(':')[0]}:{port}")
+        self._addresses.append(address if unix else f"{address.rpartition(':')[0]}:{port}")
         return port
 
     async def _unbind(self, grace: float | None) -> None:
