@@ -115,21 +115,17 @@ class Servers:
     def statistics(self) -> ServerStatistics:
         """Return the counts of all of them together."""
         received: dict[str, tuple[int, int, int]] = {}
-        refused_streams: Counter[str] = Counter()
-        refused_messages: Counter[str] = Counter()
         parts = [sender.statistics() for sender in self._senders()]
         for part in parts:
             for each in part.received:
                 messages, batches, size = received.get(each.source, (0, 0, 0))
                 received[each.source] = messages + each.messages, batches + each.batches, size + each.bytes
-            refused_streams.update(part.refused_streams)
-            refused_messages.update(part.refused_messages)
         return ServerStatistics(
             [ReceiveCount(source, *counts) for source, counts in received.items()],
             sum(part.sessions for part in parts),
             sum(part.resumable_sessions for part in parts),
-            refused_streams,
-            refused_messages,
+            sum((Counter(part.refused_streams) for part in parts), Counter()),
+            sum((Counter(part.refused_messages) for part in parts), Counter()),
             sum(part.silent_streams for part in parts),
         )
 

@@ -147,18 +147,10 @@ class Timekeeper:
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
         pressure = self._router.connections.pressure
-        full_here = full_there = False
-        for task in self._servers.longest_exhausted():
-            if self._router.place_of(task) == LOCAL:
-                full_here = True
-            else:
-                full_there = True
+        here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_exhausted()}
+        full_there = False in here or pressure.without_credit > 0
         self._shares.waited(
-            began,
-            ended,
-            full_here=full_here,
-            full_there=full_there or pressure.without_credit > 0,
-            held_since=pressure.held_since,
+            began, ended, full_here=True in here, full_there=full_there, held_since=pressure.held_since
         )
 
     def assigned(self, assignment: Assignment) -> None:
