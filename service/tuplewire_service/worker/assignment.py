@@ -82,14 +82,10 @@ class Assignment:
             if not worker.worker_id or worker.worker_id in seen:
                 raise ConfigError(f"worker id {_shown(worker.worker_id)} is empty or twice in the assignment")
             seen.add(worker.worker_id)
-            for what, text in (
-                ("a worker id", worker.worker_id),
-                ("an address", worker.address),
-                ("an address", worker.peer[1]),
-                ("a node", worker.node),
-            ):
-                _check_text(what, text)
+            _check_text("a worker id", worker.worker_id)
+            _check_text("a node", worker.node)
             for address in (worker.address, worker.peer[1]):
+                _check_text("an address", address)
                 try:
                     check_reachable(address)
                 except ConfigError as error:

@@ -122,18 +122,15 @@ def misnamed(assignment: Assignment, worker_id: str, own: Sequence[Place]) -> st
     One that is ours, under another worker's id, says that peers take us for that worker.
     """
     ids = [worker.worker_id for worker in assignment.workers]
-    mistaken = next(
-        (
-            (worker.worker_id, address)
-            for worker in assignment.workers
-            if worker.worker_id != worker_id
-            for address in dict.fromkeys((worker.address, worker.peer[1]))
-            if any(_is(split_host_port(address), place) for place in own)
-        ),
-        None,
-    )
-    if mistaken is not None:
-        other, address = mistaken
+    mistaken = [
+        (worker.worker_id, address)
+        for worker in assignment.workers
+        if worker.worker_id != worker_id
+        for address in (worker.address, worker.peer[1])
+        if any(_is(split_host_port(address), place) for place in own)
+    ]
+    if mistaken:
+        other, address = mistaken[0]
         lacks = f"the assignment has no worker {worker_id}; its {address} is called {other}"
         if worker_id in ids:
             lacks = (
