@@ -108,21 +108,15 @@ class Guard:
         """Return the name of its token, if one counts, and whether it may be a worker; raises as admit."""
         policy = self.policy
         worker = caller.tls and allowed(caller.names, policy.worker_names())
-        if (
-            caller.tls
-            and not worker
-            and policy.client_names
-            and not allowed(caller.names, policy.client_names)
-        ):
+        names = policy.client_names if caller.tls and not worker else ()
+        if names and not allowed(caller.names, names):
             raise self.denied(
                 caller.who,
                 "name",
                 f"a certificate with the names {', '.join(caller.names) or '(none)'} is not for this worker; "
                 "its tls_client_names say whose are",
             )
-        token = None
-        if policy.tokens is not None and not worker:
-            token = self._token(caller, policy.tokens())
+        token = None if policy.tokens is None or worker else self._token(caller, policy.tokens())
         if not policy.tls:
             # Nobody can be told from a worker then; where rules are to hold, there are none.
             worker = policy.rules is None
