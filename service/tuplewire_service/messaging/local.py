@@ -237,15 +237,12 @@ class LocalServer(ThreadedServer):
         self._opened()
 
     def _tell_load(self, loads: dict[int, float]) -> None:
-        for sender in self._thread.call(self._senders):
+        for sender in self._thread.call(lambda: list(self._endpoint.senders)):
             sender.take_load(loads)
 
     def _tell_status(self, congested: Sequence[int], relieved: Sequence[int]) -> None:
-        for sender in self._thread.call(self._senders):
+        for sender in self._thread.call(lambda: list(self._endpoint.senders)):
             sender.take_status(congested, relieved)
-
-    def _senders(self) -> list[LocalSender]:
-        return list(self._endpoint.senders)
 
     def _end(self, timeout: float) -> None:
         del timeout  # everything was told as it was taken

@@ -7,6 +7,7 @@ import threading
 from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.group import TaskGroup, route_of
@@ -18,8 +19,9 @@ from tuplewire_service.messaging.base import (
     IServerConnection,
     ReceiveCount,
     ReceivedBatch,
+    ServerStatistics,
 )
-from tuplewire_service.messaging.receiving_end import ReceivingEnd
+from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
 
 logger = logging.getLogger(__name__)
 
@@ -198,6 +200,12 @@ class ReceptionServer(IServerConnection):
     @abstractmethod
     def _tell_load(self, loads: dict[int, float]) -> None:
         """Tell every sender that is connected."""
+
+    def _counts(self, leases: Leases[Any]) -> ServerStatistics:
+        """Return what has come and was refused, from those with these leases."""
+        counts, refused = self._reception.counts(), dict(self._reception.refused_messages)
+        sharing = leases.sharing
+        return ServerStatistics(counts, sharing, len(leases) - sharing, refused_messages=refused)
 
     def _check_open(self) -> None:
         if self._status is ConnectionStatus.CLOSED:

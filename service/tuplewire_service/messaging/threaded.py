@@ -268,14 +268,7 @@ class ThreadedServer(ReceptionServer):
         """Tell every sender that is connected."""
 
     def statistics(self) -> ServerStatistics:
-        reception = self._reception
-        sharing, all_sessions = self._leases.sharing, len(self._leases)
-        return ServerStatistics(
-            reception.counts(),
-            sharing,
-            all_sessions - sharing,
-            refused_messages=dict(reception.refused_messages),
-        )
+        return self._counts(self._leases)
 
     def close(self, timeout: float = 10.0) -> None:
         if self._status is not ConnectionStatus.CLOSED:

@@ -7,6 +7,7 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuplewire.addresses import bracketed
@@ -87,15 +88,8 @@ class StreamedServer(ReceptionServer):
         streams = Counter(self._send.refused_streams)
         if self._recv is not None:
             streams.update(self._recv.refused_streams)
-        leases = self._send.leases
-        return ServerStatistics(
-            self._reception.counts(),
-            leases.sharing,
-            len(leases) - leases.sharing,
-            dict(streams),
-            dict(self._reception.refused_messages),
-            len(self._silent),
-        )
+        counts = self._counts(self._send.leases)
+        return replace(counts, refused_streams=dict(streams), silent_streams=len(self._silent))
 
     @property
     def exhausted(self) -> Collection[int]:
