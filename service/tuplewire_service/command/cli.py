@@ -55,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsed = _parser(arguments).parse_args(arguments)
         handler: Handler = parsed.handler
         return handler(parsed)
-    except ConfigError as error:
-        return _fail(arguments, str(error), EXIT_USAGE)
     except TuplewireError as error:
-        return _fail(arguments, str(error), EXIT_FAILED)
+        return _fail(arguments, str(error), EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except ModuleNotFoundError as error:
         extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -248,7 +246,6 @@ def _add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings]
             metavar=known.kind.metavar,
             nargs="?" if known.is_flag else None,
             const="true" if known.is_flag else None,
-            default=None,
             help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),
         )
 
