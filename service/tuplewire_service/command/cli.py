@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -178,10 +178,15 @@ def _silence_grpc() -> None:
 
 
 def _control_of(arguments: argparse.Namespace) -> ControlClient:
+    """Return a client that shows what the flags say, and the environment where they say nothing."""
     _silence_grpc()
     from tuplewire.connection.control_client import ControlClient
 
-    return ControlClient(arguments.address, arguments.timeout, credentials=_credentials_of(arguments))
+    known = settings_of(Credentials)
+    given = _given_flags(arguments, Credentials).items()
+    flags = {name: known[name].parse(value, f"flag {known[name].flag}") for name, value in given}
+    credentials = Credentials.from_environment(flags=flags)
+    return ControlClient(arguments.address, arguments.timeout, credentials=credentials)
 
 
 def _add_asking_commands(commands: Any) -> None:
@@ -256,15 +261,6 @@ def _given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dic
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _credentials_of(arguments: argparse.Namespace) -> Credentials:
-    """Return what the flags say, and the environment where they say nothing; ConfigError."""
-    known = settings_of(Credentials)
-    given = _given_flags(arguments, Credentials).items()
-    return Credentials.from_environment(
-        flags={name: known[name].parse(value, f"flag {known[name].flag}") for name, value in given}
-    )
-
-
 def _add_run(commands: Any) -> None:
     """Add `run` with the jobs that are installed to the subparsers of the command.
 
@@ -284,14 +280,11 @@ def _add_run(commands: Any) -> None:
         )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for point in found:
-        _load(point)(jobs, point.name)
-
-
-def _load(point: EntryPoint) -> AddJob:
-    try:
-        job: AddJob = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"cannot load the job {point.name!r} from {point.value}: {error}; install what declares it again"
-        ) from error
-    return job
+        try:
+            add_job: AddJob = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"cannot load the job {point.name!r} from {point.value}: {error}; "
+                "install what declares it again"
+            ) from error
+        add_job(jobs, point.name)
