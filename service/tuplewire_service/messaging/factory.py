@@ -36,7 +36,10 @@ class TransportFactory:
         one. Raises ConfigError for a name that leads nowhere, and for a key that begins with `tuplewire.`
         and is of no installed transport; which of its own keys it knows says the transport.
         """
-        _check_keys(conf)
+        rooms = [f"{OUR_PREFIX}{room}." for room in ("transport", "session", *TransportFactory.known())]
+        for key in conf:
+            if str(key).startswith(OUR_PREFIX) and not key.startswith(tuple(rooms)):
+                raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
         name = conf.get(TRANSPORT_KEY, DEFAULT_TRANSPORT)
         if not isinstance(name, str):
             raise ConfigError(f"{TRANSPORT_KEY} must be the name of a transport, not {name!r}")
@@ -52,14 +55,6 @@ class TransportFactory:
                 "nor has a make_context(conf) that returns one"
             )
         return context
-
-
-def _check_keys(conf: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key that begins as ours do, and as nobody's."""
-    rooms = [f"{OUR_PREFIX}{room}." for room in ("transport", "session", *TransportFactory.known())]
-    for key in conf:
-        if str(key).startswith(OUR_PREFIX) and not key.startswith(tuple(rooms)):
-            raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
 
 
 def _find(name: str) -> Any:
