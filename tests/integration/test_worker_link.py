@@ -23,7 +23,7 @@ from tuplewire.topology import (
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import Done
 from tuplewire.topology.running.outgoing import outbound_tasks
-from tuplewire_service.executors import entrance
+from tuplewire_service.executors import worker_link
 from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.executors.local_worker import HostedWorker
 from tuplewire_service.testing import eventually
@@ -81,7 +81,7 @@ def waiting(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[HostedWorker, Taker, threading.Thread]]:
     """Return a worker, the taker of another, and the thread that waits to send to it."""
-    monkeypatch.setattr(entrance, "_SAY_SECONDS", 0.05)
+    monkeypatch.setattr(worker_link, "_SAY_SECONDS", 0.05)
     with hosted(topology, [4], [1], conf=SMALL) as (here, there):
         taker = Taker(there, 1)
 
