@@ -107,18 +107,6 @@ class GrpcServerStream(GrpcStream, ServerStream):
         raise AssertionError  # abort raises; this tells the type checker
 
 
-def handler_of(
-    serve: Callable[[ServerStream], Awaitable[None]], admit: Admit | None
-) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Return the handler of a streaming method that a service serves to those who are admitted."""
-
-    async def handle(_: object, context: _Context) -> None:
-        with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
-            await serve(GrpcServerStream(context, admit))
-
-    return grpc.stream_stream_rpc_method_handler(handle)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcWiring:
     """The objects that a context works with; by default it serves Messaging alone, to everybody.
@@ -151,7 +139,7 @@ class GrpcServerConnection(StreamedServer):
     async def _bind(self) -> int:
         settings = self._settings
         self._server = grpc.aio.server(options=self._options())
-        methods = {name: handler_of(serve, self._wiring.admit) for name, serve in self._handlers.items()}
+        methods = {name: self._handler(serve) for name, serve in self._handlers.items()}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods), *self._wiring.services)
         )
@@ -160,6 +148,15 @@ class GrpcServerConnection(StreamedServer):
             self._listen(address)
         await self._server.start()
         return port
+
+    def _handler(
+        self, serve: Callable[[ServerStream], Awaitable[None]]
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def handle(_: object, context: _Context) -> None:
+            with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
+                await serve(GrpcServerStream(context, self._wiring.admit))
+
+        return grpc.stream_stream_rpc_method_handler(handle)
 
     def _options(self) -> list[tuple[str, Any]]:
         """Return the options of the server. gRPC counts the connections of each address apart."""
