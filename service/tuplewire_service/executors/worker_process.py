@@ -144,10 +144,9 @@ class WorkerProcess:
             self._supervisor.watch()
 
     def _follow(self) -> None:
-        with self._lock:
-            if self._assignment is not None:
-                self.tell("assign", self._assignment.to_json())
-                self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
+        if self._assignment is not None:
+            self.tell("assign", self._assignment.to_json())
+            self._receive("following", self._settings.start_seconds + _ANSWER_SECONDS)
 
     def switch(self, *, active: bool) -> None:
         """Have its spouts asked for tuples, or not; also once it is started again."""
