@@ -151,7 +151,6 @@ class Access(IAccess):
     def __init__(self, guard: Guard, caller: Caller) -> None:
         self._guard = guard
         self._caller = caller
-        self._names = caller.names
         self._is_worker = False
         self._received: tuple[str, Sequence[int]] | None = None
         self._identify()
@@ -224,7 +223,7 @@ class Access(IAccess):
             return "workers"
         if self._token is not None:
             return f"token {self._token}"
-        return self._names[0] if self._names else ""
+        return next(iter(self._caller.names), "")
 
     def control(self, method: str) -> None:
         """Take note that it calls a method of Control; PermissionDeniedError."""
@@ -245,7 +244,7 @@ class Access(IAccess):
             return None
         if self._granted is None or rules is not self._rules:
             self._rules = rules
-            self._granted = rules.of(self._names, self._token, self._guard.policy.topology)
+            self._granted = rules.of(self._caller.names, self._token, self._guard.policy.topology)
         return self._granted
 
     def _check_topology(self, topology: str) -> None:
