@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
+from helpers.memory import heaps
 from helpers.worker_process import Running, run_command, running
 
 from tuplewire.connection.control_client import ControlClient
@@ -102,6 +103,12 @@ def test_every_file_that_the_system_allows(tmp_path: Path) -> None:
             assert resource.prlimit(worker.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_threads_share_two_heaps(worker: Running) -> None:
+    """What is free in the heap of one thread is there for the others; gRPC has a dozen of them."""
+    eventually(lambda: len(list(Path(f"/proc/{worker.process.pid}/task").iterdir())) > 4)
+    assert heaps(worker.process.pid) <= 1
 
 
 def test_socket_has_the_configured_mode(tmp_path: Path) -> None:
