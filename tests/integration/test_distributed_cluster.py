@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from helpers import words
+from helpers.rolling_words import OMEGAS, rolling_top_words
 from helpers.tools import missing
 from helpers.words import EXPECTED, LINES, topology_of
 
@@ -70,6 +71,15 @@ def test_the_mode_decides_where_workers_run(mode: str) -> None:
     processes = {process for _, _, process in captured.tuples("count")}
     assert (processes == {os.getpid()}) == (mode == "local")
     assert len(processes) == (1 if mode == "local" else 2)
+
+
+@pytest.mark.parametrize("mode", ["local", "distributed"])
+def test_last_ticks_come_in_the_order_of_the_graph(mode: str) -> None:
+    """A bolt that ranks on ticks gets its last one when the last counts of those before it have arrived."""
+    conf = {**CONF, "storm.cluster.mode": mode}
+    with cluster_of(conf) as cluster:
+        captured = cluster.submit("rolling", conf, rolling_top_words(), collect=["ranking"]).finish(SECONDS)
+    assert captured.tuples("ranking") == [("omega", OMEGAS)]
 
 
 @pytest.mark.parametrize("transport", ["grpc", "zmq"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import eventually
+from helpers import eventually, rolling_words
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -34,6 +34,7 @@ from tuplewire_service.launching.local_workers import LocalWorkers
 pytestmark = pytest.mark.spark
 # Spark's Python workers do not find this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+cloudpickle.register_pickle_by_value(rolling_words)  # type: ignore[no-untyped-call]
 
 SECONDS = 180.0
 TWO = {"topology.workers": 2}
@@ -190,6 +191,12 @@ def test_rows_of_a_frame(spark: SparkSession, workers: list[str]) -> None:
     assert result.frame.dtypes == [("number", "string"), ("doubled", "string")]
     found = sorted((int(row["number"]), int(row["doubled"])) for row in result.frame.collect())
     assert found == pairs(COUNT)
+
+
+def test_last_ticks_come_in_the_order_of_the_graph(spark: SparkSession, workers: list[str]) -> None:
+    """A bolt that ranks on ticks gets its last one when the last counts of others have come."""
+    result = run_topology(spark, rolling_words.rolling_top_words(), conf=TWO, workers=workers, progress=quiet)
+    assert result.frame.collect() == [("omega", str(rolling_words.OMEGAS))]
 
 
 def test_workers_of_its_own(spark: SparkSession) -> None:

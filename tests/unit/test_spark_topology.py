@@ -37,7 +37,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.coordinator = Coordinator(2, self.now)
+        self.coordinator = Coordinator(2, self.now, [["count", "other"], ["ranking"]])
 
     def tell(self, *mails: Mail) -> list[Order]:
         """Hand mails in, and return the orders after a second."""
@@ -69,14 +69,20 @@ def test_an_unknown_setting_is_not_submitted(key: str, problem: str) -> None:
 
 
 def test_from_the_opening_to_the_end() -> None:
-    """Spouts are activated once all are ready; what is over gets its last ticks, and is asked once more."""
+    """Spouts are activated once all are ready; what is over gets its last ticks level by level."""
     talk = Conversation()
     assert talk.tell(mail(0, MailKind.READY)) == []
     assert talk.tell(mail(1, MailKind.READY)) == [Order(MailKind.ACTIVATE), Order(MailKind.ASK, (1,))]
     assert talk.tell(report(0, 1)) == []
     assert talk.tell(report(1, 1, at_rest=False)) == [Order(MailKind.ASK, (2,))]
     assert talk.wave(2) == [Order(MailKind.ASK, (3,))]
-    assert talk.wave(3) == [Order(MailKind.TICK), Order(MailKind.ASK, (1,))]
+    assert talk.wave(3) == [Order(MailKind.TICK, ("count", "other")), Order(MailKind.ASK, (1,))]
+    assert talk.tell(report(0, 1, sent=3), report(1, 1)) == [Order(MailKind.ASK, (2,))]
+    assert talk.tell(report(0, 2, sent=3), report(1, 2)) == [Order(MailKind.ASK, (3,))]
+    for wave in (3, 4):
+        assert talk.coordinator.over is False
+        orders = talk.tell(report(0, wave, sent=3), report(1, wave, taken=3))
+    assert orders == [Order(MailKind.TICK, ("ranking",)), Order(MailKind.ASK, (1,))]
     assert talk.wave(1) == [Order(MailKind.ASK, (2,))]
     assert talk.wave(2) == [Order(MailKind.CLOSE)]
     assert talk.coordinator.over
@@ -90,7 +96,7 @@ def test_stop_drains() -> None:
     assert talk.tell(mail(-1, MailKind.STOP, True)) == [Order(MailKind.DEACTIVATE, (True,))]
     assert talk.tell(report(0, 1, sent=5), report(1, 1, taken=4)) == [Order(MailKind.ASK, (2,))]
     assert talk.tell(report(0, 2, sent=5), report(1, 2, taken=5)) == [Order(MailKind.ASK, (3,))]
-    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0] == Order(MailKind.TICK)
+    assert talk.tell(report(0, 3, sent=5), report(1, 3, taken=5))[0].kind is MailKind.TICK
 
 
 def test_stop_before_the_opening() -> None:

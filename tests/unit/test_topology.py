@@ -20,7 +20,10 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
+from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.description import Component, ComponentKind, GroupingType, Input
+
+TICKS = "topology.tick.tuple.freq.secs"
 
 
 class Lines(Spout):
@@ -154,6 +157,23 @@ def test_every_grouping_has_a_method() -> None:
         assert topology.component(method).inputs == (wanted,)
     assert {wanted.grouping for _, _, wanted in calls} == set(GroupingType)
     assert topology.component("custom_grouping").inputs[0].custom is chooser
+
+
+def test_tick_levels() -> None:
+    """Ticks come to a diamond's sides before its end, to a cycle at once, and not where none are wanted."""
+    builder = TopologyBuilder()
+    builder.set_spout("lines", Lines())
+    builder.set_bolt("last", Split()).shuffle_grouping("there").shuffle_grouping("lines")
+    builder.set_bolt("there", Split()).shuffle_grouping("end").shuffle_grouping("back")
+    builder.set_bolt("back", Split()).shuffle_grouping("there")
+    builder.set_bolt("end", Split()).shuffle_grouping("left").shuffle_grouping("right")
+    builder.set_bolt("left", Split()).shuffle_grouping("lines")
+    builder.set_bolt("right", Split()).shuffle_grouping("lines")
+    silent = builder.set_bolt("silent", Split()).shuffle_grouping("lines")
+    silent.add_configuration(TICKS, 0)
+    topology = with_ackers(builder.create_topology(), 2)
+    assert topology.tick_levels({TICKS: 5}) == [["left", "right"], ["end"], ["back", "there"], ["last"]]
+    assert topology.tick_levels({}) == []
 
 
 def test_cycles_are_allowed() -> None:

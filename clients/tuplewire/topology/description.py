@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
+from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import (
     ACK_STREAM,
     DEFAULT_STREAM,
@@ -187,6 +188,29 @@ class Topology:
             for subscription in bolt.inputs
             if (subscription.component, subscription.stream) == (component, stream)
         ]
+
+    def tick_levels(self, conf: Mapping[str, Any]) -> list[list[str]]:
+        """Return the bolts that get ticks, in levels: what one emits goes to later levels, or in a cycle.
+
+        The bolts of a cycle are in one level. conf: the topology's settings, by Storm's keys.
+        """
+        levels: dict[int, list[str]] = {}
+        for name, bolt in self.components.items():
+            settings = TopologySettings.from_conf({**conf, **bolt.configuration})
+            if settings.tick_seconds and bolt.kind is ComponentKind.BOLT and name != ACKER_COMPONENT:
+                levels.setdefault(len(self._upstream(name)), []).append(name)
+        return [levels[depth] for depth in sorted(levels)]
+
+    def _upstream(self, component: str) -> set[str]:
+        """Return a component and all that leads to it: a later one has more, those of a cycle the same."""
+        found: set[str] = set()
+        left = [component]
+        while left:
+            name = left.pop()
+            if name not in found and name != ACKER_COMPONENT:
+                found.add(name)
+                left += [subscription.component for subscription in self.components[name].inputs]
+        return found
 
     def source(self, task: int, stream: str) -> TupleSource:
         """Return what tuples of a task's stream come from; TopologyError for an unknown task or stream."""

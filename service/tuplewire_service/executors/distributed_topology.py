@@ -53,6 +53,7 @@ class DistributedTopology:
         self.captured = Captured()
         self.exit_codes: list[int] = []
         self._active = self._failed = False
+        self._conf = conf
         self._settings = LaunchSettings.from_conf(conf)
         if conf.get(TRANSPORT_KEY) == "local":
             raise ConfigError(
@@ -203,13 +204,15 @@ class DistributedTopology:
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
         """Wait until it is over, give bolts that get ticks their last one, wait, and return what was kept.
 
-        So a bolt that adds up emits what it has on a tick, and once more at the end. Raises as wait() does,
+        So a bolt that adds up emits what it has on a tick, and once more at the end. A bolt after it gets its
+        last tick when all that has arrived; the bolts of a cycle get theirs together. Raises as wait() does,
         and ProcessFailedError where a component that is collected has emitted what no message can carry.
         """
         self.wait(timeout)
-        for worker in self._workers:
-            worker.tell("tick")
-        self.wait(timeout)
+        for level in self.topology.tick_levels(self._conf):
+            for worker in self._workers:
+                worker.tell("tick", *level)
+            self.wait(timeout)
         with self._noting_failure():
             for worker in self._workers:
                 worker.collect(self.captured)

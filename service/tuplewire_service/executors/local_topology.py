@@ -199,12 +199,14 @@ class LocalTopology:
     def finish(self, timeout: float = WAIT_SECONDS) -> Captured:
         """Wait until it is idle, give bolts that get ticks their last one, wait, and return what was kept.
 
-        So a bolt that adds up emits what it has on a tick, and once more at the end. Raises as wait() does.
+        So a bolt that adds up emits what it has on a tick, and once more at the end. A bolt after it gets its
+        last tick when all that has arrived; the bolts of a cycle get theirs together. Raises as wait() does.
         """
         self.wait(timeout)
-        for worker in self._living():
-            worker.tick()
-        self.wait(timeout)
+        for level in self.topology.tick_levels(self._conf):
+            for worker in self._living():
+                worker.tick(level)
+            self.wait(timeout)
         return self.captured
 
     @property

@@ -192,7 +192,7 @@ class Program:
                 self._active = False
                 self._running.deactivate()
             case "tick":
-                self._running.tick()
+                self._running.tick(values)
             case "report":
                 report = self._running.report()
                 self._running.check()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -33,21 +33,21 @@ class Order:
 class _Phase(Enum):
     OPENING = auto()
     RUNNING = auto()
-    LAST_TICK = auto()
     OVER = auto()
 
 
 class Coordinator:
     """Brings a topology from its opening to its end. Not thread-safe; times are monotonic, in seconds.
 
-    ranks: how many PySpark tasks there are. It activates the spouts once all are ready, asks all of them in
-    waves until the topology is over (see Termination), gives bolts with ticks their last one, asks again,
-    and closes. A stop deactivates the spouts, and then everything is as if they were exhausted. A failure
-    ends everything at once.
+    ranks: how many PySpark tasks there are. tick_levels: the topology's. It activates the spouts once all are
+    ready, asks all of them in waves until the topology is over (see Termination), gives the bolts of each
+    level in turn their last tick and asks again, and closes. A stop deactivates the spouts, and then
+    everything is as if they were exhausted. A failure ends everything at once.
     """
 
-    def __init__(self, ranks: int, now: float) -> None:
+    def __init__(self, ranks: int, now: float, tick_levels: Iterable[Sequence[str]] = ()) -> None:
         self._ranks = ranks
+        self._tick_levels = iter(tick_levels)
         self._phase = _Phase.OPENING
         self._ready: set[int] = set()
         self._termination = self._asking()
@@ -129,14 +129,13 @@ class Coordinator:
             self._switched = True
             orders.append(Order(MailKind.DEACTIVATE, (self._stop,)))
         if self._termination.over:
-            if self._phase is _Phase.RUNNING:
-                self._phase = _Phase.LAST_TICK
-                self._termination, self._asked = self._asking(), 0
-                self._pause, self._ask_at = _FIRST_PAUSE_SECONDS, now
-                orders.append(Order(MailKind.TICK))
-            else:
+            level = next(self._tick_levels, None)
+            if level is None:
                 self._phase = _Phase.OVER
                 return [*orders, self._progress(), Order(MailKind.CLOSE)]
+            self._termination, self._asked = self._asking(), 0
+            self._pause, self._ask_at = _FIRST_PAUSE_SECONDS, now
+            orders.append(Order(MailKind.TICK, tuple(level)))
         if self._asked < self._termination.wave and now >= self._ask_at:
             self._asked = self._termination.wave
             orders.append(Order(MailKind.ASK, (self._asked,)))
@@ -151,7 +150,7 @@ class Coordinator:
 
     def wait_seconds(self, now: float) -> float:
         """Return how long there is nothing to do without mail."""
-        if self._phase in {_Phase.RUNNING, _Phase.LAST_TICK} and self._asked < self._termination.wave:
+        if self._phase is _Phase.RUNNING and self._asked < self._termination.wave:
             return max(0.0, self._ask_at - now)
         return _PROGRESS_SECONDS
 

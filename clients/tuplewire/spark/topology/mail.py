@@ -38,6 +38,7 @@ class MailKind(StrEnum):
     ACTIVATE = "activate"
     DEACTIVATE = "deactivate"
     TICK = "tick"
+    """From the coordinator: give these bolts their last tick."""
     ASK = "ask"
     """From the coordinator: report, with this wave."""
     CLOSE = "close"

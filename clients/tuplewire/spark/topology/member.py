@@ -131,7 +131,8 @@ class _TopologyMember:
         with self._post:
             coordinator = None
             if self._rank == 0:
-                coordinator = Coordinator(self._submitted.n_members, time.monotonic())
+                levels = self._submitted.topology.tick_levels(self._submitted.conf)
+                coordinator = Coordinator(self._submitted.n_members, time.monotonic(), levels)
                 self._to_submitter(MailKind.BEGUN, self._plan.mailbox(0), self._submitted.n_members)
             try:
                 self._start(rows)
@@ -247,7 +248,7 @@ class _TopologyMember:
             if mail.kind is MailKind.ACTIVATE:
                 self._worker.activate()
             elif mail.kind is MailKind.TICK:
-                self._worker.tick()
+                self._worker.tick(mail.values)
             elif mail.kind is MailKind.DEACTIVATE:
                 (output_wanted,) = mail.values
                 if not output_wanted:

@@ -189,9 +189,10 @@ class ExecutorWorker:
         for spout in self.spouts:
             spout.deactivate()
 
-    def tick(self) -> None:
-        """Give each bolt that gets ticks one now: the last one, when the topology is over."""
-        self._ticks.give()
+    def tick(self, bolts: Iterable[str]) -> None:
+        """Give these bolts' tasks here a tick now: the last one, when the topology is over."""
+        topology = self._surroundings.topology
+        self._ticks.give(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def at_rest(self, epoch: int) -> bool:
         """Whether every spout has had nothing in a round that began in this epoch or later."""

@@ -161,10 +161,11 @@ class Ticks:
         column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
         self._ticks[task] = column, self._timer.every(seconds, partial(self._give, column))
 
-    def give(self) -> None:
-        """Give each task that gets ticks one now."""
-        for column, _ in list(self._ticks.values()):
-            self._give(column)
+    def give(self, tasks: Iterable[int]) -> None:
+        """Give those of these tasks that get ticks one now."""
+        for task in tasks:
+            if task in self._ticks:
+                self._give(self._ticks[task][0])
 
     def catch_up(self) -> None:
         """Give those that were kept back, each once."""
