@@ -193,6 +193,34 @@ def test_rows_of_a_frame(spark: SparkSession, workers: list[str]) -> None:
     assert found == pairs(COUNT)
 
 
+class OddOnes(Double):
+    """Takes odd numbers only."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] % 2 == 0:
+            raise ValueError("an even number")
+        super().execute(message, collector)
+
+
+def test_rows_that_always_fail_are_given_up(spark: SparkSession, workers: list[str]) -> None:
+    """A row that a bolt never takes is emitted three times; the result says how many, which and why."""
+    result = run_topology(
+        spark,
+        doubling(Rows("number"), OddOnes(), 2),
+        conf={**TWO, "topology.error.policy": "skip"},
+        outputs={"double": "number long, doubled long"},
+        rows=spark.range(20).withColumnRenamed("id", "number"),
+        workers=workers,
+        progress=quiet,
+    )
+    assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(20) if pair[0] % 2]
+    assert result.given_up.rows == 10
+    assert {int(example.removeprefix("number=")) % 2 for example in result.given_up.examples} == {0}
+    assert all("ValueError: an even number" in error for error in result.given_up.errors)
+    spouts = [each for each in result.executors if each.component == "numbers"]
+    assert sum(each.counts.failed for each in spouts) == 30
+
+
 def test_last_ticks_come_in_the_order_of_the_graph(spark: SparkSession, workers: list[str]) -> None:
     """A bolt that ranks on ticks gets its last one when the last counts of others have come."""
     result = run_topology(spark, rolling_words.rolling_top_words(), conf=TWO, workers=workers, progress=quiet)

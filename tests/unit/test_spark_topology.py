@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from tuplewire.errors import ConfigError, MalformedError, UnreachableError
+from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
-from tuplewire.spark.topology.rows import failure_in, failure_text
+from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Rows, failure_in, failure_text
 from tuplewire.spark.topology.running import check_slots
 from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
+from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
 from tuplewire.topology.tuples import Tuple, TupleSource
 
@@ -128,6 +131,55 @@ def test_silence_is_an_error(opened: bool) -> None:  # noqa: FBT001 - the two ca
     talk.now += SILENCE_SECONDS
     with pytest.raises(SilentError, match=r"^PySpark task 1 has not answered for 120 s"):
         talk.tell()
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+class OddOnes(BasicBolt):
+    """Takes odd numbers only; notes what it is given."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def __deepcopy__(self, _: object) -> OddOnes:
+        return self
+
+    def execute(self, message: Tuple, collector: object) -> None:  # noqa: ARG002
+        self.seen.append(message["n"])
+        if message["n"] % 2 == 0:
+            raise ValueError("an even number")
+
+
+def test_a_row_that_always_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """It is emitted as often as the spout says; then it is given up, with its reason."""
+    seen: list[int] = []
+    builder = TopologyBuilder()
+    builder.set_spout("rows", Rows("n", attempts=4))
+    builder.set_bolt("odd", OddOnes(seen)).shuffle_grouping("rows")
+    batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
+    given_up = GivenUp()
+    worker = ExecutorWorker(
+        builder.create_topology(),
+        conf={ROWS_KEY: (iter(batches), given_up), "topology.error.policy": "skip"},
+        error=given_up.add_error,
+    )
+    worker.start()
+    worker.activate()
+    assert worker.idle.wait(worker.at_rest, lambda: False, 20)
+    worker.close()
+    assert Counter(seen) == {number: 1 if number % 2 else 4 for number in range(20)}
+    assert (given_up.rows, len(given_up.examples)) == (10, 5)
+    assert {*given_up.examples} < {f"n={number}" for number in range(0, 20, 2)}
+    assert "of 'odd': ValueError: an even number, at <Tuple" in given_up.errors[0]
+    (record,) = (each for each in caplog.records if each.msg == "spark.rows_given_up")
+    assert (record.attempts, record.last) == (4, given_up.examples[0])  # type: ignore[attr-defined]
+
+
+def test_a_row_is_emitted_at_least_once() -> None:
+    """No attempts at all are refused where the topology is built."""
+    with pytest.raises(TopologyError, match="attempts cannot be 0"):
+        Rows("n", attempts=0)
 
 
 # --- the plan -----------------------------------------------------------------------------------

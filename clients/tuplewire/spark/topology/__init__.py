@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tuplewire.spark.topology.rows import Rows
+from tuplewire.spark.topology.rows import GivenUp, Rows
 from tuplewire.spark.topology.running import JobError, SparkTopology, TopologyProgress, TopologyResult
 from tuplewire.spark.topology.submit import run_topology, submit_topology
 
 __all__ = [
+    "GivenUp",
     "JobError",
     "Rows",
     "SparkTopology",

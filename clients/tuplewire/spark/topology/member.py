@@ -17,7 +17,7 @@ from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan, nearest_worker
-from tuplewire.spark.topology.rows import ROWS_KEY, Output, Writer
+from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Writer
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.executor_worker import ExecutorWorker
@@ -115,6 +115,7 @@ class _TopologyMember:
         self._rank = rank
         self._writer = Writer(submitted.output)
         self._inbox = Mailbox()
+        self._given_up = GivenUp()
         self._problem: Exception | None = None
         self._worker: ExecutorWorker | None = None
         self._ends = False
@@ -168,13 +169,14 @@ class _TopologyMember:
         conf = dict(self._submitted.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
         if self._submitted.has_rows:
-            conf[ROWS_KEY] = rows
+            conf[ROWS_KEY] = (rows, self._given_up)
         self._worker = ExecutorWorker(
             self._submitted.topology,
             self._plan.shares[self._rank],
             topology_id=self._submitted.name,
             conf=conf,
             link=ClientLink(self._client("tuples", **session), self._plan.first_task),
+            error=self._given_up.add_error,
             emitted=self._put_out,
         )
         self._worker.start(START_SECONDS)
@@ -279,4 +281,4 @@ class _TopologyMember:
         if self._problem is not None:
             yield self._writer.failure(self._rank, self._problem)
         elif self._worker is not None:
-            yield self._writer.report(self._worker.statistics())
+            yield self._writer.report(self._worker.statistics(), self._given_up)

@@ -5,14 +5,19 @@ A stage has one result, so each bolt's rows are a column of structs there, null 
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import ConfigError, MessageError, TopologyError
 from tuplewire.topology.collector import Emitted, SpoutOutputCollector
-from tuplewire.topology.component import Spout, TopologyContext
+from tuplewire.topology.component import Spout, TaskError, TopologyContext
 from tuplewire.topology.description import ComponentKind, Topology
 from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics, to_statistics
 from tuplewire.topology.running.termination import Failure, ProcessFailedError
@@ -23,8 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+logger = logging.getLogger(__name__)
+
 ROWS_KEY = "tuplewire.spark.rows"
-"""The setting under which a PySpark task hands its rows to the spout."""
+"""The setting under which a PySpark task hands the spout its batches of rows, and a GivenUp."""
 REPORT = "report"
 FAILURE = "failure"
 _BEGIN = "A topology has failed. "
@@ -32,19 +39,44 @@ _SEPARATOR = "\n-- its traceback:\n"
 _END = "\n-- end of the traceback"
 _ROWS = 10_000
 _TIME_ZONE = "UTC"
+_EXAMPLES = 5
+_ERROR_CHARACTERS = 1000
+_log_rate = LogRate()
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """What a Rows spout has given up. rows: how many.
+
+    examples: the first few of each PySpark task, as text. errors: the first few that its spouts and bolts
+    have raised or reported. A row without an error was failed by a bolt, or took too long.
+    """
+
+    rows: int = 0
+    examples: list[str] = dataclasses.field(default_factory=list)
+    errors: list[str] = dataclasses.field(default_factory=list)
+
+    def add_error(self, error: TaskError) -> None:
+        """Note an error of a spout or bolt."""
+        if len(self.errors) < _EXAMPLES:
+            self.errors.append(str(error)[:_ERROR_CHARACTERS])
 
 
 class Rows(Spout):
     """Emits the rows of the DataFrame that run_topology gets; its fields are columns of that, by name.
 
     Each PySpark task has one task of it, which reads the rows that Spark gives to that PySpark task. A row
-    that has failed is emitted again.
+    that has failed is emitted again, `attempts` times in all. Then it is given up, logged, and told in the
+    TopologyResult; a row that was only late may be processed all the same.
     """
 
-    def __init__(self, *columns: str) -> None:
+    def __init__(self, *columns: str, attempts: int = 3) -> None:
         if not columns:
             raise TopologyError("a Rows spout needs the names of the columns that it emits")
+        if type(attempts) is not int or attempts < 1:
+            raise TopologyError(f"a Rows spout emits a row at least once: attempts cannot be {attempts!r}")
         self.outputs = columns
+        self.attempts = attempts
 
     def open(
         self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
@@ -56,12 +88,13 @@ class Rows(Spout):
                 "a Rows spout runs on Spark alone: give run_topology the DataFrame, as rows=..., "
                 "or build the topology with another spout"
             )
-        self.batches: Iterator[pa.RecordBatch] = conf[ROWS_KEY]
+        self.batches, self.given_up = conf[ROWS_KEY]
         self.rows: Iterator[tuple[Any, ...]] = iter(())
         self.ended = False
         self.emitted = 0
         self.on_the_way: dict[int, tuple[Any, ...]] = {}
         self.again: list[int] = []
+        self.failures: Counter[int] = Counter()
 
     def next_tuple(self) -> None:
         """Emit a row that has failed, or the next one."""
@@ -82,16 +115,29 @@ class Rows(Spout):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all rows have been emitted, and none has failed since."""
+        """Whether all rows have been emitted, and none is to be emitted again."""
         return self.ended and not self.again
 
     def ack(self, message_id: Any) -> None:
         """Forget a row that is processed."""
         del self.on_the_way[message_id]
+        self.failures.pop(message_id, None)
 
     def fail(self, message_id: Any) -> None:
-        """Emit a row again that has failed."""
-        self.again.append(message_id)
+        """Have a row emitted again that has failed, or give it up."""
+        self.failures[message_id] += 1
+        if self.failures[message_id] < self.attempts:
+            self.again.append(message_id)
+            return
+        del self.failures[message_id]
+        values = map(reprlib.repr, self.on_the_way.pop(message_id))
+        row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, values, strict=True))
+        self.given_up.rows += 1
+        if self.given_up.rows <= _EXAMPLES:
+            self.given_up.examples.append(row)
+        if count := _log_rate.due("rows given up"):
+            extra = {"rows": count, "attempts": self.attempts, "last": row}
+            logger.warning("spark.rows_given_up", extra=extra)
 
 
 def rows_spout(topology: Topology) -> str | None:
@@ -210,10 +256,17 @@ def failure_in(text: str, topology: str) -> ProcessFailedError | None:
     return ProcessFailedError(f"{process} of topology {topology!r}", Failure(summary, traceback))
 
 
-def statistics_in(result: DataFrame) -> list[ExecutorStatistics]:
-    """Return what the executors of all PySpark tasks have done."""
-    rows = result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect()
-    return [to_statistics(values) for row in rows for values in json.loads(row[REPORT])]
+def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], GivenUp]:
+    """Return what the executors of all PySpark tasks have done, and what was given up in all of them."""
+    executors: list[ExecutorStatistics] = []
+    given_up = GivenUp()
+    for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
+        statistics, (rows, examples, errors) = json.loads(row[REPORT])
+        executors += map(to_statistics, statistics)
+        given_up.rows += rows
+        given_up.examples += examples
+        given_up.errors += errors
+    return executors, given_up
 
 
 class Writer:
@@ -239,9 +292,11 @@ class Writer:
                 values = self._struct(component, column[begin : begin + _ROWS])
                 yield self._batch({component: values}, len(values))
 
-    def report(self, statistics: Sequence[ExecutorStatistics]) -> pa.RecordBatch:
-        """Return what the executors of a PySpark task have done, as its last row."""
-        return self._batch({REPORT: json.dumps(list(map(from_statistics, statistics)))}, 1)
+    def report(self, statistics: Sequence[ExecutorStatistics], given_up: GivenUp) -> pa.RecordBatch:
+        """Return what a PySpark task's executors have done, and what was given up, as its last row."""
+        return self._batch(
+            {REPORT: json.dumps([list(map(from_statistics, statistics)), dataclasses.astuple(given_up)])}, 1
+        )
 
     def failure(self, rank: int, error: BaseException) -> pa.RecordBatch:
         """Return an error as the row that fails the job."""

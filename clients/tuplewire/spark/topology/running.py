@@ -17,7 +17,7 @@ from tuplewire.spark import is_remote
 from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
-from tuplewire.spark.topology.rows import failure_in, statistics_in
+from tuplewire.spark.topology.rows import GivenUp, failure_in, reports_in
 from tuplewire.topology.running.statistics import ExecutorStatistics
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ time from Spark; that of any other is on its way."""
 class TopologyResult:
     """What a topology has left. frames: the rows of each bolt whose output was asked for.
 
-    executors: what each has done.
+    executors: what each has done. given_up: rows that have failed as often as a Rows spout allows.
     """
 
     frames: Mapping[str, DataFrame]
     executors: Sequence[ExecutorStatistics]
+    given_up: GivenUp
 
     @property
     def frame(self) -> DataFrame:
@@ -145,7 +146,7 @@ class SparkTopology:
         error = self._job.error
         if error is None:
             frame = self._job.result
-            return TopologyResult(self._submitted.output.frames(frame), statistics_in(frame))
+            return TopologyResult(self._submitted.output.frames(frame), *reports_in(frame))
         failure = failure_in(str(error), self.name)
         if failure is not None:
             raise failure
