@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
+from tuplewire_service.process.memory import await_stop, share_heaps
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
@@ -39,8 +39,6 @@ _PROGRAM_SECONDS = 1.0
 """How long executors may take to end that have nothing to do any more, or are given up."""
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
-_ARENA_MAX, _ARENAS = -8, 2
-"""glibc's number for the option, and how many of its heaps all threads share."""
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every log record has."""
 
@@ -58,7 +56,7 @@ def run_worker(
     ends the process at once, with 128 + its number. until_input_ends: stop as well when standard input ends.
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
-    _share_heaps()
+    share_heaps()
     _configure_log(config.log_level, config.log_format)
     _allow_open_files()
     stop = Stop()
@@ -73,17 +71,6 @@ def run_worker(
     except Exception:
         logger.exception("worker.defect")
         return EXIT_DEFECT
-
-
-def _share_heaps() -> None:
-    """Let the threads share heaps, before there are any; MALLOC_ARENA_MAX says otherwise.
-
-    glibc gives each thread its own, and what is free in one is of no use to the others: a worker's memory
-    grew for weeks, by a seventh.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have no such thing
-    if set_option is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        set_option(_ARENA_MAX, _ARENAS)
 
 
 def _allow_open_files() -> None:
@@ -125,7 +112,7 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
         if program is not None:
             program.start(*_advertised(config, servers), admin.metrics_url)
 
-        request = stop.wait()
+        request = await_stop(stop)
 
         deadline = request.deadline_seconds or config.drain_seconds
         logger.info("worker.draining", extra={"reason": request.reason, "deadline_seconds": deadline})

@@ -90,9 +90,12 @@ class Stop:
         self.requested = True
         self._requests.put(request)
 
-    def wait(self) -> StopRequest:
-        """Block until somebody asks, and return the first request."""
-        return self._requests.get()
+    def wait(self, timeout: float) -> StopRequest | None:
+        """Block until somebody asks, and return the first request; None when nobody has in that time."""
+        try:
+            return self._requests.get(timeout=timeout)
+        except queue.Empty:
+            return None
 
     def failure(self) -> StopRequest | None:
         """Return a defect that was reported meanwhile, if any; takes what has queued up."""
