@@ -56,7 +56,10 @@ class Deployment:
 
     @contextmanager
     def load(self) -> Iterator[Feeder]:
-        """Let messages flow from the program through both workers; all must arrive, once and in order."""
+        """Let messages flow from the program through both workers; all must arrive, once and in order.
+
+        What is read while the worker that sent it connects again may be marked: that worker could be dead.
+        """
         with (
             client_of(self.to_near.address) as client,
             client_of(self.far.unix_address) as consumer,
@@ -68,7 +71,6 @@ class Deployment:
             client.flush(60)
             reader.has(feeder.sent)
         assert numbers(reader.got) == list(range(feeder.sent))
-        assert not reader.redelivered
         assert ledger(self.near).balanced
         assert ledger(self.far).balanced
 
