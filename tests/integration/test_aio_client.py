@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
+from helpers.fault_proxy import FaultProxy
 from helpers.topology import (
     TOPOLOGY,
     Message,
@@ -142,8 +143,10 @@ def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
     """Sender and consumer of another topology are told so, for good."""
 
     async def test() -> None:
-        client = Client(pair.near.address, topology="other")
+        proxy.black_hole()  # the answer waits for what is sent
+        client = Client(proxy.address, topology="other")
         await client.send(0, b"x")
+        proxy.resume()
         with pytest.raises(WrongTopologyError):
             await client.flush(10)
         with pytest.raises(WrongTopologyError):
@@ -153,7 +156,8 @@ def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
         await client.close()
         assert client.ledger().balanced
 
-    run(test())
+    with FaultProxy(pair.near.address) as proxy:
+        run(test())
 
 
 def test_nobody_there_is_named(nobody: str) -> None:

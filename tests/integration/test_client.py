@@ -197,8 +197,8 @@ def test_no_address_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_topology_ends_the_session_by_name(pair: Pair) -> None:
     """Sender and consumer of another topology are told so, at once and for good."""
     with FaultProxy(pair.near.address) as proxy:
-        client = Client(proxy.address, topology="other")
         proxy.black_hole()  # the answer waits for what is sent
+        client = Client(proxy.address, topology="other")
         client.send(0, b"x")
         proxy.resume()
         with pytest.raises(WrongTopologyError, match=r"serves topology 'test'.*'other'"):

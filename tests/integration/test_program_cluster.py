@@ -118,6 +118,16 @@ def test_an_executor_moves_between_processes() -> None:
             topology.move_task(task, 2)
 
 
+def send_one_message(address: str, task: int, credentials: Credentials) -> None:
+    """Send and flush; a refusal may come before the message."""
+    client = Client(address, topology="words", credentials=credentials)
+    try:
+        client.send(task, b"no tuple")
+        client.flush(2.0)
+    finally:
+        client.close(0.0)
+
+
 def test_certificates_and_tokens(tmp_path: Path) -> None:
     """Workers with certificates run a topology; whoever shows neither certificate nor token stays outside."""
     authority = Authority()
@@ -146,11 +156,8 @@ def test_certificates_and_tokens(tmp_path: Path) -> None:
                 ControlClient(address, 2.0, credentials=credentials) as control,
             ):
                 control.status()
-            client = Client(address, topology="words", credentials=credentials)
-            client.send(task, b"no tuple")
             with pytest.raises(TuplewireError):
-                client.flush(2.0)
-            client.close(0.0)
+                send_one_message(address, task, credentials)
         with ControlClient(address, credentials=known) as control:
             assert control.status().worker_id == "words-worker-0"
         assert counts_of(topology) == EXPECTED
