@@ -305,6 +305,17 @@ class TaskGroup:
             return self
         return replace(self, forwarded=route_of(self.forwarded))
 
+    @property
+    def plain(self) -> bool:
+        """Whether its columns, task and source are all there is to say of it, as of what a program sends."""
+        return not (
+            self.redelivered
+            or self.forwarded
+            or self.entry_sequence
+            or self.accepted_micros
+            or self.kept
+        )
+
     def joins(self, other: TaskGroup) -> bool:
         """Whether these messages may follow the other's in one column."""
         return (

@@ -108,8 +108,12 @@ class LoopSendingEnd(SendingEnd):
         handed = self._handed
         if not self._window.fits(groups, handed.messages, handed.size_bytes):
             return False
-        size = sum(len(group.data) for group in groups)
-        handed.add((groups, token, retain), sum(map(len, groups)), size)
+        messages, size = sum(map(len, groups)), sum(len(group.data) for group in groups)
+        group = groups[0]
+        if messages == 1 and token is None and not retain and group.plain:
+            handed.add((group.task, group.source, group.data), 1, size)
+        else:
+            handed.add((groups, token, retain), messages, size)
         return True
 
     def _offer_on_loop(self, offer: Offer) -> bool:
