@@ -309,11 +309,7 @@ class TaskGroup:
     def plain(self) -> bool:
         """Whether its columns, task and source are all there is to say of it, as of what a program sends."""
         return not (
-            self.redelivered
-            or self.forwarded
-            or self.entry_sequence
-            or self.accepted_micros
-            or self.kept
+            self.redelivered or self.forwarded or self.entry_sequence or self.accepted_micros or self.kept
         )
 
     def joins(self, other: TaskGroup) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from helpers.ports import free_port, listen_peers
 from helpers.topology import TOPOLOGY
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.session.ledger import LedgerSnapshot
@@ -58,8 +59,8 @@ class RestartableWorker:
         self.worker_id = worker_id
         self._directory = directory
         self._flags = [f"--worker-id={worker_id}", f"--assignment-file={assignment}", *flags]
-        self._port = 0
-        self._listen_peers: list[str] = []
+        transport = "zmq" if "--transport=zmq" in flags else "grpc"
+        self._listen = [f"--listen=127.0.0.1:{free_port()}", *listen_peers(transport)]
         self._starts = 0
         self._workers: LocalWorkers
 
@@ -81,16 +82,12 @@ class RestartableWorker:
         return self._workers.log_of(0).read_text(encoding="utf-8")
 
     def start(self) -> None:
-        """Start it, at the ports that it had before."""
+        """Start it, at its ports."""
         self._starts += 1
         directory = self._directory / f"{self.worker_id}-{self._starts}"
         directory.mkdir()
-        flags = [f"--listen=127.0.0.1:{self._port}", *self._listen_peers, *self._flags]
-        self._workers = LocalWorkers(1, TOPOLOGY, directory=directory, flags=flags)
+        self._workers = LocalWorkers(1, TOPOLOGY, directory=directory, flags=[*self._listen, *self._flags])
         self._workers.start()
-        self._port = int(self.endpoint.address.rpartition(":")[2])
-        if peer_address := self.endpoint.peer_address:
-            self._listen_peers = [f"--listen-peers={peer_address}"]
 
     def wait_ready(self) -> None:
         """Wait until it has its assignment and its connections."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from helpers.admin import samples
 from helpers.fault_proxy import FaultProxy
+from helpers.ports import free_port
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.client import Subscription
 from tuplewire.connection.control_client import ControlClient
@@ -63,14 +64,19 @@ def pair_of_workers(*flags: str) -> Iterator[Pair]:
 
 @contextmanager
 def one_worker(worker_id: str, *flags: str, directory: Path, port: int = 0) -> Iterator[Endpoint]:
-    """Run one worker, on a given port if it is to come back there; it may be killed by the test."""
+    """Run one worker, at a given port if it comes back there; it may be killed by the test."""
     own = directory / f"{worker_id}-{port}"
     own.mkdir()
     with LocalWorkers(
         1,
         TOPOLOGY,
         directory=own,
-        flags=[f"--worker-id={worker_id}", f"--listen=127.0.0.1:{port}", "--drain-seconds=1", *flags],
+        flags=[
+            f"--worker-id={worker_id}",
+            f"--listen=127.0.0.1:{port or free_port()}",
+            "--drain-seconds=1",
+            *flags,
+        ],
     ) as workers:
         yield workers.endpoints[0]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from helpers import words
+from helpers.ports import free_ports
 from helpers.rolling_words import OMEGAS, rolling_top_words
 from helpers.tools import missing
 from helpers.words import EXPECTED, LINES, topology_of
@@ -169,10 +170,7 @@ def test_restarts_have_a_limit() -> None:
 
 def test_ports_and_logs(tmp_path: Path) -> None:
     """Workers bind the ports that are named, in turn, and write a log each, where the setting says."""
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        ports = [first.getsockname()[1], second.getsockname()[1]]
+    ports = free_ports(2)
     conf = {"supervisor.slots.ports": ports, "storm.log.dir": str(tmp_path)}
     with running(**conf) as topology:
         for port in ports:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.admin import get
 from helpers.hostile import RECV, SEND, hello, subscribe, talk
+from helpers.ports import free_port, listen_peers
 from helpers.topology import (
     TOPOLOGY,
     assign,
@@ -47,12 +47,6 @@ TOO_MANY_HOPS = 'tuplewire_refused_messages_total{code="TOO_MANY_HOPS"}'
 
 def _readyz(worker: Endpoint) -> str:
     return get(worker.metrics_url.removesuffix("/metrics") + "/readyz")[1]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _ready(workers: Iterable[Endpoint]) -> None:
@@ -90,7 +84,7 @@ def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
 
 def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
     """What it sends and what it wants stay where they are while another worker is at the address."""
-    port = _free_port()
+    port = free_port()
     with ExitStack() as stack:
         with one_worker("w9", directory=tmp_path, port=port) as stranger:
             assign(stranger, 1, {stranger: [1]})
@@ -110,7 +104,7 @@ def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
 
 def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
     """Its sink and its source name the worker; where another one has its address, they try again."""
-    port = _free_port()
+    port = free_port()
     groups = [TaskGroup.of(1, [b"%d" % number for number in range(5)])]
     with ExitStack() as stack:
         near = stack.enter_context(one_worker("w1", directory=tmp_path))
@@ -139,7 +133,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
 
 def test_a_worker_under_another_id_is_not_ready_and_says_what_to_do(tmp_path: Path) -> None:
     """Status and readiness name the id that the assignment has; programs wait until it means this worker."""
-    port = _free_port()
+    port = free_port()
     address = f"127.0.0.1:{port}"
     file = assignment_file(tmp_path, 1, {("w1", address): [0]})
     with (
@@ -183,10 +177,8 @@ def test_messages_wait_while_another_worker_answers_at_the_address(tmp_path: Pat
     flag = f"--transport={transport}"
     with ExitStack() as stack:
         near = stack.enter_context(one_worker("w1", flag, directory=tmp_path))
-        peers = _free_port()
-        listen = f"--listen-peers=127.0.0.1:{peers}" if transport == "zmq" else ""
-        flags = [flag, *filter(None, [listen])]
-        port = _free_port()
+        flags = [flag, *listen_peers(transport)]
+        port = free_port()
         with one_worker("w9", *flags, directory=tmp_path, port=port) as stranger:
             meant = {near: [0], replace(stranger, worker_id="w2"): [1]}
             assign(near, 1, meant)

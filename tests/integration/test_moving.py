@@ -29,6 +29,7 @@ class Consumers:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self.seen: dict[int, list[Message]] = {task: [] for task in tasks}
+        self._known: dict[int, set[Message]] = {task: set() for task in tasks}
         self._threads = [
             threading.Thread(target=self._consume, args=(endpoint, task), daemon=True)
             for endpoint in endpoints
@@ -50,10 +51,11 @@ class Consumers:
     def _take(self, task: int, batch: TaskMessageBatch) -> None:
         """Note what has come; what an ended subscription had not acknowledged may come again, marked."""
         with self._lock:
-            seen = self.seen[task]
+            known = self._known[task]
             for group in batch.groups:
                 messages = [(group.source, payload) for payload in group.payloads()]
-                seen += [each for each in messages if not group.redelivered or each not in seen[-1000:]]
+                self.seen[task] += [each for each in messages if not group.redelivered or each not in known]
+                known.update(messages)
 
     def count(self, task: int) -> int:
         """Return how many messages have come for a task."""

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.ports import free_port, listen_peers
 from helpers.topology import (
     Message,
     assignment_file,
@@ -56,8 +57,8 @@ class TwoHops:
         self._directory = directory
         self.flags: list[str] = ["--drain-seconds=20", f"--transport={transport}"]
         self._lives: dict[str, ExitStack] = {}
-        self._ports: dict[str, int] = {"near": 0, "far": 0}
-        self._listen_peers: dict[str, list[str]] = {"near": [], "far": []}
+        self._ports = {"near": free_port(), "far": free_port()}
+        self._listen_peers = {name: listen_peers(transport) for name in self._ports}
         self.workers: dict[str, Endpoint] = {}
         for name in self._ports:
             self.start(name)
@@ -79,7 +80,7 @@ class TwoHops:
         return self.workers["far"]
 
     def start(self, name: str) -> None:
-        """Start a worker at the address that it had before, if any."""
+        """Start a worker at its address."""
         life = self._lives[name] = ExitStack()
         directory = self._directory / f"{name}-{len(list(self._directory.iterdir()))}"
         directory.mkdir()
@@ -92,9 +93,6 @@ class TwoHops:
                 port=self._ports[name],
             )
         )
-        if peer_address := self.workers[name].peer_address:
-            self._listen_peers[name] = [f"--listen-peers={peer_address}"]
-        self._ports[name] = int(self.workers[name].address.rpartition(":")[2])
 
     def kill(self, name: str) -> None:
         """End a worker at once."""

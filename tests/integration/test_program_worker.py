@@ -5,30 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from helpers.admin import get
+from helpers.ports import free_ports
 
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "tests"))
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def write_assignment(directory: Path, version: int, workers: dict[str, tuple[int, Sequence[int]]]) -> None:

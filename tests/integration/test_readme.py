@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from helpers.packaging import ROOT
+from helpers.ports import free_port
 
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 _SECONDS = 60.0
@@ -24,9 +24,7 @@ def blocks(heading: str) -> list[tuple[str, str]]:
 
 def test_ten_lines(tmp_path: Path) -> None:
     """A worker, a program that sends and receives, the worker's status and its end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     start, program, end = blocks("Ten lines")
     assert (start[0], program[0], end[0]) == ("sh", "python", "sh")
     activate, _, begin = start[1].partition("\n")
