@@ -42,22 +42,40 @@ class HandOver:
 
     def __init__(self) -> None:
         self._entries: list[Batch | Single] = []
+        self._forget()
+
+    def _forget(self) -> None:
         self.messages = 0
         self.size_bytes = 0
+        self.of_flow: dict[int, int] = {}
+        """How many messages of each flow there are."""
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def add(self, entry: Batch | Single, messages: int, size_bytes: int) -> None:
-        """Append an entry. Interrupted before that, it counts too much until take(), and is not sent."""
-        self.messages += messages
-        self.size_bytes += size_bytes
-        self._entries.append(entry)
+    def add_one(self, task: int, source: int | None, payload: bytes) -> None:
+        """Append a message. Interrupted before that, it counts too much until take(), and is not sent."""
+        self.messages += 1
+        self.size_bytes += len(payload)
+        self.of_flow[task] = self.of_flow.get(task, 0) + 1
+        self._entries.append((task, source, payload))
+
+    def add(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> None:
+        """Append a batch; interrupted, as add_one. One message that is plain becomes one."""
+        group = groups[0]
+        if len(groups) == len(group) == 1 and token is None and not retain and group.plain:
+            self.add_one(group.task, group.source, group.data)
+            return
+        for group in groups:
+            self.messages += len(group)
+            self.size_bytes += len(group.data)
+            self.of_flow[group.flow] = self.of_flow.get(group.flow, 0) + len(group)
+        self._entries.append((groups, token, retain))
 
     def take(self) -> Iterator[Batch]:
         """Take everything out; single messages in a row become a group for each task."""
         entries, self._entries = self._entries, []
-        self.messages = self.size_bytes = 0
+        self._forget()
         columns: dict[tuple[int, int | None], list[bytes]] = {}
         for entry in entries:
             first, second, third = entry

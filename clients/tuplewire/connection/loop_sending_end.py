@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -75,15 +75,14 @@ class LoopSendingEnd(SendingEnd):
         size = len(payload)
         with self._lock:
             self._check_open()
-            more = handed.messages
             if (
                 size > window.max_message_bytes
-                or window.messages + more >= settings.max_pending_messages
+                or window.messages + handed.messages >= settings.max_pending_messages
                 or window.size_bytes + handed.size_bytes + size > settings.max_pending_bytes
-                or window.held_of(task) + more >= settings.max_pending_task_messages
+                or window.held_of(task) + handed.of_flow.get(task, 0) >= settings.max_pending_task_messages
             ):
                 return False
-            handed.add((task, source, payload), 1, size)
+            handed.add_one(task, source, payload)
         self._wake()
         return True
 
@@ -97,7 +96,7 @@ class LoopSendingEnd(SendingEnd):
             return self._offer_to_window(groups, token, retain=retain)
         if self._hand_over(groups, token, retain=retain):
             return True
-        if not self._handed and self._settings.overflow is not Overflow.DROP_OLDEST:
+        if self._settings.overflow is not Overflow.DROP_OLDEST:
             return False
         if self._offer_on_loop(Offer(groups, token, retain)):
             return True
@@ -106,18 +105,13 @@ class LoopSendingEnd(SendingEnd):
 
     def _hand_over(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
         handed = self._handed
-        if not self._window.fits(groups, handed.messages, handed.size_bytes):
+        if not self._window.fits(groups, handed.messages, handed.size_bytes, handed.of_flow):
             return False
-        messages, size = sum(map(len, groups)), sum(len(group.data) for group in groups)
-        group = groups[0]
-        if messages == 1 and token is None and not retain and group.plain:
-            handed.add((group.task, group.source, group.data), 1, size)
-        else:
-            handed.add((groups, token, retain), messages, size)
+        handed.add(groups, token, retain=retain)
         return True
 
     def _offer_on_loop(self, offer: Offer) -> bool:
-        """Let the loop decide, which knows what may be given up, and to which tasks messages wait."""
+        """Let the loop decide, which knows what may be given up."""
         try:
             self._offers.append(offer)
             self.event_loop.call_soon_threadsafe(self._woken)
@@ -159,12 +153,17 @@ class LoopSendingEnd(SendingEnd):
         if not self._waking:
             self._waking = True
             try:
-                self.event_loop.call_soon_threadsafe(self._woken)
+                self._call_soon(self._woken)
             except BaseException:  # an interrupt: the next one wakes it
                 self._waking = False
                 raise
         if self._settled:
-            self.event_loop.call_soon_threadsafe(self.tell)
+            self._call_soon(self.tell)
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        """Call it on the loop, which needs to be told only by other threads."""
+        inside = threading.get_ident() == self._loop_thread
+        (self.event_loop.call_soon if inside else self.event_loop.call_soon_threadsafe)(callback)
 
     def _ask(self) -> None:
         self._waking = False  # it may be set by whom this signal handler has interrupted, before the call

@@ -6,9 +6,10 @@ The policy `drop_oldest`: how much must go for an offer to fit, and what.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from tuplewire.config import AckMode, Overflow, SessionSettings
@@ -216,16 +217,23 @@ class HeldMessages:
 
     # --- bounds -----------------------------------------------------------------------------
 
-    def fits(self, groups: Iterable[TaskGroup], more_messages: int = 0, more_bytes: int = 0) -> bool:
-        """Whether there is room for messages beside so many others, which may be to the same tasks."""
+    def fits(
+        self,
+        groups: Iterable[TaskGroup],
+        more_messages: int = 0,
+        more_bytes: int = 0,
+        more_to: Mapping[int, int] = MappingProxyType({}),
+    ) -> bool:
+        """Whether there is room for messages beside so many others. more_to: those of each flow."""
         settings = self._settings
         messages = size = 0
         to_task: dict[int, int] = {}
         for group in groups:
-            messages += len(group)
+            flow, count = group.flow, len(group)
+            messages += count
             size += len(group.data)
-            offered = to_task[group.flow] = to_task.get(group.flow, 0) + len(group)
-            held = self.held_of(group.flow) + more_messages
+            offered = to_task[flow] = to_task.get(flow, 0) + count
+            held = self.held_of(flow) + more_to.get(flow, 0)
             if excess(held, offered, settings.max_pending_task_messages):
                 return False
         return not (
