@@ -175,12 +175,15 @@ def test_blocking_is_bounded_and_keeps_its_series() -> None:
 
 
 def test_blocking_forgets_what_is_gone() -> None:
-    """A pair whose task or place is gone leaves its room to others; what was added up in common stays."""
+    """A pair whose task or place is gone leaves its room to others, and stays away though it still blocks.
+
+    What was added up in common stays.
+    """
     blocking = Blocking(3)
     blocking.look([(1, "local"), (2, "local"), (1, "w2"), (3, "local")], 1.0)
-    blocking.keep({1}, {"local"})
+    blocking.keep({1, 4}, {"local"})
     assert set(blocking.seconds()) == {("1", "local"), ("other", "other")}
-    blocking.look([(1, "local"), (4, "local")], 1.0)
+    blocking.look([(1, "local"), (4, "local"), (2, "local"), (4, "w2")], 1.0)
     assert blocking.seconds() == {("1", "local"): 2.0, ("4", "local"): 1.0, ("other", "other"): 1.0}
 
 

@@ -14,9 +14,9 @@ from tuplewire_service.process.stop import Stop, StopRequest
 
 _ARENA_MAX, _ARENAS = -8, 2
 """glibc's number for the option, and how many of its heaps all threads share."""
-_LOOK_SECONDS = 2.0
-_IDLE_SHARE = 0.1
-"""A process that takes less of a core has nothing to do."""
+_PAUSE_SECONDS = 10.0
+_MOST_SHARE = 0.001
+"""The most of its time that a process gives memory back, during which its threads may wait for some."""
 _WORTH_SECONDS = 0.1
 """So much processor time since the last time may have left something behind."""
 
@@ -33,16 +33,17 @@ def share_heaps() -> None:
 
 
 def await_stop(stop: Stop) -> StopRequest:
-    """Wait for the first request to stop; meanwhile, give back what is free whenever there is nothing to do.
+    """Wait for the first request to stop; meanwhile, give back what is free, now and then.
 
     What the start has made is set apart for good: so Python looks through the rest sooner, and in less time.
     """
     gc.freeze()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
-    used = trimmed = time.process_time()
-    while (request := stop.wait(_LOOK_SECONDS)) is None:
-        before, used = used, time.process_time()
-        if used - before < _IDLE_SHARE * _LOOK_SECONDS and used - trimmed > _WORTH_SECONDS:
+    pause, trimmed = _PAUSE_SECONDS, time.process_time()
+    while (request := stop.wait(pause)) is None:
+        if (used := time.process_time()) - trimmed > _WORTH_SECONDS:
+            began = time.monotonic()
             trim(0)
+            pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
             trimmed = used
     return request

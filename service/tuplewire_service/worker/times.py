@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.pressure import HELD_SECONDS
@@ -85,11 +85,17 @@ class Blocking:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._seconds: dict[tuple[str, str], float] = {}
+        self._gone: Callable[[int, str], bool] = lambda _task, _where: False
 
     def look(self, blocked: Iterable[tuple[int, str]], elapsed: float) -> None:
-        """Add the time since the last look, in seconds, to each task and place that blocks now."""
+        """Add the time since the last look, in seconds, to each task and place that blocks now.
+
+        What is gone may block for a moment more, and is not counted: nobody would forget it.
+        """
         seconds = self._seconds
         for task, where in blocked:
+            if self._gone(task, where):
+                continue
             pair = (str(task), where)
             if pair not in seconds and len(seconds) >= self._limit:
                 pair = (OTHER, OTHER)
@@ -97,9 +103,10 @@ class Blocking:
 
     def keep(self, tasks: Container[int], places: Container[str]) -> None:
         """Forget the pairs of tasks and places other than these, which are gone; the common one stays."""
+        self._gone = lambda task, where: task not in tasks or where not in places
         for pair in [each for each in self._seconds if each != (OTHER, OTHER)]:
             task, where = pair
-            if int(task) not in tasks or where not in places:
+            if self._gone(int(task), where):
                 del self._seconds[pair]
 
     def seconds(self) -> dict[tuple[str, str], float]:
