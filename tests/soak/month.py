@@ -215,7 +215,10 @@ class Month:
                 found[each.worker_id] = vitals_of(each.endpoint)
             if first is None:
                 return all(not each.resumable for each in found.values())
-            return not any(more(first[name], now) for name, now in found.items())
+            return not any(
+                more(first[name], now) or now.rss > self._extent.most_memory * first[name].rss
+                for name, now in found.items()
+            )
 
         _within(_REST_SECONDS, look)
         return found
