@@ -63,8 +63,6 @@ class ReceivingEnd(ABC):
             leases.shares, max_message_bytes=limit, wants_releases=processed, exhausted=exhausted
         )
         self.state = ReceiveSession(key[1], incarnation, credit)
-        self.wake: Callable[[], None] = lambda: None
-        """Called when there may be an update to tell."""
         self.lock = threading.RLock()
         self.away = False
         """Whether the sender has no share in the queues: it is gone, or has been for too long."""
@@ -78,6 +76,10 @@ class ReceivingEnd(ABC):
     @abstractmethod
     def connected(self) -> bool:
         """Whether there is a connection that carries it."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have the sender told, as there may be an update."""
 
     def inbound(self, forwarded: int) -> InboundSession:
         """Return the inbound of what came by a worker; 0: of what came straight."""
@@ -124,6 +126,7 @@ class ReceivingEnd(ABC):
         """Note that the sender will not resume; return what leave() does."""
         with self.lock:
             self.state.credit.end()
+            self._inbounds.clear()  # they know the session: it would wait for Python to look for cycles
             return self.leave()
 
     def widened(self) -> None:

@@ -131,6 +131,7 @@ class ReceivingSession(ReceivingEnd):
         self.intake = sending.intake
         self.delivering = False
         """Whether a frame is with the callback: until what it refuses is known, nothing may be told."""
+        self._wake: Callable[[], None] = lambda: None
         self._settings = leases.settings.session
         worker = (sending.worker_id, 0) if sending.worker_id else None
         super().__init__(("", sending.sender_id), self.incarnation, worker, sending.ack_mode, leases)
@@ -142,11 +143,14 @@ class ReceivingSession(ReceivingEnd):
     def connected(self) -> bool:
         return self.connections > 0
 
+    def wake(self) -> None:
+        self._wake()
+
     def opened(self, acknowledged: int, wake: Callable[[], None]) -> Opened:
         """Return what to tell a sender that has connected, and knows so many frames to be accepted."""
         initial = self.state.credit.initial
         with self.lock:
-            self.wake = wake
+            self._wake = wake
             return Opened(
                 self.incarnation,
                 Grant(0, initial.messages, initial.size_bytes, 0),

@@ -42,7 +42,6 @@ class Session(ReceivingEnd):
             leases,
             exhausted,
         )
-        self.wake = self._wake_stream
         self.stream: SendStream | None = None
         self.access: IAccess = EVERYTHING
         """What whoever carries it now may do."""
@@ -53,7 +52,7 @@ class Session(ReceivingEnd):
     def connected(self) -> bool:
         return self.stream is not None
 
-    def _wake_stream(self) -> None:
+    def wake(self) -> None:
         if self.stream is not None:
             self.stream.wake.set()
 
