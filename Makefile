@@ -116,7 +116,7 @@ PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.p
 
 .PHONY: deploy-check
 deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
-	$(BIN)/python -m pytest tests/deploy $(PRODUCTION) --numprocesses=2 --dist=loadgroup --durations=10 $(ARGS)
+	$(BIN)/python -m pytest tests/deploy $(PRODUCTION) --numprocesses=2 --dist=loadfile --durations=10 $(ARGS)
 	$(BIN)/python tests/bench/run.py --only scrape
 
 .PHONY: property

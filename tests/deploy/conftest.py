@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -9,18 +11,18 @@ from helpers.image import build_image, unpack
 from helpers.tools import ROOT
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests together where several run at a time, and those of the image: it is built once."""
-    for item in items:
-        needs_image = "image" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("image" if needs_image else item.path.stem))
-
-
 @pytest.fixture(scope="session")
-def image() -> Path:
-    """Build the image, and return its OCI layout."""
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the image, once for all processes that run tests, and return its OCI layout."""
     layout = ROOT / "build" / "image" / "oci"
-    build_image(layout)
+    layout.parent.mkdir(parents=True, exist_ok=True)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    built = tmp_path_factory.getbasetemp().parent / f"image-{run}"
+    with (layout.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            build_image(layout)
+            built.touch()
     return layout
 
 
