@@ -100,7 +100,11 @@ def running(
             stderr=log,
         )
     try:
-        eventually(lambda: pid_file.exists() or process.poll() is not None, 60, "container made")
+
+        def made() -> bool:  # the file is there before its text
+            return process.poll() is not None or (pid_file.exists() and pid_file.stat().st_size > 0)
+
+        eventually(made, 60, "container made")
         assert process.poll() is None, log_file.read_text(encoding="utf-8")
         yield Container(process, int(pid_file.read_text(encoding="utf-8")), shared, log_file)
     finally:
