@@ -51,7 +51,7 @@ class HandOver:
         """How many messages of each flow there are."""
 
     def __bool__(self) -> bool:
-        return bool(self._entries)
+        return bool(self._entries or self.messages)  # an interrupted caller has counted alone
 
     def add_one(self, task: int, source: int | None, payload: bytes) -> None:
         """Append a message. Interrupted before that, it counts too much until take(), and is not sent."""
