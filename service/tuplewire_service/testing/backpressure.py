@@ -41,6 +41,7 @@ class BackpressureConformance(Scenery):
                 if number < 4:  # who then has filled it
                     eventually(is_settled(client))
                     client.close()
+                    eventually(lambda: not server.statistics().sessions, what="its goodbye is heard")
             assert len(recorder.payloads(1)) == RECEIVE_MESSAGES
             recorder.release()
             eventually(lambda: len(recorder.payloads(1)) == 12 * part)
