@@ -50,6 +50,7 @@ def test_found(python: Path, tmp_path: Path, name: str) -> None:
     assert run(python, "-c", FIND, name, cwd=tmp_path) == "True 3 hello w7\n"
 
 
+@pytest.mark.long
 def test_conforms(python: Path, tmp_path: Path) -> None:
     """The shipped kit, without a test runner, passes where only the two wheels are installed."""
     passed = run(python, TOY / "suite.py", "toy", cwd=tmp_path).split()

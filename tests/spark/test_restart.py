@@ -53,6 +53,7 @@ def arrived(workers: Any) -> int:
     return count
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_killed_driver_leaves_no_trace(spark: SparkSession, launch: Any, tmp_path: Path) -> None:
     """A driver is killed when it has published a micro-batch, and another goes on: every message once."""
