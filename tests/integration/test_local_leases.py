@@ -187,16 +187,6 @@ def test_accounts_of_gone_tasks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         sender.flush(10)
 
 
-def test_a_sender_that_joins_is_one_of_those_who_share() -> None:
-    """Its first window is its share already: what was granted once is never taken back."""
-    with prepared(receive_messages=WINDOW) as context:
-        server = context.bind(TOPOLOGY, 0, Holding())
-        senders = [connect(context, server) for _ in range(4)]
-        eventually(lambda: len(sessions_of(server)) == len(senders))
-        windows = [session.state.credit.initial.messages for session in sessions_of(server)]
-        assert windows == [WINDOW // count for count in range(1, len(senders) + 1)]
-
-
 def sessions_of(server: LocalServer) -> list[Any]:
     """Return the sessions that a server remembers."""
     return list(server._leases._sessions.values())

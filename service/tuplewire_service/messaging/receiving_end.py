@@ -191,11 +191,8 @@ class Leases(Generic[_End]):
         """Return a sender's session, if it is remembered."""
         return self._sessions.get(key)
 
-    def add(self, key: SessionKey, begin: Callable[[], _End]) -> _End:
-        """Begin a session and remember it; ResourceLimitError when too many are connected.
-
-        begin: makes the session, whose first window is that of one sender more.
-        """
+    def add(self, session: _End) -> None:
+        """Remember a new session; ResourceLimitError when as many are connected as may be remembered."""
         if len(self._sessions) >= self.settings.max_sessions:
             # A session moves to the end when it is disconnected: the first has been so for longest.
             idle = next((key for key, each in self._sessions.items() if not each.connected), None)
@@ -204,9 +201,8 @@ class Leases(Generic[_End]):
                     f"{self.settings.max_sessions} senders are connected already; raise max_sessions"
                 )
             self.forget(idle)
-        self.shares.shared_by(len(self._sharing) + 1)
-        session = self._sessions[key] = self._sharing[key] = begin()
-        return session
+        self._sessions[session.key] = session
+        self._share(session)
 
     def connected(self, session: _End) -> None:
         """Give a sender that is connected its share, again if it has lost it."""
@@ -216,8 +212,7 @@ class Leases(Generic[_End]):
         if session.away:
             for task, messages, size_bytes in session.come_back():
                 self.shares.released(task, messages, size_bytes)
-            self._sharing[session.key] = session
-            self.shares.shared_by(len(self._sharing))
+            self._share(session)
 
     def disconnected(self, session: _End) -> bool:
         """Let a sender's lease begin to run out: its connection has ended; False when it is forgotten."""
@@ -251,6 +246,10 @@ class Leases(Generic[_End]):
         """Say that a worker is gone, unless it has another session."""
         if all(each.source != worker_id for each in self._sessions.values()):
             self._on_gone(worker_id)
+
+    def _share(self, session: _End) -> None:
+        self._sharing[session.key] = session
+        self.shares.shared_by(len(self._sharing))
 
     def _take_share(self, session: _End, left: list[tuple[int, int, int]]) -> None:
         del self._sharing[session.key]

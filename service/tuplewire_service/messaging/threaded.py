@@ -200,11 +200,12 @@ class ThreadedServer(ReceptionServer):
             return self._thread.call(partial(self._open, sending, wake))
 
     def _open(self, sending: Sending, wake: Callable[[], None]) -> tuple[ReceivingSession, Opened]:
-        leases, key = self._leases, ("", sending.sender_id)
-        session = leases.get(key)
+        leases = self._leases
+        session = leases.get(("", sending.sender_id))
         if session is None or session.incarnation != sending.known:
-            leases.forget(key)
-            session = leases.add(key, lambda: ReceivingSession(sending, leases))
+            leases.forget(("", sending.sender_id))
+            session = ReceivingSession(sending, leases)
+            leases.add(session)
         session.connections += 1
         leases.connected(session)
         session.intake = sending.intake

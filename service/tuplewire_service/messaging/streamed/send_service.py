@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode
 from tuplewire.errors import (
@@ -160,8 +159,7 @@ class SendService(StreamService):
             raise error
         if intake > self.intake:
             raise DrainingError("the worker is draining; connect again later, or to another one")
-        key = access.owner, hello.sender_id
-        session = self.leases.get(key)
+        session = self.leases.get((access.owner, hello.sender_id))
         if session is not None and session.state.incarnation > hello.incarnation:
             raise StaleIncarnationError(
                 f"sender {hello.sender_id!r}: incarnation {session.state.incarnation} has taken over "
@@ -180,10 +178,10 @@ class SendService(StreamService):
             # New, or what the sender remembers is not what we do: it starts over.
             if session is not None and session.stream is not None:
                 session.stream.end(SequenceGapError("the sender has started this session over"))
-            self.leases.forget(key)
+            self.leases.forget((access.owner, hello.sender_id))
             self._epoch = max(self._epoch + 1, time.time_ns())
-            begin = partial(Session, hello, access.owner, self._epoch, self.leases, self.exhausted)
-            session = self.leases.add(key, begin)
+            session = Session(hello, access.owner, self._epoch, self.leases, self.exhausted)
+            self.leases.add(session)
         session.access = access
         return session
 
