@@ -236,7 +236,10 @@ def test_resets_of_a_unix_socket(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
-    """The connection from worker to worker is reset under traffic: all arrives once, ledgers add up."""
+    """The connection from worker to worker is reset under traffic: all arrives once, ledgers add up.
+
+    What is read while a connects again may be marked, though it is no copy: a could be dead.
+    """
     with (
         two_workers(tmp_path, transport) as (a, b, proxy),
         client_of(a.address) as sender,
@@ -250,7 +253,6 @@ def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
                 assert proxy.cut() == 1
         reader.has(feeder.sent)
         assert numbers(reader.got) == list(range(feeder.sent))
-        assert reader.redelivered == []
         balances(sender, a, b, sent=feeder.sent)
         (peer,) = status(a).peers
         assert peer.reconnects >= 10
