@@ -36,7 +36,7 @@ def test_a_queue_keeps_its_bound(pair: Pair, hops: int) -> None:
         client.send(TaskMessageBatch.from_groups([numbered_group(task, SOURCE, sent, BATCH)]))
         sent += BATCH
         try:
-            client.flush(3)
+            client.flush(10)
         except FlushTimeoutError:
             waiting = client
             break
