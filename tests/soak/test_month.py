@@ -12,7 +12,7 @@ from soak.month import Month
 SHORT = Extent(days=2, generations=4, programs=30, households=2, pairs=0, most_memory=1.3, resume_seconds=5.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_month_leaves_nothing_behind(tmp_path: Path) -> None:
     """Hundreds of programs come and go: nothing is lost or doubled, and workers hold what they held."""
