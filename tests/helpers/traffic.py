@@ -61,10 +61,10 @@ class Reader:
                 batch = next(self._subscription)
             except (TimeoutError, UnreachableError):
                 continue
-            self.got += messages_of(batch)
             for group in batch.groups:
                 if group.redelivered:
                     self.redelivered += [(group.source, payload) for payload in group.payloads()]
+            self.got += messages_of(batch)  # last: whoever waits for it looks at the others then
 
     def __enter__(self) -> Self:
         self._thread.start()

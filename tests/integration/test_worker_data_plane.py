@@ -254,6 +254,7 @@ def test_resets_between_workers(tmp_path: Path, transport: str) -> None:
         reader.has(feeder.sent)
         assert numbers(reader.got) == list(range(feeder.sent))
         balances(sender, a, b, sent=feeder.sent)
+        assert metric(b, "tuplewire_redelivered_messages_total") == len(reader.redelivered)
         (peer,) = status(a).peers
         assert peer.reconnects >= 10
 
