@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import TuplewireError
@@ -14,14 +15,20 @@ from tuplewire.message import TaskMessage, TaskMessageBatch
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
+    from tuplewire.local_worker import OwnWorker as local  # noqa: N813 - reads as a verb: with tuplewire.local()
 
-__all__ = ["Client", "Credentials", "TaskGroup", "TaskMessage", "TaskMessageBatch", "TuplewireError"]
+__all__ = ["Client", "Credentials", "TaskGroup", "TaskMessage", "TaskMessageBatch", "TuplewireError", "local"]
 __version__ = "0.1.0"
+
+_LATE = {"Client": ("tuplewire.client", "Client"), "local": ("tuplewire.local_worker", "OwnWorker")}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Client":
-        from tuplewire.client import Client
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LATE[name]
+    return getattr(import_module(module), attribute)
 
-        return Client
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -36,7 +36,12 @@ def test_ten_lines(tmp_path: Path) -> None:
     ran = subprocess.run(
         ["bash", "-c", script.replace("127.0.0.1:6700", address)],
         cwd=tmp_path,
-        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "TUPLEWIRE_ADMIN": "127.0.0.1:0"},
+        env={
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "TUPLEWIRE_LISTEN": address,
+            "TUPLEWIRE_ADMIN": "127.0.0.1:0",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -95,6 +95,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
 # What nothing of ours imports: users do, Spark does, or it is run.
 IMPORTED_BY_OTHERS = {
     "pyspark_tuplewire",
+    "tuplewire.__main__",
     "tuplewire.aio",
     "tuplewire.spark.kubernetes",
     "tuplewire.spark.package",

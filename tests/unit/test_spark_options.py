@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tuplewire.errors import ConfigError
-from tuplewire.spark.options import GroupingName, parse_tasks, sink_options, source_options
+from tuplewire.spark.options import GroupingName, sink_options, source_options
+from tuplewire.task_ids import parse_tasks
 
 WHERE = {"address": "w:1", "topology": "t"}
 

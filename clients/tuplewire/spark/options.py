@@ -6,7 +6,6 @@ They are written like those of Spark's Kafka connector, and case does not matter
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any
 
 from tuplewire.connection.grpc_channel import resolve_address, resolve_topology
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.group import check_task
 from tuplewire.settings import (
     ANY_TEXT,
     FLAG,
@@ -28,8 +26,8 @@ from tuplewire.settings import (
     setting,
     settings_of,
 )
+from tuplewire.task_ids import TASKS
 
-_MAX_TASKS = 100_000
 _SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark passes on of its own options."""
 _ADDRESS = Kind("ADDRESS", "host:port or unix:///path", str, resolve_address)
@@ -48,29 +46,6 @@ class GroupingName(enum.StrEnum):
     """Among the option `tasks`, by the load that they report."""
 
 
-def parse_tasks(text: str) -> tuple[int, ...]:
-    """Read task ids and ranges of them, `1,2,10-19`, in the order given; ConfigError for anything else."""
-    tasks: dict[int, None] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,10})(?:\s*-\s*(\d{1,10}))?\s*", part, re.ASCII)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last <= MAX_TASK or last - first >= _MAX_TASKS:
-            raise ConfigError(f"task ids are written like 1,2,10-19, from 0 to {MAX_TASK}, not {text!r}")
-        tasks.update(dict.fromkeys(range(first, last + 1)))
-    return tuple(tasks)
-
-
-_TASKS = Kind(
-    "TASKS",
-    "task ids",
-    (list, tuple),
-    lambda tasks: tuple(map(check_task, tasks)),
-    parse_tasks,
-    list,
-    lambda tasks: ",".join(map(str, tasks)),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(Settings):
     """What to read, and how."""
@@ -82,7 +57,7 @@ class SourceOptions(Settings):
         ANY_TEXT, REQUIRED, "its name (default: TUPLEWIRE_TOPOLOGY, or default)", option="topology"
     )
     tasks: tuple[int, ...] = setting(
-        _TASKS, REQUIRED, "the tasks to read, like 1,2,10-19; required", option="tasks"
+        TASKS, REQUIRED, "the tasks to read, like 1,2,10-19; required", option="tasks"
     )
     timeout: float = setting(
         SECONDS, 30.0, "without an answer from a worker after which reading fails", option="timeout"
@@ -116,7 +91,7 @@ class SinkOptions(Settings):
         option="grouping",
     )
     tasks: tuple[int, ...] = setting(
-        _TASKS, (), "the tasks that a grouping chooses from, like 1,2,10-19", option="tasks"
+        TASKS, (), "the tasks that a grouping chooses from, like 1,2,10-19", option="tasks"
     )
     source: int | None = setting(
         count(0, MAX_TASK), None, "the task that the messages come from", option="source"

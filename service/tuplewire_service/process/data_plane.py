@@ -24,7 +24,7 @@ from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
-from tuplewire_service.worker.assignment import AssignmentFile
+from tuplewire_service.worker.assignment import Assignment, AssignmentFile
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
 from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
@@ -106,6 +106,10 @@ class DataPlane:
         if self._state is not None:
             keep = self._state.keep(lambda: self.worker.router.unkept_messages)
             self._keeping = watched(asyncio.create_task(keep, name="state file"))
+
+    def assign(self, assignment: Assignment) -> None:
+        """Put an assignment in force."""
+        self.loop.call(lambda: self.worker.update_assignment(assignment))
 
     def snapshot(self) -> WorkerSnapshot:
         """Return a snapshot; TimeoutError when the loop does not turn."""

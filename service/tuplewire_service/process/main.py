@@ -28,6 +28,7 @@ from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.process.memory import await_stop, share_heaps
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
 from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
 
@@ -96,6 +97,11 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             channel = None if control is None else Channel(control)
             program = Program(config, plane.worker, stop, channel, collect)
         plane.bind()
+        servers = plane.worker.servers
+        if config.tasks:
+            address, peer_address = _advertised(config, servers)
+            only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
+            plane.assign(Assignment(1, config.topology, (only,)))
         registry = CollectorRegistry()
         registry.register(WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config))
         registry.register(plane.security)
@@ -105,7 +111,6 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
         GCCollector(registry=registry)
         admin = AdminServer(config.admin, registry, plane.live, plane.ready)
         cleanup.callback(admin.close)
-        servers = plane.worker.servers
         _log_addresses(config, servers, admin)
         if config.address_file:
             cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))

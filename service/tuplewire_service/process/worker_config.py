@@ -24,6 +24,7 @@ from tuplewire.settings import (
     text,
     within,
 )
+from tuplewire.task_ids import TASKS
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -100,6 +101,9 @@ class WorkerConfig(WorkerSettings):
         None,
         "where other workers reach this one (default: the bound address; for a wildcard, the host name)",
         storm="storm.local.hostname",
+    )
+    tasks: tuple[int, ...] = setting(
+        TASKS, (), "tasks of this worker, like 0-99, where it is the only one; others need an assignment"
     )
     assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again whenever it changes")
     transport: str = setting(
@@ -197,6 +201,10 @@ class WorkerConfig(WorkerSettings):
             object.__setattr__(self, "worker_id", name)
         if self.listen_peers is not None and self.transport == "grpc":
             raise ConfigError("listen_peers is for another transport than grpc, which has workers at listen")
+        if self.tasks and self.assignment_file is not None:
+            raise ConfigError(
+                "tasks are for a worker that is alone, and assignment_file for several: give one of them"
+            )
         of_sessions = settings_of(SessionSettings).keys() & settings_of(WorkerConfig).keys()
         session = replace(self.session, **{name: getattr(self, name) for name in of_sessions})
         object.__setattr__(self, "session", session)

@@ -1,0 +1,8 @@
+"""`python -m tuplewire` is the command `tuplewire`, which is in the package of the worker."""
+
+from __future__ import annotations
+
+import runpy
+
+if __name__ == "__main__":
+    runpy.run_module("tuplewire_service", run_name="__main__", alter_sys=True)

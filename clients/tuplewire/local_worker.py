@@ -1,0 +1,97 @@
+"""One worker for a program, a notebook or a test, as a process of its own."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from tuplewire.client import Client
+from tuplewire.errors import ClosedError
+from tuplewire.processes import Child, bound_addresses, worker_command
+from tuplewire.task_ids import parse_tasks
+
+_START_SECONDS = 30.0
+_STOP_MARGIN_SECONDS = 10.0
+
+
+class OwnWorker:
+    """A worker that runs while a `with` block does; `tuplewire.local()` makes one.
+
+    Guarantee: it does not outlive this process, even when this is killed. TUPLEWIRE_* variables do not reach
+    it.
+
+    Attributes:
+        address: Where programs reach it, host:port, for `Client`, Spark's option `address` and the command.
+        topology: Its topology.
+        metrics_url: Where Prometheus and people see its metrics.
+    """
+
+    def __init__(self, tasks: str = "0-99", topology: str = "default", drain_seconds: float = 5.0) -> None:
+        """Describe a worker; it starts with the block.
+
+        Args:
+            tasks: Its tasks, like 0-99 or 1,2,10-19.
+            topology: The topology that it serves.
+            drain_seconds: How long it may take at the end to deliver what it holds.
+
+        Raises:
+            ConfigError: `tasks` is no list of tasks.
+        """
+        parse_tasks(tasks)
+        self.address = ""
+        self.topology = topology
+        self.metrics_url = ""
+        self._tasks = tasks
+        self._drain_seconds = drain_seconds
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._child: Child | None = None
+
+    def __repr__(self) -> str:
+        where = f"at {self.address}" if self._child else "that does not run"
+        return f"<OwnWorker {where}, tasks {self._tasks}>"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it, and return once it is ready; in a notebook, where a block is of no use.
+
+        Raises LaunchError, with the last lines of its log, when it does not start.
+        """
+        self._directory = tempfile.TemporaryDirectory(prefix="tuplewire-")
+        try:
+            command = worker_command(
+                "local",
+                self.topology,
+                Path(self._directory.name) / "worker.log",
+                drain_seconds=self._drain_seconds,
+                flags=[f"--tasks={self._tasks}"],
+            )
+            self._child = Child(command)
+            bound = bound_addresses(self._child, time.monotonic() + _START_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
+        self.address, self.metrics_url = bound["address"], bound["metrics_url"]
+
+    def client(self, **settings: Any) -> Client:
+        """Return a client of this worker; the keywords are those of `tuplewire.Client`."""
+        if self._child is None:
+            raise ClosedError("the worker does not run: use it in a with statement, or call start()")
+        return Client(self.address, topology=self.topology, **settings)
+
+    def stop(self) -> None:
+        """Let it deliver what it holds, and end it; a second call does nothing."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.terminate()
+            child.end(time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS)
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
