@@ -12,14 +12,23 @@ from typing import Any
 
 import pytest
 from helpers.fault_proxy import FaultProxy
-from helpers.topology import TOPOLOGY, Pair, acknowledged, numbered, one_worker, pair_of_workers, queued
+from helpers.topology import (
+    TOPOLOGY,
+    Pair,
+    acknowledged,
+    collect,
+    numbered,
+    one_worker,
+    pair_of_workers,
+    queued,
+)
 from helpers.topology import assignment_file as write_assignment
 from helpers.traffic import client_of
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tuplewire import TaskMessageBatch
-from tuplewire.errors import BufferFullError, SupersededError, UnreachableError
+from tuplewire.errors import BufferFullError, ConfigError, SupersededError, UnreachableError
 from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
@@ -232,6 +241,38 @@ def test_two_queries_on_one_task_notice(workers: Pair) -> None:
         assert payloads(other, partitions) == list(range(6, 10))
         assert other.latestOffset(start, ReadAllAvailable())["tasks"] == end["tasks"]
         other.commit(end)
+
+
+def test_tasks_may_change(workers: Pair) -> None:
+    """A reader with other tasks goes on from where one has stood; a micro-batch of before is read as it was.
+
+    A task that is dropped with messages in it is named, until it is read, or that is allowed.
+    """
+    stays, goes, comes = workers.near_task(), workers.far_task(), workers.far_task()
+    with client_of(workers.near.address) as client:
+        for task in (stays, goes, comes):
+            client.send(numbered(task, range(10)))
+        client.flush()
+    with stream_reader(workers.near, f"{stays},{goes}") as reader:
+        start = reader.initialOffset()
+        middle = reader.latestOffset(start, ReadMaxRows(12))
+    with stream_reader(workers.near, f"{stays},{comes}") as reader:
+        assert payloads(reader, reader.partitions(start, middle)) == [*range(6), *range(6)]
+        with pytest.raises(ConfigError, match=f"task {goes} holds 4"):
+            reader.latestOffset(middle, ReadAllAvailable())
+        assert acknowledged(workers.far, goes) == 6
+        with stream_reader(workers.near, f"{stays},{comes}", failOnDataLoss="false") as brave:
+            end = brave.latestOffset(middle, ReadAllAvailable())
+            assert payloads(brave, brave.partitions(middle, end)) == [*range(6, 10), *range(10)]
+    with client_of(workers.far.address) as client, client.recv([goes], timeout=20) as batches:
+        collect(batches, 4)
+    with stream_reader(workers.near, f"{stays},{comes}") as reader:
+        again = reader.latestOffset(middle, ReadAllAvailable())
+        assert again["tasks"] == end["tasks"]
+        assert payloads(reader, reader.partitions(middle, again)) == [*range(6, 10), *range(10)]
+        reader.commit(again)
+        assert [queued(workers.near, stays), queued(workers.far, comes)] == [0, 0]
+        assert reader.latestOffset(again, ReadAllAvailable()) == again
 
 
 def test_a_dead_worker_takes_its_uncommitted_messages(tmp_path: Path) -> None:

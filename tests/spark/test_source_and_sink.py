@@ -154,6 +154,43 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     ]
 
 
+def test_the_tasks_of_a_query_change(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
+    """Started again from its checkpoint, a query reads new tasks, and stops reading others once it may."""
+    rows: list[tuple[int, bytes]] = []
+
+    def run(tasks: str, **more: str) -> None:
+        query = (
+            spark.readStream.format("tuplewire")
+            .options(**options(workers, tasks=tasks, **more))
+            .load()
+            .writeStream.foreachBatch(
+                lambda frame, _: rows.extend((row.task, bytes(row.message)) for row in frame.collect())
+            )
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(110)
+
+    def send(tasks: list[int], text: bytes) -> None:
+        with Client(address(workers), topology=TOPOLOGY) as client:
+            client.send(TaskMessageBatch.from_columns(tasks, [text] * len(tasks)))
+
+    send([1, 2, 3, 4], b"a")
+    run("1-3")
+    send([1, 3, 4], b"b")
+    with pytest.raises(PySparkException, match=r"(?s)1 of the tasks in its checkpoint.*task 3 holds 1"):
+        run("1,2,4")
+    run("1,3,4")
+    send([1, 2, 4], b"c")
+    run("1,4", failOnDataLoss="false")
+    run("1,2,4")
+    assert sorted(rows) == [
+        *[(1, b"a"), (1, b"b"), (1, b"c"), (2, b"a"), (2, b"c")],
+        *[(3, b"a"), (3, b"b"), (4, b"a"), (4, b"b"), (4, b"c")],
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -13,7 +13,9 @@ from tuplewire.spark.offsets import (
     Offset,
     Range,
     TaskOffset,
+    check_dropped,
     check_held,
+    check_there,
     initial_offset,
     next_offset,
     ranges,
@@ -38,14 +40,55 @@ def at(sequence: int, worker: int = WORKER) -> TaskOffset:
 def test_json_comes_back() -> None:
     """What Spark keeps is read as it was written."""
     offset = Offset({1: at(5), 2: at(0, 2**63)}, 1234)
-    assert Offset.from_json(json.loads(json.dumps(offset.to_json())), (2, 1)) == offset
+    assert Offset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
-def test_other_tasks_are_refused() -> None:
-    """A checkpoint of other tasks is an error that names both."""
-    offset = Offset({1: at(5)}, 0).to_json()
-    with pytest.raises(ConfigError, match=r"checkpoint is of tasks \[1\], .* \[1, 2\]"):
-        Offset.from_json(offset, (1, 2))
+def test_new_tasks_begin_at_their_start() -> None:
+    """A task that is not in the checkpoint begins with what nobody has acknowledged."""
+    start = Offset({1: at(5)}, 7)
+    now = {1: held(5, 6), 2: held(3, 9, worker=78)}
+    current = start.of_tasks(now)
+    assert current == Offset({1: at(5), 2: at(3, 78)}, 7)
+    end = next_offset(current, now, tails(now), 8)
+    assert ranges(start, end, now) == [
+        Range(1, "w:1", "w", WORKER, 5, 6, 8),
+        Range(2, "w:1", "w", 78, 3, 9, 8),
+    ]
+
+
+def test_the_same_tasks_are_the_same_offset() -> None:
+    """Where nothing has changed, Spark sees no change either."""
+    start = Offset({1: at(5)}, 7)
+    assert start.of_tasks({1: held(5, 6)}) is start
+
+
+def test_a_dropped_task_goes_once_it_is_read() -> None:
+    """What was read of it need not be acknowledged yet, and what another consumer has had is not missed."""
+    start = Offset({1: at(5), 2: at(9)}, 0)
+    check_dropped(start, {2: held(4, 9)}, [1])
+    check_dropped(start, {2: held(12, 12)}, [1])
+    check_dropped(start, {2: held(12, 12, worker=78)}, [1])
+    check_dropped(start, {}, [1])  # no assignment has it any more
+
+
+def test_a_dropped_task_with_messages_is_told() -> None:
+    """The error says which, how much, and what to do."""
+    start = Offset({1: at(5), 2: at(9), 3: at(1), 4: at(2)}, 0)
+    now = {2: held(4, 11), 3: held(0, 1), 4: held(3, 8, worker=78)}
+    with pytest.raises(
+        ConfigError,
+        match=r"2 of the tasks .* 7 of .*: task 2 holds 2, task 4 holds 5\..*failOnDataLoss=false",
+    ):
+        check_dropped(start, now, [1])
+
+
+def test_a_planned_batch_of_a_task_that_is_nowhere() -> None:
+    """Only a task of which it has messages matters."""
+    start, end = Offset({1: at(5), 2: at(5)}, 0), Offset({1: at(6), 2: at(5)}, 0)
+    check_there(start, end, {1: held(5, 6)})
+    assert ranges(start, end, {}) == []
+    with pytest.raises(DataLossError, match=r"no assignment has any more: \[1\].*failOnDataLoss=false"):
+        check_there(start, end, {2: held(5, 5)})
 
 
 def test_first_batch_has_all_that_is_not_acknowledged() -> None:

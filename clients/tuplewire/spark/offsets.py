@@ -5,7 +5,7 @@ Pure: what there is comes in, what to read goes out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,20 +73,25 @@ class Offset:
         }
 
     @classmethod
-    def from_json(cls, offset: Mapping[str, Any], tasks: Iterable[int]) -> Offset:
-        """Read what to_json() wrote; ConfigError when it is not for these tasks."""
-        offsets = {int(task): TaskOffset(**each) for task, each in offset["tasks"].items()}
-        if offsets.keys() != set(tasks):
-            raise ConfigError(
-                f"the checkpoint is of tasks {sorted(offsets)}, and the option tasks says {sorted(tasks)}: "
-                "restart with the same tasks, or with a new checkpointLocation"
-            )
-        return cls(offsets, offset["seen"])
+    def from_json(cls, offset: Mapping[str, Any]) -> Offset:
+        """Read what to_json() wrote."""
+        return cls({int(task): TaskOffset(**each) for task, each in offset["tasks"].items()}, offset["seen"])
+
+    def of_tasks(self, held: Mapping[int, Held]) -> Offset:
+        """Return the place in these tasks alone; new ones begin where initial_offset() says."""
+        if self.offsets.keys() == held.keys():
+            return self
+        offsets = {task: self.offsets.get(task) or _beginning(each) for task, each in held.items()}
+        return Offset(offsets, self.seen_millis)
+
+
+def _beginning(held: Held) -> TaskOffset:
+    return TaskOffset(held.worker, held.acknowledged)
 
 
 def initial_offset(held: Mapping[int, Held]) -> Offset:
     """Return the place before everything that no consumer has acknowledged."""
-    return Offset({task: TaskOffset(each.worker, each.acknowledged) for task, each in held.items()}, 0)
+    return Offset({task: _beginning(each) for task, each in held.items()}, 0)
 
 
 def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
@@ -111,6 +116,37 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
                 "one consumer: give each query tasks of its own, or set failOnDataLoss=false to go on with "
                 "what is left"
             )
+
+
+def check_dropped(start: Offset, held: Mapping[int, Held], tasks: Collection[int]) -> None:
+    """Raise ConfigError where a query stops reading tasks of which it has not read everything.
+
+    held: what there is of those that it stops reading. tasks: those that it goes on with.
+    """
+    left = {}
+    for task, each in held.items():
+        offset = start.offsets[task]
+        read = offset.sequence if offset.worker == each.worker else 0
+        if (count := each.tail - max(each.acknowledged, read)) > 0:
+            left[task] = count
+    if left:
+        shown = ", ".join(f"task {task} holds {count}" for task, count in sorted(left.items())[:10])
+        raise ConfigError(
+            f"the query stops reading {len(left)} of the tasks in its checkpoint, and has not read "
+            f"{sum(left.values())} of their messages: {shown}. Read them first (start the query with these "
+            f"tasks as well as {sorted(tasks)[:10]}), let another program consume them, or set "
+            "failOnDataLoss=false to leave them where they are"
+        )
+
+
+def check_there(start: Offset, end: Offset, held: Mapping[int, Held]) -> None:
+    """Raise DataLossError where a micro-batch has messages of a task that is nowhere any more."""
+    gone = [task for task in end.offsets if task not in held and start.offsets.get(task) != end.offsets[task]]
+    if gone:
+        raise DataLossError(
+            f"the micro-batch that comes next has messages of tasks that no assignment has any more: "
+            f"{sorted(gone)[:10]}. They are gone with them: set failOnDataLoss=false to go on"
+        )
 
 
 def next_offset(
@@ -169,11 +205,14 @@ def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
 def ranges(start: Offset, end: Offset, held: Mapping[int, Held]) -> list[Range]:
     """Return what a micro-batch reads; from the beginning where the worker is not that of the start.
 
-    held: where the tasks are.
+    held: where the tasks are; one that is nowhere any more is left out. Of a task that is new to the query,
+    what nobody has acknowledged is read.
     """
     found = []
     for task, last in end.offsets.items():
-        first = start.offsets[task]
+        if task not in held:
+            continue
+        first = start.offsets.get(task) or _beginning(held[task])
         begin = first.sequence if first.worker == last.worker else 0
         if last.sequence > begin:
             at = held[task].address, held[task].worker_id

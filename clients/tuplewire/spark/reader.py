@@ -25,7 +25,9 @@ from tuplewire.spark.offsets import (
     Offset,
     Range,
     TaskOffset,
+    check_dropped,
     check_held,
+    check_there,
     initial_offset,
     next_offset,
     ranges,
@@ -90,6 +92,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
+        self._dropped: set[int] = set()
+        """Tasks that the query does not read any more, and of which it has read everything."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the place before everything that no consumer has acknowledged."""
@@ -114,15 +118,18 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         is in its commit log. Its commit() comes later, with the next batch, and a query would stand still
         where uncommitted messages leave the senders no room.
 
-        Raises DataLossError as failOnDataLoss says, UnreachableError when a worker is out of reach.
+        Raises DataLossError as failOnDataLoss says, UnreachableError when a worker is out of reach, and
+        ConfigError when the query stops reading tasks that still hold messages for it.
         """
-        begin = Offset.from_json(start, self._options.tasks)
-        self._acknowledge(begin)
+        stands = Offset.from_json(start)
+        self._acknowledge(stands)
+        self._check_dropped(stands)
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             self._held = held = self._tasks.look()
+            begin = stands.of_tasks(held)
             if self._options.fail_on_data_loss:
                 check_held(begin, held)
             end = next_offset(
@@ -133,9 +140,19 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
-            if end is not begin or self._target is not None or time.monotonic() > deadline:
+            if end is not begin:
                 return end.to_json()
+            if self._target is not None or time.monotonic() > deadline:
+                return start
             time.sleep(_POLL_SECONDS)
+
+    def _check_dropped(self, start: Offset) -> None:
+        """Have an error where the query stops reading a task that still holds something; once for each."""
+        tasks = self._options.tasks
+        dropped = start.offsets.keys() - set(tasks) - self._dropped
+        if dropped and self._options.fail_on_data_loss:
+            check_dropped(start, self._tasks.look_at(dropped), tasks)
+        self._dropped |= dropped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the place after everything that was there at the last look, for the query's progress."""
@@ -143,17 +160,23 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return one for each task of which a micro-batch has something."""
-        begin, last = (Offset.from_json(each, self._options.tasks) for each in (start, end))
-        return [RangePartition(each) for each in ranges(begin, last, self._held or self._tasks.look())]
+        begin, last = map(Offset.from_json, (start, end))
+        held = self._held
+        if not held.keys() >= last.offsets.keys():  # after a restart: what was planned before it
+            held = self._tasks.look_at(last.offsets.keys())
+        if self._options.fail_on_data_loss:
+            check_there(begin, last, held)
+        return [RangePartition(each) for each in ranges(begin, last, held)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge what is committed."""
-        self._acknowledge(Offset.from_json(end, self._options.tasks))
+        self._acknowledge(Offset.from_json(end))
 
     def _acknowledge(self, offset: Offset) -> None:
         """Acknowledge up to an offset. A failure does no harm: the next time says it again."""
         try:
-            acknowledge(offset.offsets, self._tasks.look(), self._options.topology)
+            held = self._tasks.look_at(offset.offsets.keys())
+            acknowledge(offset.offsets, held, self._options.topology)
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from typing import ClassVar
 
 from tuplewire.config import KIB, SessionSettings
@@ -25,6 +25,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.offsets import Held
+from tuplewire.wire.control_pb2 import Assignment
 
 _At = tuple[str, str]
 """A worker's address and id."""
@@ -48,6 +49,9 @@ class TaskWorkers(ExitStack):
         self._topology = topology
         self._timeout = timeout
         self._version = 0
+        self._others: tuple[str, ...] = ()
+        """The addresses of the workers that the last assignment has."""
+        self._all: dict[int, _At] = {}
         self._controls: dict[str, ControlClient] = {}
 
     def _control(self, address: str) -> ControlClient:
@@ -59,7 +63,14 @@ class TaskWorkers(ExitStack):
 
     def _locate(self, tasks: Iterable[int]) -> dict[int, _At]:
         """Ask for the assignment, and return the tasks' workers, by the addresses that workers use."""
-        assignment = self._control(self._address).assignment()
+        found = self._assigned(wanted := dict.fromkeys(tasks))
+        if unknown := [task for task in wanted if task not in found]:
+            raise self._unknown(unknown)
+        return found
+
+    def _assigned(self, tasks: Iterable[int]) -> dict[int, _At]:
+        """Return the workers of those of these tasks that the assignment has."""
+        assignment = self._assignment()
         if assignment is None:
             raise NotReadyError(
                 f"the worker at {self._address} has no assignment yet: push one (tuplewire assign), or "
@@ -68,16 +79,26 @@ class TaskWorkers(ExitStack):
         check_topology(self._address, assignment.topology, self._topology)
         self._version = assignment.version
         workers = assignment.workers
-        worker_of = {task: (each.address, each.worker_id) for each in workers for task in each.tasks}
-        wanted = dict.fromkeys(tasks)
-        unknown = [str(task) for task in wanted if task not in worker_of]
-        if unknown:
-            known = ", ".join(map(str, sorted(worker_of)[:20])) or "none"
-            raise UnknownTaskError(
-                f"task {', '.join(unknown[:10])} is not in assignment version {assignment.version}, which "
-                f"has {known}: use these in the option tasks or the column task, or assign this one"
-            )
-        return {task: worker_of[task] for task in wanted}
+        self._others = tuple(each.address for each in workers)
+        self._all = {task: (each.address, each.worker_id) for each in workers for task in each.tasks}
+        return {task: self._all[task] for task in tasks if task in self._all}
+
+    def _assignment(self) -> Assignment | None:
+        """Ask the worker of the option `address`, and the others that are known where it does not answer."""
+        try:
+            return self._control(self._address).assignment()
+        except UnreachableError:
+            for address in self._others:
+                with suppress(UnreachableError):
+                    return self._control(address).assignment()
+            raise
+
+    def _unknown(self, tasks: Sequence[int]) -> UnknownTaskError:
+        known = ", ".join(map(str, sorted(self._all)[:20])) or "none"
+        return UnknownTaskError(
+            f"task {', '.join(map(str, tasks[:10]))} is not in assignment version {self._version}, which "
+            f"has {known}: use these in the option tasks or the column task, or assign this one"
+        )
 
 
 def check_topology(address: str, found: str, wanted: str) -> None:
@@ -96,7 +117,7 @@ class HeldTasks(TaskWorkers):
     def __init__(self, address: str, topology: str, tasks: Iterable[int], timeout: float) -> None:
         super().__init__(address, topology, timeout)
         self._tasks = tuple(tasks)
-        self._tasks_at: dict[_At, list[int]] = {}
+        self._at: dict[int, _At] = {}
 
     def look(self) -> dict[int, Held]:
         """Return what is held of each task now.
@@ -104,28 +125,37 @@ class HeldTasks(TaskWorkers):
         Raises UnreachableError, NotReadyError or WrongWorkerError once the timeout has passed,
         WrongTopologyError, or UnknownTaskError for a task that the assignment does not have.
         """
+        found = self.look_at(self._tasks)
+        if unknown := [task for task in self._tasks if task not in found]:
+            raise self._unknown(unknown)
+        return found
+
+    def look_at(self, tasks: Collection[int]) -> dict[int, Held]:
+        """Return what is held now of those of some tasks that the assignment has. Raises what look() does."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                return self._look()
+                return self._look(tasks)
             except (UnreachableError, NotReadyError, WrongWorkerError):
-                self._tasks_at = {}
+                self._at = {}
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_POLL_SECONDS)
 
-    def _look(self) -> dict[int, Held]:
-        if not self._tasks_at:
-            for task, at in self._locate(self._tasks).items():
-                self._tasks_at.setdefault(at, []).append(task)
+    def _look(self, wanted: Collection[int]) -> dict[int, Held]:
+        if not self._at.keys() >= set(wanted):
+            self._at |= self._assigned(wanted)
+        tasks_at: dict[_At, list[int]] = {}
+        for task in wanted:
+            if task in self._at:
+                tasks_at.setdefault(self._at[task], []).append(task)
         found: dict[int, Held] = {}
-        for (address, worker_id), tasks in self._tasks_at.items():
+        for (address, worker_id), tasks in tasks_at.items():
             status = self._control(address).status()
             if status.worker_id != worker_id:
                 raise WrongWorkerError(f"{address} is worker {status.worker_id!r}, not {worker_id!r}")
             here = {each.task: each for each in status.tasks}
             if status.assignment_version > self._version or not here.keys() >= set(tasks):
-                self._tasks_at = {}
                 raise NotReadyError(f"the worker at {address} lacks some of the tasks {tasks}: they move")
             for task in tasks:
                 each = here[task]
@@ -137,7 +167,7 @@ class HeldTasks(TaskWorkers):
                     each.acknowledged_sequence + each.queued_messages,
                     each.queued_bytes,
                 )
-        return {task: found[task] for task in self._tasks}
+        return {task: found[task] for task in wanted if task in found}
 
 
 class Publisher(TaskWorkers):
