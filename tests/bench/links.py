@@ -24,10 +24,13 @@ from tuplewire_service.launching.local_workers import LocalWorkers
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
 HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ = "hop-zmq", "hop-local", "chain-zmq"
+SENDS, SENDS_AIO, ZMQ_FRAMES, RELAY, DIRECT = "sends", "sends-aio", "zmq-frames", "relay", "direct"
 SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
 
 _TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
 _CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq"}
+_RELAYS = {RELAY: 2, DIRECT: 0}
+"""Link of bare gRPC -> how many processes stand between its ends."""
 _HURRY = ("--drain-seconds=1",)
 """Nobody will take what a stopped task has left."""
 
@@ -149,19 +152,15 @@ class Links:
         """Return the links that have been asked for."""
         return list(self._links.values())
 
-    def echo(self) -> Agent:
-        """Return the process that measures a bare round trip."""
-        return self._agent(
-            "peers.py", "grpc-echo", self._server("peers.py", "grpc-server").ask("port")["port"]
-        )
-
     def _agent(self, script: str, role: str, *arguments: object) -> Agent:
         return self._stack.enter_context(Agent(script, role, *arguments))
 
-    def _server(self, script: str, role: str) -> Agent:
-        if role not in self._servers:
-            self._servers[role] = self._agent(script, role)
-        return self._servers[role]
+    def _server(self, role: str, *arguments: str) -> Agent:
+        """Return the peers' receiving process of this kind, which all links share."""
+        name = " ".join((role, *arguments))
+        if name not in self._servers:
+            self._servers[name] = self._agent("peers.py", role, *arguments)
+        return self._servers[name]
 
     def _start(self, name: str) -> Link:
         if name in _CHAINS:
@@ -172,13 +171,37 @@ class Links:
             return self._senders(name)
         if name in _TRANSPORTS:
             return self._hop(name, _TRANSPORTS[name])
-        script, server_role, client_role, *arguments = {
-            BARE: ("peers.py", "grpc-server", "grpc-client", "frames"),
-            UNBATCHED: ("peers.py", "grpc-server", "grpc-client", "messages"),
-            ZMQ: ("peers.py", "zmq-pull", "zmq-push"),
-        }[name]
-        server = self._server(script, server_role)
-        return Link(name, self._agent(script, client_role, server.ask("port")["port"], *arguments), server)
+        if name in {SENDS, SENDS_AIO}:
+            return self._sends(name)
+        if name in _RELAYS:
+            return self._relays(name, _RELAYS[name])
+        if name == ECHO:
+            both = self._agent("peers.py", "grpc-echo", self._server("grpc-server").ask("port")["port"])
+            return Link(name, both, both)
+        kind = "messages" if name in {UNBATCHED, ZMQ} else "frames"
+        if name in {BARE, UNBATCHED}:
+            server, role = self._server("grpc-server"), "grpc-client"
+        else:
+            server, role = self._server("zmq-pull", kind), "zmq-push"
+        return Link(name, self._agent("peers.py", role, server.ask("port")["port"], kind), server)
+
+    def _relays(self, name: str, count: int) -> Link:
+        sink = self._server("grpc-server")
+        port = sink.ask("port")["port"]
+        relays = []
+        for _ in range(count):
+            relays.append(self._agent("peers.py", "grpc-relay", port))
+            port = relays[-1].ask("port")["port"]
+        sender = self._agent("peers.py", "grpc-pace", port)
+        return Link(name, sender, sink, tuple(relay.pid for relay in relays))
+
+    def _sends(self, name: str) -> Link:
+        workers = self._stack.enter_context(LocalWorkers(count=1, topology=TOPOLOGY))
+        workers.assign({0: [DESTINATION_TASK]})
+        (worker,) = workers.endpoints
+        consumer = self._agent("sends.py", "consumer", worker.address)
+        sender = self._agent("sends.py", name, worker.address)
+        return Link(name, sender, consumer, (worker.process_id,))
 
     def _hop(self, name: str, transport: str) -> Link:
         if transport == "local":

@@ -125,8 +125,16 @@ def hop_server(transport: str) -> None:
 def hop_client(port: str, transport: str) -> None:
     """Role: `connect`, then `send`."""
     context = TransportFactory.make_context({TRANSPORT_KEY: transport})
-    load = _load(context.connect(TOPOLOGY, "127.0.0.1", int(port)))
-    serve({"load": load.load, "settle": load.settle})
+    connection = context.connect(TOPOLOGY, "127.0.0.1", int(port))
+
+    def pace(rate: int, seconds: float) -> dict[str, Any]:
+        schedule = Pace(rate, seconds)
+        for payload in schedule:
+            connection.send(TaskMessageBatch.from_columns(PACED_TASK, [payload], SOURCE_TASK))
+        return {"sent": schedule.sent, "late": schedule.late}
+
+    load = _load(connection)
+    serve({"load": load.load, "settle": load.settle, "pace": pace})
     context.term()
 
 

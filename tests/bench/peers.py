@@ -1,4 +1,4 @@
-"""What Tuplewire is measured against: a bare gRPC aio stream, the same with one message a frame, pyzmq.
+"""What Tuplewire is measured against: bare gRPC (frames, single messages, relays, an echo), and pyzmq.
 
 None of these is a transport: they number nothing, keep nothing to send again, and know no tasks. They are the
 least that any program on the same library must do, and so the upper bound for one that does more.
@@ -47,6 +47,14 @@ class LoopThread:
 # --- gRPC aio: server -------------------------------------------------------------------------
 
 
+async def _listen(handlers: dict[str, Any]) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
 def _split(frame: bytes) -> list[bytes]:
     return [frame[start : start + MESSAGE_BYTES] for start in range(0, len(frame), MESSAGE_BYTES)]
 
@@ -77,6 +85,12 @@ class GrpcServer:
             sequence += 1
             yield SendResponse(ack=Ack(sequence=sequence))
 
+    async def take(self, requests: AsyncIterator[bytes], _: _Context) -> bytes:
+        """Take single messages, and answer once at the end."""
+        async for message in requests:
+            self.meter.add(1, len(message), partial(list, (message,)))
+        return b""
+
     @staticmethod
     async def echo(requests: AsyncIterator[bytes], _: _Context) -> AsyncIterator[bytes]:
         """Return what comes."""
@@ -85,18 +99,15 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Listen on a free port and return it."""
-        server = grpc.aio.server(options=OPTIONS)
         handlers = {
             "Frames": grpc.stream_stream_rpc_method_handler(self.frames),
             "Messages": grpc.stream_stream_rpc_method_handler(
                 self.messages, SendRequest.FromString, SendResponse.SerializeToString
             ),
             "Echo": grpc.stream_stream_rpc_method_handler(self.echo),
+            "Take": grpc.stream_unary_rpc_method_handler(self.take),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        self._server = server
+        self._server, port = await _listen(handlers)
         return port
 
 
@@ -105,6 +116,38 @@ def grpc_server() -> None:
     server = GrpcServer()
     port = LoopThread().run(server.start())
     serve({"port": lambda: {"port": port}, "begin": server.meter.begin, "finish": server.meter.finish})
+
+
+# --- gRPC aio: relay --------------------------------------------------------------------------
+
+
+class GrpcRelay:
+    """Passes the bytes of a stream on to the next process, and does nothing else."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+
+    async def take(self, requests: AsyncIterator[bytes], _: _Context) -> bytes:
+        """Write what comes to a stream of its own; end it when this one ends."""
+        call = self._next()
+        async for message in requests:
+            await call.write(message)
+        await call.done_writing()
+        answer: bytes = await call
+        return answer
+
+    async def start(self) -> int:
+        """Listen on a free port and return it."""
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._target}", options=OPTIONS)
+        self._next: Any = self._channel.stream_unary(f"/{SERVICE}/Take")
+        self._server, port = await _listen({"Take": grpc.stream_unary_rpc_method_handler(self.take)})
+        return port
+
+
+def grpc_relay(port: str) -> None:
+    """Role: stands between a sender and the process at `port`."""
+    listening = LoopThread().run(GrpcRelay(int(port)).start())
+    serve({"port": lambda: {"port": listening}})
 
 
 # --- gRPC aio: client -------------------------------------------------------------------------
@@ -201,25 +244,41 @@ def grpc_client(port: str, kind: str) -> None:
     client.close()
 
 
-def grpc_echo(port: str) -> None:
-    """Role: sends at a fixed rate and measures the round trip.
+def grpc_pace(port: str) -> None:
+    """Role: sends at a fixed rate, and reads nothing back.
 
     It uses the blocking stub, which had the lower latency of gRPC's two, and so makes the stricter bound.
     """
     channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-    echo: Any = channel.stream_stream(f"/{SERVICE}/Echo")
+    take: Any = channel.stream_unary(f"/{SERVICE}/Take")
 
     def pace(rate: int, seconds: float) -> dict[str, Any]:
         schedule = Pace(rate, seconds)
-        latencies = [time.monotonic_ns() - stamp(answer) for answer in echo(iter(schedule))]
-        return {
-            "sent": schedule.sent,
-            "late": schedule.late,
-            "received": len(latencies),
-            "latencies_ns": latencies,
-        }
+        take(iter(schedule))
+        return {"sent": schedule.sent, "late": schedule.late}
 
     serve({"pace": pace})
+    channel.close()
+
+
+def grpc_echo(port: str) -> None:
+    """Role: both ends of a round trip at a fixed rate, by the blocking stub as well."""
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    echo: Any = channel.stream_stream(f"/{SERVICE}/Echo")
+    latencies: list[int] = []
+
+    def pace(rate: int, seconds: float) -> dict[str, Any]:
+        schedule = Pace(rate, seconds)
+        latencies[:] = [time.monotonic_ns() - stamp(answer) for answer in echo(iter(schedule))]
+        return {"sent": schedule.sent, "late": schedule.late}
+
+    serve(
+        {
+            "begin": lambda look: {"extra": 0},  # noqa: ARG005 - it takes the time, whatever the look
+            "pace": pace,
+            "finish": lambda expected: {"received": len(latencies), "latencies_ns": latencies},  # noqa: ARG005
+        }
+    )
     channel.close()
 
 
@@ -230,34 +289,57 @@ _END = b"end"
 """What a trial ends with; it comes last, since a PUSH socket with one peer keeps the order."""
 
 
-class ZmqPull:
-    """PULL in a thread of its own, one message a call, high-water marks as they come."""
+_FRAMES = 100
+"""High-water mark of sockets that carry frames: a thousand of 400 KB would not be a queue but a store."""
 
-    def __init__(self) -> None:
+
+class ZmqPull:
+    """PULL in a thread of its own: one message a call, or frames of payloads end to end."""
+
+    def __init__(self, *, framed: bool) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
+        if framed:
+            self._socket.set_hwm(_FRAMES)
         self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._usage = Usage()
         self._look: Look = "count"
         self._ended = threading.Event()
-        threading.Thread(target=self._receive, daemon=True).start()
+        threading.Thread(target=self._serve, args=(framed,), daemon=True).start()
 
-    def _receive(self) -> None:
-        recv = self._socket.recv
+    def _serve(self, framed: bool) -> None:  # noqa: FBT001 - the thread's argument
         while True:
-            messages = size_bytes = disorder = 0
-            message = recv()
-            if self._look == "order":
-                while message != _END:
-                    disorder += stamp(message) != messages
-                    messages += 1
-                    message = recv()
-            while (length := len(message)) == MESSAGE_BYTES:
-                messages += 1
-                size_bytes += length
-                message = recv()
+            messages, disorder = self._frames() if framed else self._messages()
             self._result = {"received": messages, "disorder": disorder, "last_ns": time.monotonic_ns()}
             self._ended.set()
+
+    def _messages(self) -> tuple[int, int]:
+        """Take one message a call, each looked at, until the trial ends; return how many, and disorder."""
+        recv = self._socket.recv
+        messages = size_bytes = disorder = 0
+        message = recv()
+        if self._look == "order":
+            while message != _END:
+                disorder += stamp(message) != messages
+                messages += 1
+                message = recv()
+        while (length := len(message)) == MESSAGE_BYTES:
+            messages += 1
+            size_bytes += length
+            message = recv()
+        return messages, disorder
+
+    def _frames(self) -> tuple[int, int]:
+        """Take frames, whose payloads become objects only if the trial looks at them."""
+        recv = self._socket.recv
+        messages = size_bytes = disorder = 0
+        while (frame := recv()) != _END:
+            if self._look == "order":
+                disorder += sum(stamp(each) != number for number, each in enumerate(_split(frame), messages))
+            elif self._look == "touch":
+                size_bytes += sum(map(len, _split(frame)))
+            messages += len(frame) // MESSAGE_BYTES
+        return messages, disorder
 
     def begin(self, look: Look) -> dict[str, Any]:
         """Start a trial."""
@@ -273,30 +355,40 @@ class ZmqPull:
         return {**self._result, "cpu_ns": self._usage.nanoseconds()}
 
 
-def zmq_pull() -> None:
-    """Role: the receiving end of pyzmq."""
-    pull = ZmqPull()
+def zmq_pull(kind: str) -> None:
+    """Role: the receiving end of pyzmq; kind: `messages` or `frames`."""
+    pull = ZmqPull(framed=kind == "frames")
     serve({"port": lambda: {"port": pull.port}, "begin": pull.begin, "finish": pull.finish})
 
 
-def zmq_push(port: str) -> None:
-    """Role: the sending end of pyzmq, one message a call."""
+def zmq_push(port: str, kind: str) -> None:
+    """Role: the sending end of pyzmq, one message a call or frames of payloads end to end."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PUSH)
+    if kind == "frames":
+        socket.set_hwm(_FRAMES)
     socket.connect(f"tcp://127.0.0.1:{port}")
     usage = Usage()
 
     def load(frame: int, seconds: float = 0.0, messages: int | None = None) -> dict[str, Any]:
         usage.begin()
         send = socket.send
-        payloads = numbered(0, max(frame, CHECK_EVERY) if messages is None else messages)
+        many = frame if kind == "frames" else max(frame, CHECK_EVERY)
+        payloads = numbered(0, many)
+        burst = max(1, CHECK_EVERY // many)
         sent = 0
         start = time.monotonic_ns()
         end = start + int(seconds * 1e9)
         while sent < messages if messages is not None else time.monotonic_ns() < end:
-            for payload in payloads:
-                send(payload)
-            sent += len(payloads)
+            for _ in range(burst):
+                if messages is not None:
+                    payloads = numbered(sent, many)
+                if kind == "frames":
+                    send(b"".join(payloads))
+                else:
+                    for payload in payloads:
+                        send(payload)
+                sent += many
         send(_END)
         return {"start_ns": start, "sent": sent}
 
@@ -307,6 +399,8 @@ def zmq_push(port: str) -> None:
 ROLES: dict[str, Callable[..., None]] = {
     "grpc-server": grpc_server,
     "grpc-client": grpc_client,
+    "grpc-relay": grpc_relay,
+    "grpc-pace": grpc_pace,
     "grpc-echo": grpc_echo,
     "zmq-pull": zmq_pull,
     "zmq-push": zmq_push,

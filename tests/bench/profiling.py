@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agent import HERE
-from links import CHAIN, Links
-from report import LATENCY, ROWS
+from links import Links
+from report import LATENCIES, LATENCY_RATE, ROWS
 
 _TOP = 25
 _MOST_SECONDS = 10.0
@@ -34,8 +34,9 @@ def profiled(name: str, seconds: float) -> str:
         )
         text = io.StringIO()
         with Links() as links:
-            if name == LATENCY:
-                links[CHAIN].paced(1000, seconds)
+            for latency in LATENCIES:
+                if latency.name == name:
+                    links[latency.link].paced(LATENCY_RATE, seconds)
             for row in ROWS:
                 if row.name == name or row.name.startswith(f"{name}/"):
                     trial = links[row.cell.link].trial(row.cell.frame, seconds, row.cell.look)

@@ -11,15 +11,21 @@ from links import (
     BARE,
     CHAIN,
     CHAIN_ZMQ,
+    DIRECT,
+    ECHO,
     HOP,
     HOP_LOCAL,
     HOP_ZMQ,
     MANY,
+    RELAY,
+    SENDS,
+    SENDS_AIO,
     SINGLE,
     SPREAD,
     STOPPED,
     UNBATCHED,
     ZMQ,
+    ZMQ_FRAMES,
     Latencies,
     Trial,
 )
@@ -57,15 +63,21 @@ _ZMQ = Cell(ZMQ, 1)
 _UNBATCHED = Cell(UNBATCHED, 1)
 
 
+def _zmq_frames(frame: int, look: Look) -> tuple[Against, ...]:
+    """Return pyzmq with the same frames, where a frame is more than a message."""
+    return (Against(Cell(ZMQ_FRAMES, frame, look)),) if frame > 1 else ()
+
+
 def _hop(frame: int) -> Row:
     return Row(
         f"hop/{frame}",
         f"one hop, frames of {frame}",
         Cell(HOP, frame),
         (
-            Against(Cell(BARE, frame), 0.8),
+            Against(Cell(BARE, frame), 0.9),
             Against(_UNBATCHED),
             Against(_ZMQ, 3.5 if frame >= 1000 else None),
+            *_zmq_frames(frame, "count"),
         ),
     )
 
@@ -88,12 +100,25 @@ def _chain(frame: int, look: Look) -> Row:
         (
             Against(Cell(BARE, frame)),
             Against(_UNBATCHED),
-            Against(_ZMQ, 1.5 if frame >= 1000 else None),
+            Against(_ZMQ, 2.0 if frame >= 1000 else None),
+            *_zmq_frames(frame, look),
         ),
     )
 
 
 ROWS = (
+    Row(
+        "sends",
+        "client.send(task, payload) in a loop, one worker, read one by one",
+        Cell(SENDS, 1, "touch"),
+        (Against(_ZMQ, 1.0),),
+    ),
+    Row(
+        "sends/aio",
+        "the same, awaited on an event loop",
+        Cell(SENDS_AIO, 1, "touch"),
+        (Against(Cell(SENDS, 1, "touch"), 0.7), Against(_ZMQ)),
+    ),
     *(_hop(frame) for frame in (1, 100, 1000, 4000)),
     *(_other_hop(HOP_ZMQ, "zmq", frame) for frame in (1, 1000)),
     *(_other_hop(HOP_LOCAL, "local", frame) for frame in (1, 1000)),
@@ -119,18 +144,49 @@ ROWS = (
     ),
 )
 LATENCY = "latency"
-LATENCY_TARGETS = {50: 3.0, 99: 5.0}
-"""Percentile -> the ratio to a bare round trip that is not to be exceeded."""
+LATENCY_RATE = 1000
+PERCENTILES = (50, 99, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyRow:
+    """Lines about the time of messages that travel alone; a line for each percentile and peer."""
+
+    name: str
+    title: str
+    link: str
+    against: tuple[tuple[str, Mapping[float, float]], ...]
+    """Link -> the ratios that are not to be exceeded, by percentile."""
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Return all links that it needs."""
+        return (self.link, *(link for link, _ in self.against))
+
+
+_RELAYED: Mapping[float, float] = {50: 1.3, 99: 1.5}
+LATENCIES = (
+    LatencyRow(LATENCY, "four processes", CHAIN, ((RELAY, _RELAYED), (ECHO, {}))),
+    LatencyRow("latency/hop", "one hop", HOP, ((DIRECT, _RELAYED),)),
+)
 
 _TITLES = {
     HOP: "transport grpc",
     CHAIN: "gRPC between them",
     BARE: "bare gRPC, same frames",
     UNBATCHED: "gRPC, one a frame",
-    ZMQ: "pyzmq, direct",
+    ZMQ: "pyzmq, one a call",
+    ZMQ_FRAMES: "pyzmq, same frames",
+    RELAY: "bare gRPC relays, three hops",
+    DIRECT: "bare gRPC, one hop",
+    ECHO: "bare gRPC, there and back",
+    SENDS: "the blocking client",
     SPREAD: "the same, none stopped",
     SINGLE: "one sender",
 }
+
+
+RATE = "messages/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,68 +212,91 @@ class Line:
         return asdict(self)
 
 
+def compared(
+    row: str,
+    title: str,
+    unit: str,
+    ours: Sequence[float],
+    against: str,
+    others: Sequence[float],
+    *,
+    target: float | None = None,
+    cpu_microseconds: float | None = None,
+) -> Line:
+    """Compare, a pair for each round: a ratio is the median of the rounds' own ratios.
+
+    So what slows a round slows both. The target of a rate is to be reached, that of a time not exceeded.
+    """
+    ratios = [mine / other for mine, other in zip(ours, others, strict=True)]
+    ratio = round(statistics.median(ratios), 2)  # what is printed is what is judged
+    rate = unit == RATE
+    goal, verdict = "", ""
+    if target is not None:
+        goal = f"{'>=' if rate else '<='} {target}"
+        verdict = "met" if (ratio >= target if rate else ratio <= target) else "missed"
+    return Line(
+        row,
+        title,
+        statistics.median(ours),
+        unit,
+        cpu_microseconds,
+        against,
+        statistics.median(others),
+        ratio,
+        min(ratios),
+        max(ratios),
+        goal,
+        verdict,
+    )
+
+
 def throughput_lines(rows: Sequence[Row], rounds: Sequence[Mapping[Cell, Trial]]) -> list[Line]:
-    """Compare: a ratio is the median of the rounds' own ratios, so that what slows a round slows both."""
+    """Compare the rows' cells with those that they stand beside."""
     lines = []
     for row in rows:
+        cpu = statistics.median(each[row.cell].cpu_seconds / each[row.cell].messages * 1e6 for each in rounds)
         for against in row.against:
-            ratios = [each[row.cell].rate / each[against.cell].rate for each in rounds]
-            ratio = round(statistics.median(ratios), 2)  # what is printed is what is judged
-            target = against.target
-            lines.append(
-                Line(
-                    row.name,
-                    row.title,
-                    statistics.median(each[row.cell].rate for each in rounds),
-                    "messages/s",
-                    statistics.median(
-                        each[row.cell].cpu_seconds / each[row.cell].messages * 1e6 for each in rounds
-                    ),
-                    _TITLES[against.cell.link],
-                    statistics.median(each[against.cell].rate for each in rounds),
-                    ratio,
-                    min(ratios),
-                    max(ratios),
-                    "" if target is None else f">= {target}",
-                    "" if target is None else "met" if ratio >= target else "missed",
-                )
+            line = compared(
+                row.name,
+                row.title,
+                RATE,
+                [each[row.cell].rate for each in rounds],
+                _TITLES[against.cell.link],
+                [each[against.cell].rate for each in rounds],
+                target=against.target,
+                cpu_microseconds=cpu,
             )
+            lines.append(line)
     return lines
 
 
-def latency_lines(rounds: Sequence[tuple[Latencies, Latencies]], title: str) -> list[Line]:
-    """Compare latencies of the path and of a bare round trip; a pair for each round."""
+def latency_lines(row: LatencyRow, rounds: Sequence[Mapping[str, Latencies]]) -> list[Line]:
+    """Compare a row's percentiles with those of its peers; a round has the latencies of each link."""
+    late = {link: sum(each[link].late for each in rounds) for link in row.links}
     lines = []
-    late, bare_late = (sum(each[side].late for each in rounds) for side in (0, 1))
-    for percentile, target in LATENCY_TARGETS.items():
-        pairs = [
-            (_percentile(ours.nanoseconds, percentile), _percentile(bare.nanoseconds, percentile))
-            for ours, bare in rounds
-        ]
-        ratios = [ours / bare for ours, bare in pairs]
-        ratio = round(statistics.median(ratios), 2)
-        lines.append(
-            Line(
-                LATENCY,
-                f"{title}: p{percentile} ({late} sent late)",
-                statistics.median(ours for ours, _ in pairs) / 1e6,
+    for percentile in PERCENTILES:
+        which = f"{row.title}, {LATENCY_RATE:,} messages/s of 1 KiB: p{percentile}"
+        times = {
+            link: [_percentile(each[link].nanoseconds, percentile) / 1e6 for each in rounds]
+            for link in row.links
+        }
+        for link, targets in row.against:
+            line = compared(
+                row.name,
+                f"{which} ({late[row.link]} sent late)",
                 "ms",
-                None,
-                f"bare gRPC round trip ({bare_late} late)",
-                statistics.median(bare for _, bare in pairs) / 1e6,
-                ratio,
-                min(ratios),
-                max(ratios),
-                f"<= {target}",
-                "met" if ratio <= target else "missed",
+                times[row.link],
+                f"{_TITLES[link]} ({late[link]} late)",
+                times[link],
+                target=targets.get(percentile),
             )
-        )
+            lines.append(line)
     return lines
 
 
-def _percentile(values: Sequence[int], percentile: int) -> int:
+def _percentile(values: Sequence[int], percentile: float) -> int:
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percentile // 100)]
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percentile / 100))]
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -255,4 +334,4 @@ def table(lines: Sequence[Line]) -> str:
 
 def amount(value: float, unit: str) -> str:
     """Return a rate or a time as printed."""
-    return f"{value:,.0f}/s" if unit == "messages/s" else f"{value:.2f} {unit}"
+    return f"{value:,.0f}/s" if unit == RATE else f"{value:.2f} {unit}"

@@ -14,9 +14,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent import BenchError
-from links import CHAIN, Latencies, Links, Trial
+from links import Latencies, Links, Trial
 from profiling import profiled
-from report import LATENCY, ROWS, Cell, Line, Row, latency_lines, table, throughput_lines
+from report import (
+    LATENCIES,
+    LATENCY_RATE,
+    ROWS,
+    Cell,
+    LatencyRow,
+    Line,
+    Row,
+    latency_lines,
+    table,
+    throughput_lines,
+)
 from scrape import SCRAPE, measure_scrape
 from spark_rows import ROUNDS as SPARK_ROUNDS
 from spark_rows import SPARK_ROWS, measure_spark
@@ -24,8 +35,7 @@ from workload import MESSAGE_BYTES
 
 ROUNDS = 5
 LATENCY_ROUNDS = 3
-LATENCY_RATE = 1000
-LATENCY_SHARE = 0.2
+LATENCY_SHARE = 0.4
 """The part of the time that goes to latency."""
 CHECKED_MESSAGES = 20_000
 
@@ -58,23 +68,21 @@ def measure_throughput(links: Links, rows: Sequence[Row], seconds: float) -> lis
     return throughput_lines(rows, rounds)
 
 
-def measure_latency(links: Links, seconds: float) -> list[Line]:
-    """Send at a fixed rate over the four processes and to a bare echo, by turns."""
-    each = max(seconds / LATENCY_ROUNDS / 2, 0.5)
-    echo = links.echo()
-    rounds = []
+def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) -> list[Line]:
+    """Send at a fixed rate over every link of these rows, by turns; `seconds` is the time for all of them."""
+    names = list(dict.fromkeys(name for row in rows for name in row.links))
+    each = max(seconds / LATENCY_ROUNDS / len(names), 0.5)
+    rounds: list[dict[str, Latencies]] = []
     for number in range(1, LATENCY_ROUNDS + 1):
-        progress(f"latency at {LATENCY_RATE} messages/s: round {number} of {LATENCY_ROUNDS}")
-        ours = links[CHAIN].paced(LATENCY_RATE, each)
-        bare = echo.ask("pace", rate=LATENCY_RATE, seconds=each)
-        if bare["received"] != bare["sent"]:
-            raise BenchError(f"bare round trip: sent {bare['sent']}, received {bare['received']}")
-        rounds.append((ours, Latencies(bare["latencies_ns"], bare["late"])))
-    return latency_lines(rounds, f"four processes, {LATENCY_RATE:,} messages/s of 1 KiB")
+        rounds.append({})
+        for name in names:
+            progress(f"{LATENCY_RATE} messages/s, round {number} of {LATENCY_ROUNDS}: {name}")
+            rounds[-1][name] = links[name].paced(LATENCY_RATE, each)
+    return [line for row in rows for line in latency_lines(row, rounds)]
 
 
 def _arguments() -> argparse.Namespace:
-    names = [*(row.name for row in ROWS), LATENCY, SCRAPE, *SPARK_ROWS]
+    names = [*(row.name for row in ROWS), *(row.name for row in LATENCIES), SCRAPE, *SPARK_ROWS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -95,14 +103,14 @@ def _arguments() -> argparse.Namespace:
 
 def _measure(only: str | None, seconds: float) -> list[Line]:
     rows = [row for row in ROWS if _matches(row.name, only)]
-    latency = _matches(LATENCY, only)
-    share = LATENCY_SHARE if latency and rows else float(latency)
+    latencies = [row for row in LATENCIES if _matches(row.name, only)]
+    share = LATENCY_SHARE if latencies and rows else float(bool(latencies))
     lines: list[Line] = []
     with Links() as links:
         if rows:
             lines += measure_throughput(links, rows, seconds * (1 - share))
-        if latency:
-            lines += measure_latency(links, seconds * share)
+        if latencies:
+            lines += measure_latency(links, latencies, seconds * share)
         for link in links.started():
             link.still()
     if _matches(SCRAPE, only):

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from agent import Agent, BenchError
-from report import Line
+from report import RATE, Line, compared
 from spark_agent import WORKER_OF
 from workload import TOPOLOGY
 
@@ -74,8 +74,13 @@ def _frame_lines(spark: Agent, names: Sequence[str], progress: Callable[[str], N
         "each_row": "foreachPartition, row by row",
     }
     return [
-        _line(
-            name, "messages/s", [each[verbs[name]] for each in timed], title, [each[other] for each in timed]
+        compared(
+            name,
+            _TITLES[name],
+            RATE,
+            [each[verbs[name]] for each in timed],
+            title,
+            [each[other] for each in timed],
         )
         for name in names
         for other, title in titles.items()
@@ -90,22 +95,4 @@ def _latency_lines(spark: Agent, progress: Callable[[str], None]) -> list[Line]:
             statistics.median(spark.ask("micro_batches", within=FIRST_SECONDS, batches=BATCHES)["millis"])
         )
         floors.append(statistics.median(spark.ask("floor", within=FIRST_SECONDS, batches=BATCHES)["millis"]))
-    return [_line(LATENCY, "ms", ours, "Spark alone: rate to noop", floors)]
-
-
-def _line(name: str, unit: str, ours: Sequence[float], against: str, others: Sequence[float]) -> Line:
-    ratios = [mine / other for mine, other in zip(ours, others, strict=True)]
-    return Line(
-        name,
-        _TITLES[name],
-        statistics.median(ours),
-        unit,
-        None,
-        against,
-        statistics.median(others),
-        round(statistics.median(ratios), 2),
-        min(ratios),
-        max(ratios),
-        "",
-        "",
-    )
+    return [compared(LATENCY, _TITLES[LATENCY], "ms", ours, "Spark alone: rate to noop", floors)]

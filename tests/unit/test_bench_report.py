@@ -1,0 +1,77 @@
+"""The bench's report: medians, ratios and verdicts, of which no timing is a test."""
+
+from __future__ import annotations
+
+import pytest
+from links import CHAIN, ECHO, RELAY, SENDS, ZMQ, Latencies, Trial
+from report import (
+    RATE,
+    ROWS,
+    Against,
+    Cell,
+    LatencyRow,
+    Row,
+    compared,
+    latency_lines,
+    table,
+    throughput_lines,
+)
+
+OURS, PEER = Cell(SENDS, 1), Cell(ZMQ, 1)
+ROW = Row("sends", "one by one", OURS, (Against(PEER, 0.5), Against(PEER)))
+
+
+def _trial(rate: int, cpu_seconds: float = 1.0) -> Trial:
+    return Trial(rate, 1.0, cpu_seconds)
+
+
+def test_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
+    """A round in which the machine is slow slows both sides, and its ratio counts as any other."""
+    rounds = [{OURS: _trial(100), PEER: _trial(200)}, {OURS: _trial(10), PEER: _trial(10)}]
+    rounds.append({OURS: _trial(90), PEER: _trial(150)})
+    judged, shown = throughput_lines([ROW], rounds)
+    assert (judged.value, judged.against_value, judged.ratio) == (90, 150, 0.6)
+    assert (judged.lowest, judged.highest) == (0.5, 1.0)
+    assert (judged.target, judged.verdict) == (">= 0.5", "met")
+    assert (shown.target, shown.verdict) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("unit", "target", "verdict"),
+    [(RATE, 2.0, "met"), (RATE, 2.01, "missed"), ("ms", 2.0, "met"), ("ms", 1.9, "missed")],
+)
+def test_a_rate_has_to_reach_its_target_and_a_time_to_stay_within(
+    unit: str, target: float, verdict: str
+) -> None:
+    """The verdict is by the ratio as printed."""
+    assert compared("row", "title", unit, [2.0], "peer", [1.001], target=target).verdict == verdict
+
+
+def test_each_percentile_stands_beside_each_peer() -> None:
+    """Percentiles are taken in each round, and compared within it."""
+    row = LatencyRow("latency", "the path", CHAIN, ((RELAY, {50: 1.3}), (ECHO, {})))
+    slow = Latencies([number * 2_000_000 for number in range(1, 1001)], 3)
+    fast = Latencies([number * 1_000_000 for number in range(1, 1001)], 0)
+    lines = latency_lines(row, [{CHAIN: slow, RELAY: fast, ECHO: fast}])
+    assert [line.title.split(": ")[1] for line in lines[::2]] == [
+        "p50 (3 sent late)",
+        "p99 (3 sent late)",
+        "p99.9 (3 sent late)",
+    ]
+    assert [line.value for line in lines[::2]] == [1002.0, 1982.0, 2000.0]
+    assert {line.ratio for line in lines} == {2.0}
+    assert [line.verdict for line in lines] == ["missed", "", "", "", "", ""]
+
+
+def test_what_users_try_first_stands_first() -> None:
+    """The table begins with single sends beside pyzmq, unbatched as they are."""
+    assert ROWS[0].name == "sends"
+    assert [against.cell.link for against in ROWS[0].against] == [ZMQ]
+
+
+def test_table_names_a_row_once() -> None:
+    """A second peer of the same row has a line without the row's own figures."""
+    rounds = [{OURS: _trial(100_000), PEER: _trial(200_000)}]
+    first, second = table(throughput_lines([ROW], rounds)).splitlines()[1:]
+    assert first.startswith("one by one  100,000/s       10.00  pyzmq, one a call  200,000/s   0.50")
+    assert second.split() == ["pyzmq,", "one", "a", "call", "200,000/s", "0.50", "(0.50", "-", "0.50)"]
