@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 import uuid
@@ -281,11 +282,14 @@ class BaseSubscription:
         if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
             self._thread.submit(self._receiver.close())
 
-    def acknowledge(self) -> None:
-        """Acknowledge every batch so far."""
+    def acknowledge(self, messages: int | None = None) -> None:
+        """Acknowledge every batch so far; or, of the last batch, no more than its first `messages`.
+
+        What is left of that batch goes to the next subscriber.
+        """
         arrived, self._current = self._current, None
         if arrived is not None:
-            self._receiver.acknowledge(arrived)
+            self._receiver.acknowledge(arrived if messages is None else arrived.first(messages))
 
     def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
         if arrived is None:
@@ -311,10 +315,50 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             UnknownTaskError: A task is not on this worker.
             ClosedError: After close().
         """
+        return self._batch_of(self._take(self._timeout))
+
+    def _take(self, timeout: float | None) -> Arrived | None:
         if self._pid != os.getpid():
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
         self.acknowledge()
-        return self._batch_of(self._receiver.take(self._timeout))
+        return self._receiver.take(timeout)
+
+    def messages(
+        self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None
+    ) -> Iterator[TaskMessage]:
+        """Iterate over single messages; the iteration ends by itself, and raises no TimeoutError.
+
+        A message is acknowledged after you have asked for the one behind it, or with the end.
+
+        Args:
+            count: End after so many messages. The others go to the next subscriber.
+            quiet: End once nothing has come for so long, in seconds.
+            seconds: End after so long in all.
+
+        Raises:
+            UnreachableError: The worker was out of reach for all of `quiet` or `seconds`.
+            SupersededError, UnknownTaskError, ClosedError: See __next__.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        left = sys.maxsize if count is None else count
+        while left > 0:
+            wait = quiet
+            if deadline is not None:
+                rest = max(0.0, deadline - time.monotonic())
+                wait = rest if quiet is None else min(quiet, rest)
+            arrived = self._take(wait)
+            if arrived is None:
+                return
+            self._current = arrived
+            seen = 0
+            batch = TaskMessageBatch.from_groups(arrived.groups)[:left]
+            try:
+                for message in batch:
+                    yield message
+                    seen += 1
+            finally:
+                self.acknowledge(seen)
+            left -= seen
 
     def close(self) -> None:
         """End the subscription; a second call does nothing."""

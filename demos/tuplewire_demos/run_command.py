@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import ENVIRONMENT_PREFIX
-from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK, read_signals
+from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, read_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tuplewire_demos.attachment import WorkerEndpoint
     from tuplewire_demos.report import Progress
-
-_EXIT_INTERRUPTED = 130
-"""What a shell expects of a program that Ctrl-C has ended."""
 
 
 class _Result(Protocol):
@@ -221,7 +218,7 @@ def _run_wordcount(arguments: argparse.Namespace) -> int:
             result = run_words(arguments, "local" if arguments.mode == "local" else "distributed")
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     return EXIT_OK if result.ok else EXIT_FAILED
 
 
@@ -250,7 +247,7 @@ def _run(
         result = _launched(pipeline, arguments.workers, flags, cores, placed, runner, write, progress)
     except KeyboardInterrupt:
         progress.stage("Stopped.")
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     return EXIT_OK if result.ok else EXIT_FAILED
 
 

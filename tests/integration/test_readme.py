@@ -25,13 +25,13 @@ def blocks(heading: str) -> list[tuple[str, str]]:
 def test_ten_lines(tmp_path: Path) -> None:
     """A worker, a program that sends and receives, the worker's status and its end."""
     address = f"127.0.0.1:{free_port()}"
-    start, program, end = blocks("Ten lines")
-    assert (start[0], program[0], end[0]) == ("sh", "python", "sh")
+    start, program, shell, end = blocks("Ten lines")
+    assert [each[0] for each in (start, program, shell, end)] == ["sh", "python", "sh", "sh"]
     activate, _, begin = start[1].partition("\n")
     assert activate == ". .venv/bin/activate"
     (tmp_path / "program.py").write_text(program[1].replace("127.0.0.1:6700", address), encoding="utf-8")
     end_worker = "trap 'kill $! 2>/dev/null || true' EXIT"
-    script = f"set -e\n{end_worker}\n{begin}\npython program.py\n{end[1]}\nwait $!"
+    script = f"set -e\n{end_worker}\n{begin}\npython program.py\n{shell[1]}\n{end[1]}\nwait $!"
     programs = Path(sys.executable).parent
     ran = subprocess.run(
         ["bash", "-c", script.replace("127.0.0.1:6700", address)],
@@ -40,6 +40,7 @@ def test_ten_lines(tmp_path: Path) -> None:
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "TUPLEWIRE_LISTEN": address,
+            "TUPLEWIRE_ADDRESS": address,
             "TUPLEWIRE_ADMIN": "127.0.0.1:0",
         },
         capture_output=True,
@@ -49,6 +50,7 @@ def test_ten_lines(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert "[b'one message', b'many', b'at once']" in ran.stdout
-    assert re.search(r"accepted 3\b.*acknowledged 3\b", ran.stdout), ran.stdout
+    assert re.search(r"accepted 4\b.*acknowledged 4\b", ran.stdout), ran.stdout
+    assert "from a shell" in ran.stdout
     assert "worker.drained" in ran.stderr
     assert "Traceback" not in ran.stderr

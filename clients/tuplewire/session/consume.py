@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup
@@ -33,6 +33,18 @@ class Arrived:
     def groups(self) -> list[TaskGroup]:
         """The messages, in order."""
         return [delivery.group for delivery in self.deliveries]
+
+    def first(self, messages: int) -> Arrived:
+        """Return no more than the first so many messages."""
+        found = []
+        for each in self.deliveries:
+            if messages <= 0:
+                break
+            found.append(
+                each if messages >= len(each.group) else replace(each, group=each.group.slice(0, messages))
+            )
+            messages -= len(each.group)
+        return Arrived(self.epoch, tuple(found))
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,14 +15,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.settings import Settings, settings_of
+from tuplewire.settings import ENVIRONMENT_PREFIX, Settings, settings_of
+from tuplewire.task_ids import parse_tasks
+from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.process.config_sources import CONFIG_VARIABLE, load, to_toml
-from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.process.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
+    from tuplewire.client import Client
     from tuplewire.connection.control_client import ControlClient
 
+ADDRESS_VARIABLE = ENVIRONMENT_PREFIX + "ADDRESS"
+LOCAL_ADDRESS = "127.0.0.1:6700"
+"""Where a worker listens by default."""
 Handler = Callable[[argparse.Namespace], int]
 
 ENTRY_POINT_GROUP = "tuplewire.run"
@@ -49,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0, 1 (it failed), 64 (wrong usage), 70 (a defect)."""
+    """Run the command and return its exit code: 0, 1 (it failed), 64 (wrong usage), 70 (a defect), 130."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         parsed = _parser(arguments).parse_args(arguments)
@@ -66,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(
             arguments, f"{error.name} is not installed: pip install 'tuplewire[{extra}]'", EXIT_FAILED
         )
+    except KeyboardInterrupt:
+        return _fail(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever read the output has gone; the flush at exit must not complain about it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,7 +91,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tuplewire",
         description="Task-addressed messages between the workers of a running topology.",
-        epilog="example: tuplewire worker --listen 127.0.0.1:6700 --listen-unix /tmp/tuplewire.sock",
+        epilog="example: tuplewire worker --tasks 0-99. "
+        "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 a defect; 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"tuplewire {tuplewire.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -92,6 +102,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     else:
         # Only listed: its parser knows the jobs, which other commands need not load.
         commands.add_parser("run", help="run a job on local workers and PySpark")
+    _add_message_commands(commands)
     _add_asking_commands(commands)
     return parser
 
@@ -112,11 +123,43 @@ def _add(commands: Any, handler: Handler, help_text: str, example: str) -> argpa
 def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
     """Add a command that asks a running worker."""
     parser = _add(commands, handler, help_text, f"127.0.0.1:6700 {example}".rstrip())
-    parser.add_argument("address", metavar="ADDRESS", help="of the worker: host:port, or unix:///path")
+    parser.add_argument(
+        "address",
+        metavar="ADDRESS",
+        nargs="?",
+        help=f"of the worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
+    )
+    _add_access(parser)
+    return parser
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
     )
     _add_setting_flags(parser, Credentials)
+
+
+def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add a command that sends or receives."""
+    parser = _add(commands, handler, help_text, example)
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help=f"of the worker (default: {ADDRESS_VARIABLE}, or {LOCAL_ADDRESS})",
+    )
+    parser.add_argument(
+        "--topology", metavar="NAME", help="its topology (default: TUPLEWIRE_TOPOLOGY, or default)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=list(MessageFormat),
+        type=MessageFormat,
+        default=MessageFormat.LINES,
+        help="lines: a message in each; json: lines with task and message, or base64; prefixed: the length "
+        "in four bytes before each (default lines)",
+    )
+    _add_access(parser)
     return parser
 
 
@@ -125,7 +168,7 @@ def _add_worker(commands: Any) -> None:
         commands,
         _worker,
         "run a worker: it holds the queues and connections of its tasks, and runs those of a topology",
-        "--listen 127.0.0.1:6700 --listen-unix /run/tuplewire/worker.sock",
+        "--tasks 0-99 --listen-unix /run/tuplewire/worker.sock",
     )
     parser.add_argument(
         "--config",
@@ -177,16 +220,74 @@ def _silence_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def _control_of(arguments: argparse.Namespace) -> ControlClient:
-    """Return a client that shows what the flags say, and the environment where they say nothing."""
-    _silence_grpc()
-    from tuplewire.connection.control_client import ControlClient
-
+def _credentials_of(arguments: argparse.Namespace) -> Credentials:
+    """Return what the flags say, and the environment where they say nothing."""
     known = settings_of(Credentials)
     given = _given_flags(arguments, Credentials).items()
     flags = {name: known[name].parse(value, f"flag {known[name].flag}") for name, value in given}
-    credentials = Credentials.from_environment(flags=flags)
-    return ControlClient(arguments.address, arguments.timeout, credentials=credentials)
+    return Credentials.from_environment(flags=flags)
+
+
+def _control_of(arguments: argparse.Namespace) -> ControlClient:
+    _silence_grpc()
+    from tuplewire.connection.control_client import ControlClient
+
+    return ControlClient(arguments.address, arguments.timeout, credentials=_credentials_of(arguments))
+
+
+@contextmanager
+def _client_of(arguments: argparse.Namespace, source: int | None = None) -> Iterator[Client]:
+    """Connect a client to a worker that is there; UnreachableError at once where none is."""
+    arguments.address = arguments.address or os.environ.get(ADDRESS_VARIABLE) or LOCAL_ADDRESS
+    with _control_of(arguments) as control:
+        control.wait_ready(arguments.timeout)
+    from tuplewire.client import Client
+
+    credentials = _credentials_of(arguments)
+    client = Client(arguments.address, topology=arguments.topology, source=source, credentials=credentials)
+    try:
+        yield client
+    finally:
+        client.close(arguments.timeout)
+
+
+def _add_message_commands(commands: Any) -> None:
+    parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
+    parser.add_argument(
+        "task", metavar="TASK", nargs="?", type=int, help="the task; JSON may name it instead"
+    )
+    parser.add_argument(
+        "message", metavar="MESSAGE", nargs="*", help="the messages; none, or -: read standard input"
+    )
+    parser.add_argument("--source", metavar="TASK", type=int, help="the task that sends (default: none)")
+    parser = _add_messages(commands, _recv, "take the messages of tasks, and print them", "42 --count 1")
+    parser.add_argument("tasks", metavar="TASKS", type=parse_tasks, help="the tasks, like 42 or 1,2,10-19")
+    parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
+    parser.add_argument("--quiet", metavar="SECONDS", type=float, help="end once nothing came for so long")
+
+
+def _send(arguments: argparse.Namespace) -> int:
+    given: Iterable[bytes] = map(os.fsencode, arguments.message)
+    if arguments.message in ([], ["-"]):
+        given = payloads_in(sys.stdin.buffer, arguments.format)
+    messages = read_messages(given, arguments.format, arguments.task)
+    with _client_of(arguments, arguments.source) as client:
+        for task, payload in messages:
+            client.send(task, payload, timeout=arguments.timeout)
+        client.flush(arguments.timeout)
+        sent = client.ledger().accepted
+    print(f"{sent} sent and acknowledged", file=sys.stderr)
+    return EXIT_OK
+
+
+def _recv(arguments: argparse.Namespace) -> int:
+    out = sys.stdout.buffer
+    write = writer_of_messages(out, arguments.format, terminal=sys.stdout.isatty())
+    with _client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
+        for message in subscription.messages(arguments.count, quiet=arguments.quiet):
+            write(message)
+            out.flush()
+    return EXIT_OK
 
 
 def _add_asking_commands(commands: Any) -> None:

@@ -17,6 +17,9 @@ EXIT_USAGE = 64
 EXIT_DEFECT = 70
 """An error that nobody expected: EX_SOFTWARE of sysexits.h."""
 
+EXIT_INTERRUPTED = 130
+"""Ended by Ctrl-C, as shells have it."""
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

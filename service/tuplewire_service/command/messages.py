@@ -1,0 +1,99 @@
+"""Messages in files, pipes and on terminals: what `tuplewire send` reads and `tuplewire recv` writes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from typing import Any, BinaryIO
+
+from tuplewire.errors import ConfigError, InvalidTaskError
+from tuplewire.group import check_task
+from tuplewire.message import TaskMessage
+
+_LENGTH = struct.Struct(">I")
+
+
+class MessageFormat(StrEnum):
+    """How messages follow each other in a file."""
+
+    LINES = "lines"
+    """One in each line, as it is."""
+    JSON = "json"
+    """In each line a JSON object: `task`, and `message` (text) or `base64` (bytes that are no text)."""
+    PREFIXED = "prefixed"
+    """Before each its length, in four bytes, big-endian. Of the task nothing is said."""
+
+
+def payloads_in(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
+    """Return what stands for each message in a file, as it comes; ConfigError where one is cut off."""
+    return _prefixed(file) if form is MessageFormat.PREFIXED else (line.removesuffix(b"\n") for line in file)
+
+
+def read_messages(
+    payloads: Iterable[bytes], form: MessageFormat, task: int | None
+) -> Iterator[tuple[int, bytes]]:
+    """Return the task and the payload of each message.
+
+    task: of messages that name none. Raises ConfigError, with the number of the message, for what is no
+    message, and for one without a task.
+    """
+    for number, payload in enumerate(payloads, 1):
+        to, message = _from_json(payload, number) if form is MessageFormat.JSON else (None, payload)
+        to = task if to is None else to
+        if to is None:
+            raise ConfigError(f"message {number} names no task: give TASK, or write JSON lines with `task`")
+        yield to, message
+
+
+def _prefixed(file: BinaryIO) -> Iterator[bytes]:
+    while head := file.read(_LENGTH.size):
+        (length,) = _LENGTH.unpack(head) if len(head) == _LENGTH.size else (-1,)
+        payload = file.read(max(0, length))
+        if len(payload) != length:
+            raise ConfigError(
+                "the input ends within a message: each has its length in four bytes, big-endian, before it"
+            )
+        yield payload
+
+
+def _from_json(line: bytes, number: int) -> tuple[int | None, bytes]:
+    try:
+        fields = json.loads(line)
+        task = check_task(fields["task"]) if "task" in fields else None
+        if "base64" in fields:
+            return task, base64.b64decode(fields["base64"], validate=True)
+        return task, fields["message"].encode()
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidTaskError) as error:
+        raise ConfigError(
+            f'message {number} is not of the form {{"task": 42, "message": "text"}}, with "base64" in place '
+            f'of "message" for bytes: {line[:80]!r}'
+        ) from error
+
+
+def writer_of_messages(
+    file: BinaryIO, form: MessageFormat, *, terminal: bool
+) -> Callable[[TaskMessage], object]:
+    """Return what writes a message to a file. terminal: control characters are shown, and not obeyed."""
+    if form is MessageFormat.PREFIXED:
+        return lambda message: file.write(_LENGTH.pack(len(message.message)) + message.message)
+    if form is MessageFormat.JSON:
+        return lambda message: file.write(_to_json(message) + b"\n")
+    if terminal:
+        return lambda message: file.write(_shown(message.message) + b"\n")
+    return lambda message: file.write(message.message + b"\n")
+
+
+def _to_json(message: TaskMessage) -> bytes:
+    try:
+        fields: dict[str, Any] = {"task": message.task, "message": message.message.decode()}
+    except UnicodeDecodeError:
+        fields = {"task": message.task, "base64": base64.b64encode(message.message).decode()}
+    return json.dumps(fields).encode()
+
+
+def _shown(payload: bytes) -> bytes:
+    text = payload.decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).encode()
