@@ -127,8 +127,9 @@ class TaskGroup:
     in the queue of their task's worker. 0: the sending worker is the entry worker.
     entry_sequence: between workers. The number of the first message among those to the task that the entry
     worker accepted, from 1; the others follow by one. flow: see flow_of.
-    accepted_micros: when the first of them was accepted, in microseconds since 1970 by the clock of whoever
-    did; 0: not known.
+    accepted_micros: when the first of them was accepted by its sender, or by the entry worker where the
+    sender did not say it: microseconds since 1970 by the clock of that host, exact to a millisecond; 0: not
+    known. It stays the same on the way to the consumer, also through a move.
     kept: at a worker, whether somebody before it keeps them until they are processed: they survive its death.
     """
 
@@ -277,6 +278,10 @@ class TaskGroup:
             kept=kept,
         )
 
+    def accepted(self, micros: int) -> TaskGroup:
+        """Return the same messages, accepted at this time if they have none yet."""
+        return self if self.accepted_micros else replace(self, accepted_micros=micros)
+
     def passed_on(self, worker: int) -> TaskGroup:
         """Return the same messages, as forwarded for a worker (its number); the entry worker stays named.
 
@@ -320,6 +325,15 @@ class TaskGroup:
             and self.redelivered == other.redelivered
             and self.kept == other.kept
         )
+
+
+def same_time(micros: int, other_micros: int) -> bool:
+    """Whether two messages count as accepted at one time, and may share what is told of it.
+
+    They are of one whole millisecond, wherever on their way they are put together: a time that is told to the
+    millisecond is the same for everybody who asks for the message.
+    """
+    return micros // 1000 == other_micros // 1000
 
 
 def check_sizes(groups: Iterable[TaskGroup], limit_bytes: int) -> None:

@@ -118,7 +118,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
                 tasks.look()
             options = source_options({**own, "timeout": "0.3"})
             with pytest.raises(WrongWorkerError):
-                list(RangeReader(Range(1, stranger.address, "w2", 7, 0, 5, 0), options))
+                list(RangeReader(Range(1, stranger.address, "w2", 7, 0, 5), options))
             assert ledger(stranger).accepted == 0
             thread = stack.enter_context(ThreadPoolExecutor(1))
             publishing = thread.submit(Publisher(near.address, TOPOLOGY, 60).publish, "s", 1, groups)

@@ -18,9 +18,9 @@ from tuplewire.spark.writer import RowRouter
 from tuplewire.topology.grouping import fields
 
 
-def delivery(first: int, *payloads: bytes, source: int | None = None) -> Delivery:
+def delivery(first: int, *payloads: bytes, source: int | None = None, accepted_micros: int = 0) -> Delivery:
     """Return messages of task 4 from a sequence on."""
-    return Delivery(first, TaskGroup.of(4, list(payloads), source))
+    return Delivery(first, TaskGroup.of(4, list(payloads), source).accepted(accepted_micros))
 
 
 def router(grouping: str, partition: int = 0) -> RowRouter:
@@ -36,12 +36,26 @@ def routed(groups: tuple[TaskGroup, ...]) -> dict[int, list[bytes]]:
 
 def test_read_batch() -> None:
     """A row for each message, with its sequence; source is null where there is none."""
-    batch = read_batch([delivery(7, b"a", b"b"), delivery(9, b"c", source=3)], 1_500)
+    batch = read_batch([delivery(7, b"a", b"b"), delivery(9, b"c", source=3)])
     assert batch.to_pydict()["task"] == [4, 4, 4]
     assert batch.column("message").to_pylist() == [b"a", b"b", b"c"]
     assert batch.column("source").to_pylist() == [None, None, 3]
     assert batch.column("sequence").to_pylist() == [7, 8, 9]
-    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [1_500_000] * 3
+    assert batch.column("timestamp").null_count == 3
+
+
+@pytest.mark.parametrize("other", [2_000_000, 1_500_000])
+def test_timestamps_are_those_of_sending(other: int) -> None:
+    """Whole milliseconds, the same wherever a batch of them begins; null where none is told."""
+    sent = [
+        delivery(1, b"a", b"b", b"c", accepted_micros=1_500_999),
+        delivery(4, b"d", accepted_micros=other),
+        delivery(5, b"e"),
+    ]
+    expected = [1_500_000, 1_500_000, 1_500_000, other, None]
+    for start in range(5):
+        column = read_batch(within(sent, start, 5)).column("timestamp")
+        assert column.cast(pa.int64()).to_pylist() == expected[start:]
 
 
 @pytest.mark.parametrize(

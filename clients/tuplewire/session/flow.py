@@ -9,12 +9,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from tuplewire.group import TaskGroup
+from tuplewire.group import TaskGroup, same_time
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pieces import cut, starting_within, wire_bytes
-
-_ONE_TIME_MICROS = 2_000
-"""Groups accepted within so much time after a frame's first share that one's time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +152,11 @@ class OutFrame:
     closed: Sequence[int] = ()
     """The flows that the receiver may forget before it takes the messages in."""
 
+    def groups(self) -> list[TaskGroup]:
+        """Return the messages, each group with its time: for transports that pass groups as they are."""
+        timed = zip(self.runs, self.accepted_micros, strict=True)
+        return [group.accepted(micros) for run, micros in timed for group in run]
+
 
 @dataclass(slots=True, eq=False)
 class InFlight:
@@ -176,13 +178,13 @@ class InFlight:
             messages += len(group)
             size += len(group.data)
             micros = entry.accepted_micros
-            if 0 <= micros - first_micros < _ONE_TIME_MICROS:
+            if same_time(micros, first_micros):
                 micros = first_micros
             if (
                 last is not None
                 and group.joins(last)
                 and group.entry_sequence == (last.entry_sequence and last.entry_sequence + len(last))
-                and micros - accepted[-1] < _ONE_TIME_MICROS
+                and same_time(micros, accepted[-1])
             ):
                 runs[-1].append(group)
             else:

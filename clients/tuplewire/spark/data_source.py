@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,13 +19,16 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from tuplewire.group import TaskGroup
     from tuplewire.session.delivery import Delivery
     from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
     from tuplewire.spark.writer import TuplewireBatchWriter, TuplewireStreamWriter
 
 READ_SCHEMA = "task int, message binary, source int, sequence bigint, timestamp timestamp"
 """source is null where the sender was no task. sequence counts the task's messages at its worker, from 1.
-timestamp is when the query, or the batch read, first saw the message; it stays the same in every attempt."""
+timestamp is when the message was sent: accepted by its sender, or by the first worker where the sender does
+not tell, in whole milliseconds of that host's clock. It is the same in every attempt; null where not told.
+"""
 
 _ARROW_SCHEMA = pa.schema(
     [
@@ -71,23 +75,32 @@ def _needs(grouping: GroupingName, wanted: dict[str, tuple[str, ...]]) -> str:
     return f"with grouping={grouping} the rows to write have {columns}; select these, with cast where needed"
 
 
-def read_batch(deliveries: Sequence[Delivery], timestamp_millis: int) -> pa.RecordBatch:
+def read_batch(deliveries: Sequence[Delivery]) -> pa.RecordBatch:
     """Return messages of one task that follow each other, in the columns of READ_SCHEMA."""
     columns = record_batch([delivery.group for delivery in deliveries])
     count = columns.num_rows
     before = deliveries[0].first_sequence - 1
     sequences = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=before)
-    timestamp = pa.scalar(timestamp_millis * 1000, pa.int64()).cast(_ARROW_SCHEMA.field("timestamp").type)
     return pa.RecordBatch.from_arrays(
         [
             columns.column("task"),
             columns.column("message"),
             columns.column("source"),
             sequences,
-            pa.repeat(timestamp, count),
+            _timestamps([delivery.group for delivery in deliveries]),
         ],
         schema=_ARROW_SCHEMA,
     )
+
+
+def _timestamps(groups: Sequence[TaskGroup]) -> pa.Array:
+    """Return when each message was sent, in whole milliseconds: the rest may differ between attempts."""
+    kind = _ARROW_SCHEMA.field("timestamp").type
+    micros = [group.accepted_micros // 1000 * 1000 or None for group in groups]
+    if len(set(micros)) == 1:
+        return pa.repeat(pa.scalar(micros[0], kind), sum(map(len, groups)))
+    ends = pa.array(accumulate(map(len, groups)), pa.int32())
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, pa.array(micros, kind)))
 
 
 class TuplewireDataSource(Shipped, DataSource):

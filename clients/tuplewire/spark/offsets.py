@@ -44,10 +44,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of one task to be read by one Spark task: after `start`, up to `end`.
-
-    timestamp_millis: when they were first seen.
-    """
+    """Messages of one task to be read by one Spark task: after `start`, up to `end`."""
 
     task: int
     address: str
@@ -55,34 +52,29 @@ class Range:
     worker: int
     start: int
     end: int
-    timestamp_millis: int
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A offset in each task; seen_millis: when the messages before it were first seen."""
+    """A offset in each task."""
 
     offsets: Mapping[int, TaskOffset]
-    seen_millis: int
 
     def to_json(self) -> dict[str, Any]:
         """Return what Spark keeps."""
-        return {
-            "seen": self.seen_millis,
-            "tasks": {str(task): asdict(offset) for task, offset in self.offsets.items()},
-        }
+        return {"tasks": {str(task): asdict(offset) for task, offset in self.offsets.items()}}
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> Offset:
         """Read what to_json() wrote."""
-        return cls({int(task): TaskOffset(**each) for task, each in offset["tasks"].items()}, offset["seen"])
+        return cls({int(task): TaskOffset(**each) for task, each in offset["tasks"].items()})
 
     def of_tasks(self, held: Mapping[int, Held]) -> Offset:
         """Return the place in these tasks alone; new ones begin where initial_offset() says."""
         if self.offsets.keys() == held.keys():
             return self
         offsets = {task: self.offsets.get(task) or _beginning(each) for task, each in held.items()}
-        return Offset(offsets, self.seen_millis)
+        return Offset(offsets)
 
 
 def _beginning(held: Held) -> TaskOffset:
@@ -91,7 +83,7 @@ def _beginning(held: Held) -> TaskOffset:
 
 def initial_offset(held: Mapping[int, Held]) -> Offset:
     """Return the place before everything that no consumer has acknowledged."""
-    return Offset({task: _beginning(each) for task, each in held.items()}, 0)
+    return Offset({task: _beginning(each) for task, each in held.items()})
 
 
 def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
@@ -153,7 +145,6 @@ def next_offset(
     start: Offset,
     held: Mapping[int, Held],
     bounds: Mapping[int, TaskOffset],
-    now_millis: int,
     *,
     max_messages: int | None = None,
     max_bytes: int | None = None,
@@ -186,7 +177,7 @@ def next_offset(
         task: TaskOffset(each.worker, begins[task] + taken[task]) if taken[task] else start.offsets[task]
         for task, each in held.items()
     }
-    return Offset(offsets, max(now_millis, start.seen_millis))
+    return Offset(offsets)
 
 
 def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
@@ -216,5 +207,5 @@ def ranges(start: Offset, end: Offset, held: Mapping[int, Held]) -> list[Range]:
         begin = first.sequence if first.worker == last.worker else 0
         if last.sequence > begin:
             at = held[task].address, held[task].worker_id
-            found.append(Range(task, *at, last.worker, begin, last.sequence, end.seen_millis))
+            found.append(Range(task, *at, last.worker, begin, last.sequence))
     return found

@@ -75,8 +75,8 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
         options = self._options
         with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
             held = tasks.look()
-        end = Offset(tails(held), time.time_ns() // 1_000_000)
-        return [RangePartition(each) for each in ranges(initial_offset(held), end, held)]
+        begin, end = initial_offset(held), Offset(tails(held))
+        return [RangePartition(each) for each in ranges(begin, end, held)]
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -136,7 +136,6 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 begin,
                 held,
                 self._target or tails(held),
-                time.time_ns() // 1_000_000,
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
@@ -156,7 +155,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the place after everything that was there at the last look, for the query's progress."""
-        return Offset(tails(self._held), 0).to_json() if self._held else None
+        return Offset(tails(self._held)).to_json() if self._held else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return one for each task of which a micro-batch has something."""

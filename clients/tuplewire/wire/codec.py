@@ -62,7 +62,7 @@ def encode_frame(
 
     runs: groups to be written as one each; the groups of a run share all but their columns.
     first_sequences: for Recv, the sequence of each run's first message; for Send the groups have it.
-    accepted_micros: for Send, when each run's first message was accepted.
+    accepted_micros: when each run's first message was accepted.
     assignment_version, closed: for Send, those of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]

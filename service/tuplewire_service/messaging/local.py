@@ -133,9 +133,9 @@ class LocalSender(ThreadedClient, LoopSendingEnd):
         self.carry()
 
     def _give(self, frame: OutFrame, server: LocalServer, session: ReceivingSession) -> bool:
-        groups = frame.runs[0] if len(frame.runs) == 1 else [group for run in frame.runs for group in run]
+        version = self.assignment_version()
         try:
-            return server.take(session, frame.sequence, groups, self.assignment_version(), frame.closed)
+            return server.take(session, frame.sequence, frame.groups(), version, frame.closed)
         except RefusedError as error:
             logger.warning("connection.refused", extra={"peer": f"local:{self.port}", "reason": str(error)})
             return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire.session.ledger import Settled
@@ -68,6 +70,21 @@ class RelayConformance(TransportConformance):
             ]
             assert client.take_back(0.1) == []
             assert_ledger(client, 0)
+
+    def test_messages_bring_the_time_at_which_they_were_sent(self) -> None:
+        """What waits for its receiver was sent before; what is passed on keeps the time that it has."""
+        before = time.time_ns() // 1000
+        recorder = Recorder()
+        with self.pair(None) as (server, connection):
+            client, _, _ = attached(connection)
+            client.send(1, b"x")
+            assert client.forward([TaskGroup.of(2, [b"y"]).accepted(5_000_000)], "token")
+            waits_until = time.time() + 0.2
+            eventually(lambda: time.time() > waits_until)
+            server.register_recv(recorder)
+            eventually(lambda: len(recorder.seen()) == 2)
+            assert before <= recorder.accepted_micros(1) < waits_until * 1_000_000
+            assert recorder.accepted_micros(2) == 5_000_000
 
     def test_the_token_comes_back_when_messages_give_way(self) -> None:
         """What was given up for room is told as what was refused is: settled and released, with its token."""

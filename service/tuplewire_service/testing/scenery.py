@@ -38,6 +38,7 @@ class Recorder(IConnectionCallback):
         self._held_tasks = frozenset(held_tasks)
         self._held: list[tuple[ReceivedBatch, TaskGroup]] = []
         self._seen: list[tuple[int | None, int, bytes]] = []
+        self._accepted: dict[int, int] = {}
 
     def recv(self, batch: ReceivedBatch) -> None:
         """Keep, refuse or hold each group."""
@@ -47,6 +48,7 @@ class Recorder(IConnectionCallback):
                 if group.task == UNKNOWN_TASK:
                     batch.refuse(group, UnknownTaskError(f"task {group.task} is unknown"))
                     continue
+                self._accepted[group.task] = group.accepted_micros
                 self._seen += [(group.source, group.task, payload) for payload in group.payloads()]
                 if group.task in self._held_tasks:
                     self._held.append((batch, group))
@@ -69,6 +71,11 @@ class Recorder(IConnectionCallback):
     def payloads(self, task: int) -> list[bytes]:
         """Return what came for one task."""
         return [payload for _, to, payload in self.seen() if to == task]
+
+    def accepted_micros(self, task: int) -> int:
+        """Return when the last group that came for a task was accepted (TaskGroup)."""
+        with self._lock:
+            return self._accepted[task]
 
 
 def is_settled(connection: IClientConnection) -> Callable[[], bool]:

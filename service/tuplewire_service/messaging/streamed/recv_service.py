@@ -9,7 +9,7 @@ from typing import Any
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, RefusedError, TuplewireError
-from tuplewire.group import TaskGroup, check_task
+from tuplewire.group import TaskGroup, check_task, same_time
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import ProbeTimer
@@ -205,16 +205,18 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
 
 
 def _frame(sequence: int, deliveries: list[Delivery]) -> bytes:
-    """Encode deliveries, those that follow each other within one (task, source) as one group."""
+    """Encode deliveries; those that follow each other within one (task, source) and time are one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []
+    accepted: list[int] = []
     last: TaskGroup | None = None
     for delivery in deliveries:
         group = delivery.group
-        if last is not None and group.joins(last):
+        if last is not None and group.joins(last) and same_time(group.accepted_micros, accepted[-1]):
             runs[-1].append(group)
         else:
             runs.append([group])
             firsts.append(delivery.first_sequence)
+            accepted.append(group.accepted_micros)
         last = group
-    return encode_frame(sequence, runs, firsts)
+    return encode_frame(sequence, runs, firsts, accepted_micros=accepted)

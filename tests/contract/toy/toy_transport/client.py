@@ -50,8 +50,7 @@ class ToyClient(ThreadedClient):
             if follow := self.next_watched():
                 wire.write("watch_releases", follow)
             while (frame := self.next_frame()) is not None:
-                groups = [group for run in frame.runs for group in run]
-                wire.write("frame", frame.sequence, groups, self.assignment_version(), frame.closed)
+                wire.write("frame", frame.sequence, frame.groups(), self.assignment_version(), frame.closed)
             self._due.wait()
         if self._wire is wire:
             wire.write("goodbye")

@@ -1,0 +1,56 @@
+"""When a message was sent: told to its consumer, whatever way it has come."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from helpers.topology import TOPOLOGY, acknowledged, queued
+from helpers.traffic import client_of
+
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.testing import eventually
+
+TASK = 1
+
+
+def now() -> int:
+    """Return the time as it is told, in whole milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def times(endpoint: Endpoint, count: int) -> dict[bytes, int]:
+    """Return when each message was sent, as a consumer hears it that acknowledges nothing."""
+    found: dict[bytes, int] = {}
+    with client_of(endpoint.address) as client, client.recv([TASK], timeout=20) as batches:
+        while len(found) < count:
+            for group in next(batches).groups:
+                found.update(dict.fromkeys(group.payloads(), group.accepted_micros // 1000))
+    return found
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_the_time_of_sending_stays_with_a_message(transport: str) -> None:
+    """Over two hops, to every consumer that asks, and after a move of the task it is when `send` took it."""
+    sent: dict[bytes, tuple[int, int]] = {}
+    with LocalWorkers(2, TOPOLOGY, flags=[f"--transport={transport}", "--drain-seconds=0.5"]) as workers:
+        near, far = workers.endpoints
+        workers.assign({0: [], 1: [TASK]})
+        with client_of(near.address) as client:
+            for number in range(5):
+                payload, before = b"%d" % number, now()
+                client.send(TASK, payload)
+                client.flush(20)
+                sent[payload] = before, now()
+                eventually(lambda before=before: now() > before + 30)  # type: ignore[misc]
+        eventually(lambda: queued(far, TASK) == 5)
+        read = times(far, 5)
+        assert {payload: low <= read[payload] <= high for payload, (low, high) in sent.items()} == (
+            dict.fromkeys(sent, True)
+        )
+        assert times(far, 5) == read
+        assert acknowledged(far, TASK) == 0
+
+        workers.assign({0: [TASK], 1: []})
+        eventually(lambda: queued(near, TASK) == 5, timeout=20)
+        assert times(near, 5) == read
