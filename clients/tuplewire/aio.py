@@ -12,6 +12,7 @@ from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError
+from tuplewire.group import check_tasks
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
 
 
@@ -73,9 +74,9 @@ class Client(BaseClient):
         if self._sender is not None:
             await self._sender.flush_async(timeout)
 
-    def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
+    def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
-        return Subscription(self._new_receiver(tasks), timeout)
+        return Subscription(self._new_receiver(check_tasks(tasks)), timeout)
 
     async def close(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements for at most `timeout` seconds, then end; see tuplewire.Client.close.

@@ -10,10 +10,10 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Self, overload
+from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
-from tuplewire.config import SessionSettings
+from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for, resolve_address, resolve_topology
 from tuplewire.connection.loop import messaging_loop
@@ -21,6 +21,7 @@ from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
 from tuplewire.errors import MAX_TASK, ClosedError
+from tuplewire.group import check_tasks
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
 from tuplewire.session.consume import Arrived
@@ -40,7 +41,7 @@ class BaseClient:
         incarnation: int | None = None,
         source: int | None = None,
         credentials: Credentials | None = None,
-        **settings: Any,
+        **settings: Unpack[SessionKeywords],
     ) -> None:
         """Describe a client; nothing is connected yet.
 
@@ -66,7 +67,7 @@ class BaseClient:
         self._worker_id = worker_id
         self._client_id = client_id
         self._incarnation = incarnation
-        self._keywords = settings
+        self._keywords: Any = settings
         self._settings = SessionSettings.of(**settings)
         self._credentials = credentials
         self._forget()
@@ -227,14 +228,15 @@ class Client(BaseClient):
         if self._sender is not None and self._pid == os.getpid():
             self._sender.flush(timeout)
 
-    def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
+    def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks of the worker; iterate over the result to get batches.
 
-        timeout: the longest wait for each batch, in seconds. None: no limit.
+        timeout: the longest wait for each batch, in seconds. None: no limit. Raises InvalidTaskError for what
+        is no task, and where there is none.
         """
         if self._pid != os.getpid():
             self._forget()
-        return Subscription(self._new_receiver(tasks), timeout)
+        return Subscription(self._new_receiver(check_tasks(tasks)), timeout)
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message; a forked child has sent none yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings import SECONDS, SIZE, Settings, choice, count, setting
@@ -108,3 +109,23 @@ class SessionSettings(Settings):
     def max_request_bytes(self) -> int:
         """The largest gRPC message of a session: a full frame, one more message, and the columns."""
         return 2 * self.max_frame_bytes + self.max_message_bytes + MIB
+
+
+class SessionKeywords(TypedDict, total=False):
+    """The fields of SessionSettings as keyword arguments, for editors and type checkers."""
+
+    ack_mode: AckMode | Literal["queued", "processed"]
+    overflow: Overflow | Literal["block", "fail", "drop_oldest"]
+    max_pending_messages: int
+    max_pending_bytes: int
+    max_pending_task_messages: int
+    max_block_seconds: float
+    max_message_bytes: int
+    max_frame_bytes: int
+    keepalive_seconds: float
+    keepalive_timeout_seconds: float
+    backoff_initial_seconds: float
+    backoff_max_seconds: float
+    load_expires_seconds: float
+    prefetch_messages: int
+    prefetch_bytes: int

@@ -86,7 +86,7 @@ class BufferFullError(TuplewireError):
     """The bound on pending messages is reached, and the timeout (if any) has passed."""
 
 
-class FlushTimeoutError(TuplewireError):
+class FlushTimeoutError(TuplewireError, TimeoutError):
     """Some messages were not acknowledged in time; they stay pending and may still arrive."""
 
 

@@ -31,6 +31,17 @@ def check_task(task: SupportsIndex) -> int:
     return number
 
 
+def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
+    """Return the ids of some tasks, or of one; InvalidTaskError for what is none, and for no task at all."""
+    if isinstance(tasks, str | bytes):
+        raise InvalidTaskError(f"tasks are numbers, such as [42], not {tasks!r}")
+    several = tasks if isinstance(tasks, Iterable) else [tasks]
+    found = list(dict.fromkeys(map(check_task, several)))
+    if not found:
+        raise InvalidTaskError("no task is named: give one or more, such as [42]")
+    return found
+
+
 def as_task(task: SupportsIndex) -> int:
     """Return an id as an int (numpy's too); InvalidTaskError if it is no integer."""
     try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, Unpack
 
 from tuplewire.client import Client
+from tuplewire.config import SessionKeywords
 from tuplewire.errors import ClosedError
 from tuplewire.processes import Child, bound_addresses, worker_command
 from tuplewire.task_ids import parse_tasks
@@ -80,7 +81,7 @@ class OwnWorker:
             raise
         self.address, self.metrics_url = bound["address"], bound["metrics_url"]
 
-    def client(self, **settings: Any) -> Client:
+    def client(self, **settings: Unpack[SessionKeywords]) -> Client:
         """Return a client of this worker; the keywords are those of `tuplewire.Client`."""
         if self._child is None:
             raise ClosedError("the worker does not run: use it in a with statement, or call start()")

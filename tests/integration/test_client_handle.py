@@ -162,7 +162,7 @@ def test_missing_worker_and_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         client.send(numbered(0, range(1)))
     with pytest.raises(ConfigError, match="unknown setting 'max_pending'"):
-        ClientHandle("127.0.0.1:1", max_pending=1)
+        ClientHandle("127.0.0.1:1", max_pending=1)  # type: ignore[call-arg]
     monkeypatch.delenv("TUPLEWIRE_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match="TUPLEWIRE_ADDRESS"):
         ClientHandle().__enter__()

@@ -15,7 +15,7 @@ from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, number
 from helpers.traffic import Feeder, Reader, client_of
 
 from tuplewire import Client
-from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.config import PROTOCOL_VERSION, AckMode
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     FlushTimeoutError,
@@ -49,8 +49,8 @@ def connections(client: Any) -> int:
     return int(client._sender.counts.connections)
 
 
-@pytest.mark.parametrize("mode", ["queued", "processed"])
-def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoint, mode: str) -> None:
+@pytest.mark.parametrize("mode", AckMode)
+def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoint, mode: AckMode) -> None:
     """Queues fill and empty many times over; nothing is lost, doubled or disordered, or needs a reconnect."""
     task = next(_tasks)
     with (

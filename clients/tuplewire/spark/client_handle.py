@@ -8,11 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 from weakref import ref
 
 from tuplewire.client import Client, Subscription
-from tuplewire.config import SessionSettings
+from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
@@ -154,7 +154,7 @@ class ClientHandle(Shipped):
         source: int | None = None,
         timeout: float = 60.0,
         credentials: Credentials | None = None,
-        **settings: Any,
+        **settings: Unpack[SessionKeywords],
     ) -> None:
         """Describe it; the arguments are those of tuplewire.Client.
 
@@ -165,7 +165,7 @@ class ClientHandle(Shipped):
         SessionSettings.of(**settings)
         if address is not None:
             resolve_address(address)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "address": address,
             "topology": topology,
             "source": source,
