@@ -64,7 +64,7 @@ class SessionSettings(Settings):
     max_block_seconds: float = setting(
         SECONDS, 60.0, "how long send waits for room when the caller gives no timeout"
     )
-    max_message_bytes: int = setting(SIZE, 1 * MIB, "the largest payload of one message")
+    max_message_bytes: int = setting(SIZE, 1 * MIB, "the largest message, key and headers included")
     max_frame_bytes: int = setting(
         SIZE,
         1 * MIB,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-import sys
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from operator import add
 from operator import index as to_int
 from typing import Any, Self, SupportsIndex, TypeAlias
 
+from tuplewire.columns import cut_column, sizes_of, to_wire, values_of
 from tuplewire.errors import (
     MAX_TASK,
     MIN_TASK,
@@ -50,15 +50,15 @@ def as_task(task: SupportsIndex) -> int:
         raise InvalidTaskError(f"a task id is an integer, not {task!r} ({type(task).__name__})") from error
 
 
-def as_bytes(payload: Any) -> bytes:
-    """Return a payload as bytes; MessageError if it is not bytes-like."""
-    if type(payload) is bytes:
-        return payload
+def as_bytes(value: Any, what: str = "a payload") -> bytes:
+    """Return a payload, or what it is called, as bytes; MessageError if it is not bytes-like."""
+    if type(value) is bytes:
+        return value
     try:
-        return memoryview(payload).tobytes()
+        return memoryview(value).tobytes()
     except TypeError as error:
-        hint = "; encode it first" if isinstance(payload, str) else ""
-        raise MessageError(f"a payload is bytes, not {type(payload).__name__}{hint}") from error
+        hint = "; encode it first" if isinstance(value, str) else ""
+        raise MessageError(f"{what} is bytes, not {type(value).__name__}{hint}") from error
 
 
 def payload_column(payloads: Iterable[Any]) -> list[bytes]:
@@ -85,12 +85,6 @@ def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, na
     if count:
         check_task(min(column))
     return column
-
-
-def _to_wire(lengths: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        lengths.byteswap()
-    return lengths.tobytes()
 
 
 _HOP = 1 << 32
@@ -132,6 +126,8 @@ class TaskGroup:
 
     task: the destination. source: the sending task, None when the sender is not a task.
     lengths: the length of each payload, four little-endian bytes each. data: the payloads end to end.
+    header_lengths, header_data: the same of the keys and headers, encoded (see tuplewire.headers); both are
+    empty where no message has any. size_bytes: payloads, keys and headers, which limits and credit count.
     redelivered: True when they may have been delivered before, to a process that has died.
     forwarded: between workers. Low 32 bits: the number of the entry worker, which accepted the messages from
     a program. The next 24: how often they were forwarded since; the upper 8: the same since they last waited
@@ -154,10 +150,14 @@ class TaskGroup:
     entry_sequence: int = 0
     accepted_micros: int = 0
     kept: bool = False
+    header_lengths: bytes = b""
+    header_data: bytes = b""
     flow: int = field(init=False)
+    size_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.flow = flow_of(self.task, self.forwarded) if self.forwarded else self.task
+        self.size_bytes = len(self.data) + len(self.header_data)
 
     @classmethod
     def of(
@@ -176,12 +176,18 @@ class TaskGroup:
             return cls.joined(number, sender, payload_column(column))
         if sum(sizes) != len(data):  # memoryviews of something larger than bytes
             return cls.joined(number, sender, payload_column(column))
-        return cls(number, sender, _to_wire(sizes), data)
+        return cls(number, sender, to_wire(sizes), data)
 
     @classmethod
-    def joined(cls, task: int, source: int | None, payloads: list[bytes]) -> Self:
-        """Build a group from checked ids and bytes."""
-        return cls(task, source, _to_wire(array("I", map(len, payloads))), b"".join(payloads))
+    def joined(
+        cls, task: int, source: int | None, payloads: list[bytes], headers: list[bytes] | None = None
+    ) -> Self:
+        """Build a group from checked ids and bytes. headers: each message's key and headers, encoded."""
+        lengths, data = to_wire(array("I", map(len, payloads))), b"".join(payloads)
+        if headers is None or not any(headers):
+            return cls(task, source, lengths, data)
+        header_lengths = to_wire(array("I", map(len, headers)))
+        return cls(task, source, lengths, data, header_lengths=header_lengths, header_data=b"".join(headers))
 
     def checked(self) -> Self:
         """Return the group, if its columns of unknown origin are sound.
@@ -201,7 +207,21 @@ class TaskGroup:
             raise MalformedError(
                 f"a group to task {self.task} says {total} bytes of payload and holds {len(self.data)}"
             )
+        if self.header_lengths or self.header_data:
+            self._check_headers()
         return self
+
+    def _check_headers(self) -> None:
+        if len(self.header_lengths) != len(self.lengths):
+            raise MalformedError(
+                f"a group to task {self.task} has {len(self.header_lengths)} bytes of header_lengths for "
+                f"{len(self)} messages; each takes four, or the column is absent"
+            )
+        total = sum(self.header_sizes())
+        if total != len(self.header_data):
+            raise MalformedError(
+                f"a group to task {self.task} says {total} bytes of headers and holds {len(self.header_data)}"
+            )
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -217,56 +237,71 @@ class TaskGroup:
 
     def sizes(self) -> array[int]:
         """Return the length of each payload in bytes."""
-        column = array("I", self.lengths)
-        if sys.byteorder == "big":
-            column.byteswap()
-        return column
+        return sizes_of(self.lengths)
+
+    def header_sizes(self) -> array[int]:
+        """Return the length of each message's encoded key and headers; empty if none has any."""
+        return sizes_of(self.header_lengths)
+
+    def message_sizes(self) -> array[int]:
+        """Return the bytes of each message that limits and credit count: payload, key and headers."""
+        if not self.header_lengths:
+            return self.sizes()
+        return array("I", map(add, self.sizes(), self.header_sizes()))
 
     def payloads(self) -> list[bytes]:
         """Return the payloads, one bytes object each."""
-        data, lengths = self.data, self.sizes()
-        count = len(lengths)
-        if count == 1:
-            return [data]
-        size = lengths[0] if count else 0
-        # Memory comparison, not a loop: are all lengths the same?
-        if size and size * count == len(data) and self.lengths[4:] == self.lengths[:-4]:
-            return [payload for (payload,) in struct.iter_unpack(f"{size}s", data)]
-        payloads = []
-        start = 0
-        for length in lengths:
-            end = start + length
-            payloads.append(data[start:end])
-            start = end
-        return payloads
+        return values_of(self.lengths, self.data)
+
+    def encoded_headers(self) -> list[bytes] | None:
+        """Return each message's key and headers, encoded (see tuplewire.headers); None if none has any."""
+        return values_of(self.header_lengths, self.header_data) if self.header_lengths else None
 
     def slice(self, start: int, stop: int) -> TaskGroup:
         """Return the messages from start up to stop (both within the group) as a group."""
-        sizes = self.sizes()
-        begin = sum(sizes[:start])
-        return self._piece(start, stop, begin, begin + sum(sizes[start:stop]))
+        return self.cut((start, stop))[0]
 
     def split(self, max_bytes: int) -> list[TaskGroup]:
-        """Cut into groups of at most so many payload bytes, or of one larger message."""
-        pieces = []
-        start = begin = end = 0
-        sizes = self.sizes()
+        """Cut into groups of at most so many bytes (see size_bytes), or of one larger message."""
+        bounds = [0]
+        begin = end = 0
+        sizes = self.message_sizes()
         for index, size in enumerate(sizes):
-            if end + size - begin > max_bytes and index > start:
-                pieces.append(self._piece(start, index, begin, end))
-                start, begin = index, end
+            if end + size - begin > max_bytes and index > bounds[-1]:
+                bounds.append(index)
+                begin = end
             end += size
-        pieces.append(self._piece(start, len(sizes), begin, end))
-        return pieces
+        return self.cut((*bounds, len(sizes)))
 
-    def _piece(self, start: int, stop: int, begin: int, end: int) -> TaskGroup:
-        lengths, data = self.lengths[4 * start : 4 * stop], self.data[begin:end]
-        first = self.entry_sequence and self.entry_sequence + start
-        return replace(self, lengths=lengths, data=data, entry_sequence=first)
+    def cut(self, bounds: Sequence[int]) -> list[TaskGroup]:
+        """Return the messages from each of these indexes, which grow, up to the next one, as groups."""
+        columns = cut_column(self.lengths, self.data, bounds)
+        headers = cut_column(self.header_lengths, self.header_data, bounds)
+        return [
+            replace(
+                self,
+                lengths=lengths,
+                data=data,
+                header_lengths=header_lengths if header_data else b"",
+                header_data=header_data,
+                entry_sequence=self.entry_sequence and self.entry_sequence + start,
+            )
+            for start, (lengths, data), (header_lengths, header_data) in zip(
+                bounds[:-1], columns, headers, strict=True
+            )
+        ]
 
     def with_source(self, source: int) -> TaskGroup:
         """Return the same messages as sent by a task."""
-        return TaskGroup(self.task, source, self.lengths, self.data, redelivered=self.redelivered)
+        return TaskGroup(
+            self.task,
+            source,
+            self.lengths,
+            self.data,
+            redelivered=self.redelivered,
+            header_lengths=self.header_lengths,
+            header_data=self.header_data,
+        )
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
@@ -287,6 +322,8 @@ class TaskGroup:
             entry_sequence=entry_sequence,
             accepted_micros=self.accepted_micros or now_micros,
             kept=kept,
+            header_lengths=self.header_lengths,
+            header_data=self.header_data,
         )
 
     def accepted(self, micros: int) -> TaskGroup:
@@ -308,6 +345,8 @@ class TaskGroup:
             entry_sequence=self.entry_sequence,
             accepted_micros=self.accepted_micros,
             kept=True,
+            header_lengths=self.header_lengths,
+            header_data=self.header_data,
         )
 
     @property
@@ -323,9 +362,14 @@ class TaskGroup:
 
     @property
     def plain(self) -> bool:
-        """Whether its columns, task and source are all there is to say of it, as of what a program sends."""
+        """Whether its payloads, task and source are all there is to say of it, as of most of what is sent."""
         return not (
-            self.redelivered or self.forwarded or self.entry_sequence or self.accepted_micros or self.kept
+            self.redelivered
+            or self.forwarded
+            or self.entry_sequence
+            or self.accepted_micros
+            or self.kept
+            or self.header_lengths
         )
 
     def joins(self, other: TaskGroup) -> bool:
@@ -335,6 +379,7 @@ class TaskGroup:
             and self.source == other.source
             and self.redelivered == other.redelivered
             and self.kept == other.kept
+            and (not self.header_lengths) == (not other.header_lengths)
         )
 
 
@@ -350,5 +395,5 @@ def same_time(micros: int, other_micros: int) -> bool:
 def check_sizes(groups: Iterable[TaskGroup], limit_bytes: int) -> None:
     """Raise MessageTooLargeError when one payload is over the limit."""
     for group in groups:
-        if len(group.data) > limit_bytes and (largest := max(group.sizes())) > limit_bytes:
+        if group.size_bytes > limit_bytes and (largest := max(group.message_sizes())) > limit_bytes:
             raise MessageTooLargeError(group.task, largest, limit_bytes)

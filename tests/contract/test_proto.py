@@ -83,11 +83,12 @@ def shape(message: Any) -> dict[str, tuple[object, ...]]:
 
 
 def test_opaque_fields() -> None:
-    """The relay's view has the same fields and numbers; only `lengths` is bytes there."""
+    """The relay's view has the same fields and numbers; only the columns of lengths are bytes there."""
     seen, opaque = shape(messaging_pb2.Group.DESCRIPTOR), shape(opaque_pb2.OpaqueGroup.DESCRIPTOR)
-    lengths, blind = seen.pop("lengths"), opaque.pop("lengths")
-    assert (lengths[0], lengths[3]) == (blind[0], FieldDescriptor.TYPE_FIXED32)
-    assert blind[3] == FieldDescriptor.TYPE_BYTES
+    for name in ("lengths", "header_lengths"):
+        lengths, blind = seen.pop(name), opaque.pop(name)
+        assert (lengths[0], lengths[3]) == (blind[0], FieldDescriptor.TYPE_FIXED32)
+        assert blind[3] == FieldDescriptor.TYPE_BYTES
     assert opaque == seen
     assert shape(opaque_pb2.OpaqueFrame.DESCRIPTOR) == shape(messaging_pb2.Frame.DESCRIPTOR)
 
@@ -100,6 +101,8 @@ groups = st.builds(
     data=st.binary(max_size=20),
     first_sequence=st.integers(0, 2**64 - 1),
     redelivered=st.booleans(),
+    header_lengths=st.lists(st.integers(0, 2**32 - 1), max_size=5),
+    header_data=st.binary(max_size=20),
 )
 frames = st.builds(
     messaging_pb2.Frame, sequence=st.integers(0, 2**64 - 1), groups=st.lists(groups, max_size=4)
@@ -115,9 +118,13 @@ def test_opaque_reads_the_same(frame: messaging_pb2.Frame) -> None:
     assert len(opaque.groups) == len(frame.groups)
     for blind, group in zip(opaque.groups, frame.groups, strict=True):
         assert blind.lengths == b"".join(length.to_bytes(4, "little") for length in group.lengths)
-        assert (blind.task, blind.data, blind.first_sequence, blind.redelivered) == (
+        assert blind.header_lengths == b"".join(
+            length.to_bytes(4, "little") for length in group.header_lengths
+        )
+        assert (blind.task, blind.data, blind.header_data, blind.first_sequence, blind.redelivered) == (
             group.task,
             group.data,
+            group.header_data,
             group.first_sequence,
             group.redelivered,
         )

@@ -28,25 +28,37 @@ SETTINGS = SessionSettings(
 PREFETCH_MESSAGES = 6
 PREFETCH_BYTES = 90
 
-HEAD = struct.Struct(">bBI")
+HEAD = struct.Struct(">bBIB")
 
 Pair = tuple[int | None, int]
 Message = tuple[int | None, int, int]
 """Source, task, and the number within both, from 0."""
 
 
-def payload_of(message: Message, padding: int) -> bytes:
-    """Return a payload that names its message."""
-    source, task, number = message
-    return HEAD.pack(-1 if source is None else source, task, number) + bytes(padding)
+def group_of(messages: list[Message], padding: int, *, headed: bool) -> TaskGroup:
+    """Return a group whose payloads name its messages; each second one has headers, if any has.
+
+    Sizes differ within it, so that cuts by bytes fall anywhere.
+    """
+    payloads, headers = [], []
+    for source, task, number in messages:
+        with_headers = headed and number % 2
+        name = HEAD.pack(-1 if source is None else source, task, number, with_headers)
+        headers.append(name if with_headers else b"")
+        most = SETTINGS.max_message_bytes - len(name) - len(headers[-1])
+        payloads.append(name + bytes(padding * number % (most + 1)))
+    source, task, _ = messages[0]
+    return TaskGroup.joined(task, source, payloads, headers)
 
 
 def messages_in(group: TaskGroup) -> list[Message]:
-    """Return the messages that a group's payloads name; source and task must be the group's own."""
+    """Return the messages that a group's payloads name; source, task and headers must be their own."""
     messages = []
-    for payload in group.payloads():
-        source, task, number = HEAD.unpack_from(payload)
+    headers = group.encoded_headers() or [b""] * len(group)
+    for payload, entry in zip(group.payloads(), headers, strict=True):
+        source, task, number, with_headers = HEAD.unpack_from(payload)
         assert (group.source, group.task) == (None if source < 0 else source, task)
+        assert entry == (payload[: HEAD.size] if with_headers else b"")
         messages.append((group.source, task, number))
     return messages
 

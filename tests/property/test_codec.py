@@ -37,6 +37,12 @@ payloads = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
 long_payloads = st.builds(lambda size, count: [bytes(size)] * count, st.integers(0, 400), st.integers(1, 60))
 
 
+def headers_of(count: int) -> st.SearchStrategy[list[bytes]]:
+    """Return what travels beside so many payloads; at least one has something."""
+    size = st.just(300) | st.integers(0, 3)
+    return st.lists(size.map(bytes), min_size=count, max_size=count).filter(any)
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> list[list[TaskGroup]]:
     """Return runs: groups of one task, source and mark each."""
@@ -44,9 +50,11 @@ def runs(draw: st.DrawFn) -> list[list[TaskGroup]]:
     for _ in range(draw(st.integers(0, 4))):
         task, source, redelivered = draw(ids), draw(st.none() | ids), draw(st.booleans())
         worker = draw(st.sampled_from([0, 1, 2**32 - 1]))
+        columns = draw(st.lists(payloads | long_payloads, min_size=1, max_size=3))
+        headed = draw(st.booleans())
         groups = [
-            TaskGroup.of(task, each, source)
-            for each in draw(st.lists(payloads | long_payloads, min_size=1, max_size=3))
+            TaskGroup.joined(task, source, each, draw(headers_of(len(each))) if headed else None)
+            for each in columns
         ]
         if redelivered:
             groups = [group.as_redelivered() for group in groups]
@@ -68,6 +76,8 @@ def frame_of(sequence: int, groups: Sequence[Sequence[TaskGroup]], firsts: Seque
                 redelivered=run[0].redelivered,
                 forwarded=run[0].forwarded,
                 kept=run[0].kept,
+                header_lengths=[length for group in run for length in group.header_sizes()],
+                header_data=b"".join(group.header_data for group in run),
             )
             for position, run in enumerate(groups)
         ],
@@ -84,6 +94,8 @@ def columns(groups: Sequence[TaskGroup]) -> list[tuple[Any, ...]]:
             group.data,
             group.redelivered,
             group.forwarded,
+            list(group.header_sizes()),
+            group.header_data,
         )
         for group in groups
     ]
@@ -99,6 +111,8 @@ def columns_of(frame: pb.Frame) -> list[tuple[Any, ...]]:
             group.data,
             group.redelivered,
             group.forwarded,
+            list(group.header_lengths),
+            group.header_data,
         )
         for group in frame.groups
     ]
@@ -197,6 +211,8 @@ def test_order_of_fields_and_unknown_fields_do_not_matter(
             field(4, group.data),
             b"\x30" + varint(group.redelivered),
             b"\x39" + struct.pack("<Q", group.forwarded),
+            field(10, struct.pack(f"<{len(group.header_lengths)}I", *group.header_lengths)),
+            field(11, group.header_data),
         ]
         if group.HasField("source"):
             parts.append(b"\x10" + varint(group.source))
@@ -272,6 +288,8 @@ def read(data: bytes) -> None:
                 for group in groups_of(frame):
                     assert sum(group.sizes()) == len(group.data)
                     assert len(group.payloads()) == len(group) > 0
+                    assert len(group.encoded_headers() or group) == len(group)
+                    assert sum(group.message_sizes()) == group.size_bytes
 
 
 @EXAMPLES
@@ -301,17 +319,32 @@ def test_mutated_frames(groups: list[list[TaskGroup]], data: st.DataObject) -> N
     st.none() | st.integers(-(2**31), 2**31 - 1),
     st.binary(max_size=12),
     st.binary(max_size=12),
+    st.just(b"") | st.binary(max_size=12),
+    st.just(b"") | st.binary(max_size=12),
 )
 def test_columns_that_do_not_hold_together(
-    task: int, source: int | None, lengths: bytes, data: bytes
+    task: int, source: int | None, lengths: bytes, data: bytes, header_lengths: bytes, header_data: bytes
 ) -> None:
     """Well-formed protobuf with any ids and columns is a frame that holds together, or a named error."""
     frame = OpaqueFrame(sequence=1)
-    frame.groups.add(task=task, source=source, lengths=lengths, data=data)
+    frame.groups.add(
+        task=task,
+        source=source,
+        lengths=lengths,
+        data=data,
+        header_lengths=header_lengths,
+        header_data=header_data,
+    )
+    header_sizes = struct.unpack(
+        f"<{len(header_lengths) // 4}I", header_lengths[: len(header_lengths) // 4 * 4]
+    )
+    valid_headers = not header_lengths or len(header_lengths) == len(lengths)
     sizes = struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4])
     valid = task >= 0 and (source is None or source >= 0) and len(lengths) % 4 == 0 < len(lengths)
-    if valid and sum(sizes) == len(data):
-        assert columns(groups_of(frame)) == [(task, source, list(sizes), data, False)]
+    if valid and sum(sizes) == len(data) and valid_headers and sum(header_sizes) == len(header_data):
+        assert columns(groups_of(frame)) == [
+            (task, source, list(sizes), data, False, 0, list(header_sizes), header_data)
+        ]
     else:
         with pytest.raises((MalformedError, InvalidTaskError)):
             groups_of(frame)

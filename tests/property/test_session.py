@@ -31,8 +31,8 @@ from helpers.session_parts import (
     Message,
     Pair,
     Worker,
+    group_of,
     messages_in,
-    payload_of,
 )
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
@@ -135,19 +135,25 @@ class Session(RuleBasedStateMachine):
             max_size=3,
         ),
         padding=st.integers(0, SETTINGS.max_message_bytes - HEAD.size),
+        headed=st.booleans(),
     )
-    def offer(self, source: int | None, counts: dict[int, int], padding: int) -> None:
+    def offer(
+        self,
+        source: int | None,
+        counts: dict[int, int],
+        padding: int,
+        headed: bool,  # noqa: FBT001 - drawn
+    ) -> None:
         """A batch is taken exactly when there is room or room can be made; only what is in its way goes."""
         batch = Batch(sum(self.offered.values()), {}, {})
         groups = []
         for task, count in counts.items():
             first = self.offered[source, task]
             messages = [(source, task, first + number) for number in range(count)]
-            # Sizes differ within a group, so that cuts by bytes fall anywhere.
-            payloads = [payload_of(each, (padding * each[2]) % 55) for each in messages]
+            group = group_of(messages, padding, headed=headed)
             batch.open[task] = messages
-            batch.sizes |= dict(zip(messages, map(len, payloads), strict=True))
-            groups.append(TaskGroup.of(task, payloads, source))
+            batch.sizes |= dict(zip(messages, group.message_sizes(), strict=True))
+            groups.append(group)
         in_the_way = self._in_the_way(batch)
         taken = in_the_way is not None and (not in_the_way or self.drops_oldest)
         assert self.window.offer(groups, batch) == taken
@@ -554,7 +560,7 @@ class Session(RuleBasedStateMachine):
         for arrived in self.consumer.held:
             for group in arrived.groups:
                 if arrived.epoch >= self.consumer.window._tasks[group.task].epoch:
-                    held[group.task] += group.sizes()
+                    held[group.task] += group.message_sizes()
         for sizes in held.values():
             assert len(sizes) <= PREFETCH_MESSAGES
             assert sum(sizes) < PREFETCH_BYTES + SETTINGS.max_message_bytes

@@ -9,29 +9,40 @@ from tuplewire.session.pieces import cut, frame_pieces, starting_within, wire_by
 from tuplewire.wire.codec import encode_frame
 
 
-def group_of(*sizes: int) -> TaskGroup:
-    """Return messages of these sizes, each filled with its entry_sequence."""
-    return TaskGroup.of(
-        2**31 - 1, [bytes([entry_sequence % 256]) * size for entry_sequence, size in enumerate(sizes)]
-    )
+def group_of(*sizes: int, headed: bool = False) -> TaskGroup:
+    """Return messages of these sizes, each filled with its entry_sequence; headed: a half is headers."""
+    values = [bytes([entry_sequence % 256]) * size for entry_sequence, size in enumerate(sizes)]
+    if not headed:
+        return TaskGroup.of(2**31 - 1, values)
+    halves = [size // 2 for size in sizes]
+    payloads = [value[:half] for value, half in zip(values, halves, strict=True)]
+    headers = [value[half:] for value, half in zip(values, halves, strict=True)]
+    return TaskGroup.joined(2**31 - 1, None, payloads, headers)
+
+
+HEADED = pytest.mark.parametrize("headed", [False, True])
 
 
 @pytest.mark.parametrize(
     ("size_bytes", "count"), [(0, 0), (1, 2), (2, 2), (3, 3), (4, 3), (5, 3), (6, 5), (100, 5)]
 )
-def test_messages_that_start_within(size_bytes: int, count: int) -> None:
+@HEADED
+def test_messages_that_start_within(size_bytes: int, count: int, *, headed: bool) -> None:
     """A message counts when it starts before the size has passed, also an empty one."""
-    assert starting_within(group_of(0, 2, 3, 0, 0), size_bytes) == count
+    assert starting_within(group_of(0, 2, 3, 0, 0, headed=headed), size_bytes) == count
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_a_cut_loses_nothing(count: int) -> None:
+@HEADED
+def test_a_cut_loses_nothing(count: int, *, headed: bool) -> None:
     """The pieces are the group; the first has as many messages as were asked for, none is empty."""
-    group = group_of(3, 0, 1, 4, 1, 5, 9, 2, 6, 5).as_redelivered()
+    group = group_of(3, 0, 1, 4, 1, 5, 9, 2, 6, 5, headed=headed).as_redelivered()
     pieces = cut(group, count)
     assert len(pieces[0]) == count
     assert all(pieces)
     assert [each for piece in pieces for each in piece.payloads()] == group.payloads()
+    entries = [each for piece in pieces for each in piece.encoded_headers() or [b""] * len(piece)]
+    assert entries == (group.encoded_headers() or [b""] * len(group))
     assert all(piece.redelivered and piece.task == group.task for piece in pieces)
 
 
@@ -40,20 +51,22 @@ def test_pieces_double() -> None:
     assert [len(piece) for piece in cut(group_of(*[1] * 100), 3)] == [3, 3, 6, 12, 24, 48, 4]
 
 
-def test_pieces_for_frames() -> None:
-    """Neither payload nor lengths of a piece go over the limit, except for a single message's payload."""
+@HEADED
+def test_pieces_for_frames(*, headed: bool) -> None:
+    """Neither messages nor lengths of a piece go over the limit, except for a single message."""
     sizes = [0] * 50 + [7] * 20 + [300] + [0, 90, 20, 90] + [0] * 70
-    pieces = frame_pieces(group_of(*sizes), 100)
-    assert [size for piece in pieces for size in piece.sizes()] == sizes
+    pieces = frame_pieces(group_of(*sizes, headed=headed), 100)
+    assert [size for piece in pieces for size in piece.message_sizes()] == sizes
     for piece in pieces:
-        assert len(piece.data) <= 100 or len(piece) == 1
-        assert len(piece.lengths) <= 100
+        assert piece.size_bytes <= 100 or len(piece) == 1
+        assert len(piece.lengths) + len(piece.header_lengths) <= 100
 
 
 @pytest.mark.parametrize("sizes", [[0], [1] * 40, [100_000] * 30])
-def test_wire_bytes_is_an_upper_bound(sizes: list[int]) -> None:
+@HEADED
+def test_wire_bytes_is_an_upper_bound(sizes: list[int], *, headed: bool) -> None:
     """What a group is counted as is at least what it takes up in a frame, with the largest ids there are."""
-    group = group_of(*sizes)
+    group = group_of(*sizes, headed=headed)
     group.source = 2**31 - 1
     group = group.as_redelivered()
     empty = encode_frame(1, [])

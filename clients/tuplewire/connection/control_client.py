@@ -123,7 +123,17 @@ class ControlClient:
         when there is no room for the epoch, or, at its last piece, not yet (send that one again later), and
         WrongWorkerError.
         """
-        columns = (OpaqueGroup(task=g.task, source=g.source, lengths=g.lengths, data=g.data) for g in groups)
+        columns = (
+            OpaqueGroup(
+                task=group.task,
+                source=group.source,
+                lengths=group.lengths,
+                data=group.data,
+                header_lengths=group.header_lengths,
+                header_data=group.header_data,
+            )
+            for group in groups
+        )
         frame = OpaqueFrame(groups=columns).SerializeToString()
         request = control_pb2.PublishRequest(
             topology=topology,

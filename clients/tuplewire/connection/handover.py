@@ -68,7 +68,7 @@ class HandOver:
             return
         for group in groups:
             self.messages += len(group)
-            self.size_bytes += len(group.data)
+            self.size_bytes += group.size_bytes
             self.of_flow[group.flow] = self.of_flow.get(group.flow, 0) + len(group)
         self._entries.append((groups, token, retain))
 

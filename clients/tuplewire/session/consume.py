@@ -112,8 +112,8 @@ class ConsumeWindow:
                 group = group.slice(state.received + 1 - first, len(group))
                 first = state.received + 1
             state.received = last
-            state.held_bytes += len(group.data)
-            state.unacknowledged.append((last, len(group.data)))
+            state.held_bytes += group.size_bytes
+            state.unacknowledged.append((last, group.size_bytes))
             new.append(Delivery(first, group))
         return Arrived(self._epoch, tuple(new))
 

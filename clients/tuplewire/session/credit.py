@@ -123,7 +123,7 @@ class CreditBook:
                 if account is None:
                     account = self._accounts[group.flow] = _Account.of(self.initial)
                 account.received_messages += len(group)
-                account.received_bytes += len(group.data)
+                account.received_bytes += group.size_bytes
                 counted.append(group)
                 self._check(group.flow, account)
         except RefusedError:
@@ -135,7 +135,7 @@ class CreditBook:
         """Take back what was counted of messages that are refused: neither side counts them."""
         account = self._accounts[group.flow]
         account.received_messages -= len(group)
-        account.received_bytes -= len(group.data)
+        account.received_bytes -= group.size_bytes
         self._take_stock(group.flow, account)
         if not account.received_messages and account.granted_messages == self.initial.messages:
             self._forget(group.flow)

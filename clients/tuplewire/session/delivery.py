@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tuplewire.group import TaskGroup
-from tuplewire.session.pieces import LENGTH_BYTES, cut, starting_within, wire_bytes
+from tuplewire.session.pieces import cut, most_messages, starting_within, wire_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class DeliveryLog:
         """Add messages at the tail; the token comes back when they are acknowledged."""
         self._waiting.append(_Entry(self.tail + 1, group, token))
         self.tail += len(group)
-        self.queued_bytes += len(group.data)
+        self.queued_bytes += group.size_bytes
         if not group.kept:
             self.unkept += len(group)
 
@@ -116,7 +116,7 @@ class DeliveryLog:
             count = min(
                 starting_within(group, min(room, frame_room)),
                 credit - self.taken,
-                max(1, frame_room // LENGTH_BYTES),
+                most_messages(group, frame_room),
             )
             if count < len(group):
                 _cut_first(self._waiting, count)
@@ -125,7 +125,7 @@ class DeliveryLog:
                 entry.group = entry.group.as_redelivered()
             self._delivered.append(entry)
             self.taken = entry.last
-            size = len(entry.group.data)
+            size = entry.group.size_bytes
             room -= size
             frame_room -= wire_bytes(entry.group)
             self._taken_bytes += size
@@ -147,7 +147,7 @@ class DeliveryLog:
             if self._delivered[0].last > acknowledged:
                 _cut_first(self._delivered, acknowledged - self._delivered[0].first + 1)
             entry = self._delivered.popleft()
-            size = len(entry.group.data)
+            size = entry.group.size_bytes
             done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
             self.queued_bytes -= size
             if not entry.group.kept:

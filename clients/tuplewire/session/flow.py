@@ -104,7 +104,7 @@ class Flow:
         while pending:
             entry = pending[0]
             group = entry.group
-            count, size = len(group), len(group.data)
+            count, size = len(group), group.size_bytes
             if entries and wire_bytes(group) > room:
                 return 0
             allowed = self.limit_messages - self.sent_messages
@@ -118,7 +118,7 @@ class Flow:
                     pending.popleft()
                     pending.extendleft(reversed(pieces))
                     entry = pieces[0]
-                    count, size = allowed, len(entry.group.data)
+                    count, size = allowed, entry.group.size_bytes
             pending.popleft()
             entries.append(entry)
             self.sent_messages += count
@@ -176,7 +176,7 @@ class InFlight:
         for entry in self.entries:
             group = entry.group
             messages += len(group)
-            size += len(group.data)
+            size += group.size_bytes
             micros = entry.accepted_micros
             if same_time(micros, first_micros):
                 micros = first_micros

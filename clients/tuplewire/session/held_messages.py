@@ -104,7 +104,7 @@ class HeldMessages:
 
     def _account(self, entry: Entry, dropped: DropReason | None) -> Settled:
         group = entry.group
-        count, size = len(group), len(group.data)
+        count, size = len(group), group.size_bytes
         self._let_go(entry, count, size)
         if dropped is None:
             self._ledger.acknowledged += count
@@ -186,7 +186,7 @@ class HeldMessages:
         left: list[tuple[TaskGroup, Any]] = []
         for entry in self._remove_all():
             group = entry.group
-            self._let_go(entry, len(group), len(group.data))
+            self._let_go(entry, len(group), group.size_bytes)
             self._ledger.accepted -= len(group)
             left.append((group if entry.age else group.as_redelivered(), entry.token))
         return left
@@ -231,7 +231,7 @@ class HeldMessages:
         for group in groups:
             flow, count = group.flow, len(group)
             messages += count
-            size += len(group.data)
+            size += group.size_bytes
             offered = to_task[flow] = to_task.get(flow, 0) + count
             held = self.held_of(flow) + more_to.get(flow, 0)
             if excess(held, offered, settings.max_pending_task_messages):
@@ -260,7 +260,7 @@ class HeldMessages:
         Returns False, and gives up nothing, if the written messages alone leave no room.
         """
         settings, flows = self._settings, self._flows
-        messages, size = sum(map(len, groups)), sum(len(group.data) for group in groups)
+        messages, size = sum(map(len, groups)), sum(group.size_bytes for group in groups)
         most = self.messages - excess(self.messages, messages, settings.max_pending_messages)
         most_bytes = self.size_bytes - excess(self.size_bytes, size, settings.max_pending_bytes)
         crowded = self._crowded(groups)

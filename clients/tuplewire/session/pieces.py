@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 from tuplewire.group import TaskGroup
 
 LENGTH_BYTES = 4
-"""The bytes of a frame for each message beside its payload."""
+"""The bytes of a frame for each message beside its payload; as many again in a group with headers."""
 
 _GROUP_BYTES = 48
 """The most bytes of a frame for each group beside its columns."""
@@ -16,14 +16,19 @@ _GROUP_BYTES = 48
 
 def wire_bytes(group: TaskGroup) -> int:
     """Return at most how many bytes of a frame a group takes up; more than 0 even without payload."""
-    return len(group.data) + len(group.lengths) + _GROUP_BYTES
+    return group.size_bytes + len(group.lengths) + len(group.header_lengths) + _GROUP_BYTES
+
+
+def most_messages(group: TaskGroup, max_bytes: int) -> int:
+    """Return how many messages of a group have lengths of so many bytes in a frame; at least one."""
+    return max(1, max_bytes // (2 * LENGTH_BYTES if group.header_lengths else LENGTH_BYTES))
 
 
 def starting_within(group: TaskGroup, size_bytes: int) -> int:
-    """Return how many messages start before so many payload bytes of the group have passed."""
-    if size_bytes > len(group.data):
+    """Return how many messages start before so many bytes (see TaskGroup) of the group have passed."""
+    if size_bytes > group.size_bytes:
         return len(group)
-    return min(len(group), bisect_left(list(accumulate(group.sizes(), initial=0)), size_bytes))
+    return min(len(group), bisect_left(list(accumulate(group.message_sizes(), initial=0)), size_bytes))
 
 
 def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
@@ -32,13 +37,11 @@ def cut(group: TaskGroup, count: int) -> list[TaskGroup]:
     Taking few messages at a time off a large group would copy its rest every time. With doubling pieces each
     message is copied log(n) times at most.
     """
-    ends = list(accumulate(group.sizes(), initial=0))
-    pieces = []
-    start, stop = 0, count
-    while start < len(group):
-        pieces.append(group._piece(start, stop, ends[start], ends[stop]))
-        start, stop = stop, min(2 * stop, len(group))
-    return pieces
+    bounds = [0]
+    while count < len(group):
+        bounds.append(count)
+        count *= 2
+    return group.cut((*bounds, len(group)))
 
 
 def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]:
@@ -48,11 +51,10 @@ def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]
 
 
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
-    """Return the group, cut if its payload or its lengths are too large for a frame."""
-    if len(group.data) <= max_bytes and len(group.lengths) <= max_bytes:
+    """Return the group, cut if its messages or their lengths are too large for a frame."""
+    most, count = most_messages(group, max_bytes), len(group)
+    if group.size_bytes <= max_bytes and count <= most:
         return [group]
-    most = max(1, max_bytes // LENGTH_BYTES)
-    count = len(group)
     if count <= most:
         return group.split(max_bytes)
     return [
@@ -64,8 +66,8 @@ def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
 
 def by_size(group: TaskGroup, limit_bytes: int) -> list[tuple[bool, TaskGroup]]:
     """Split a group into runs of messages within a limit (True) and over it (False), in order."""
-    sizes = group.sizes()
-    if len(group.data) <= limit_bytes or max(sizes) <= limit_bytes:
+    sizes = group.message_sizes()
+    if group.size_bytes <= limit_bytes or max(sizes) <= limit_bytes:
         return [(True, group)]
     runs = []
     start = 0

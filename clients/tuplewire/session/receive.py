@@ -146,7 +146,7 @@ class ReceiveSession:
         for group, error in refusals:
             self.refuse(sequence, group, error)
         for group in done:
-            self.credit.released(group.flow, len(group), len(group.data))
+            self.credit.released(group.flow, len(group), group.size_bytes)
 
     def update(self) -> AckUpdate | None:
         """Take out the news for the sender; None if there is none."""

@@ -92,7 +92,7 @@ class SendWindow(HeldMessages):
             if self._drops_oldest:
                 self._oldest.add(group.flow, age)
             self.messages += messages
-            self.size_bytes += len(group.data)
+            self.size_bytes += group.size_bytes
             self._ledger.accepted += messages
 
     def _new_flow(self, number: int) -> Flow:
@@ -369,7 +369,7 @@ class SendWindow(HeldMessages):
                     self._settle(entry, why, settled)
                     group, flow = entry.group, self._flows[entry.group.flow]
                     flow.sent_messages -= len(group)  # neither side counts what is refused
-                    flow.sent_bytes -= len(group.data)
+                    flow.sent_bytes -= group.size_bytes
                     if flow.pending and flow.has_credit:
                         self._ready[group.flow] = None
                         self.without_credit.pop(group.flow, None)

@@ -93,7 +93,7 @@ class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
         try:
             for batch in batches:
                 for group in router.groups(batch):
-                    for piece in group.split(_PIECE_BYTES) if len(group.data) > _PIECE_BYTES else (group,):
+                    for piece in group.split(_PIECE_BYTES) if group.size_bytes > _PIECE_BYTES else (group,):
                         client.send(TaskMessageBatch.from_groups([piece]), timeout=options.timeout)
                 count += batch.num_rows
             client.flush(options.timeout)

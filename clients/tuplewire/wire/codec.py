@@ -33,6 +33,8 @@ _REDELIVERED = b"\x30\x01"
 _FORWARDED = b"\x39"
 _ACCEPTED = b"\x41"
 _KEPT = b"\x48\x01"
+_HEADER_LENGTHS = b"\x52"
+_HEADER_DATA = b"\x5a"
 _FRAME_ACCEPTED = b"\x21"
 _CLOSED = b"\x2a"
 
@@ -97,7 +99,16 @@ def encode_frame(
         head += _LENGTHS + varint(lengths_size)
         middle = _DATA + varint(data_size)
         size = len(head) + lengths_size + len(middle) + data_size
-        parts += (_GROUP + varint(size) + head, *lengths, middle, *data)
+        if not group.header_lengths:
+            parts += (_GROUP + varint(size) + head, *lengths, middle, *data)
+            continue
+        headers = [piece.header_data for piece in run]
+        headers_size = sum(map(len, headers))
+        header_lengths = _HEADER_LENGTHS + varint(lengths_size)
+        end = _HEADER_DATA + varint(headers_size)
+        size += len(header_lengths) + lengths_size + len(end) + headers_size
+        parts += (_GROUP + varint(size) + head, *lengths, middle, *data, header_lengths)
+        parts += (*(piece.header_lengths for piece in run), end, *headers)
     parts.insert(0, _FRAME + varint(sum(map(len, parts))))
     return b"".join(parts)
 
@@ -158,6 +169,8 @@ def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
             entry_sequence=group.first_sequence,
             accepted_micros=group.accepted_unix_micros or accepted,
             kept=group.kept,
+            header_lengths=group.header_lengths,
+            header_data=group.header_data,
         ).checked()
         for group in frame.groups
     ]

@@ -123,7 +123,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., receiver_id: _Optional[str] = ..., receiver_incarnation: _Optional[int] = ..., last_sequence: _Optional[int] = ..., ack_mode: _Optional[_Union[AckMode, str]] = ..., initial_credit: _Optional[_Union[TaskCredit, _Mapping]] = ..., credits: _Optional[_Iterable[_Union[TaskCredit, _Mapping]]] = ..., max_message_bytes: _Optional[int] = ..., max_frame_bytes: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., worker_incarnation: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept", "header_lengths", "header_data")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,8 @@ class Group(_message.Message):
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    HEADER_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_DATA_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -142,7 +144,25 @@ class Group(_message.Message):
     forwarded: int
     accepted_unix_micros: int
     kept: bool
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ...) -> None: ...
+    header_lengths: _containers.RepeatedScalarFieldContainer[int]
+    header_data: bytes
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ..., header_lengths: _Optional[_Iterable[int]] = ..., header_data: _Optional[bytes] = ...) -> None: ...
+
+class MessageHeaders(_message.Message):
+    __slots__ = ("key", "headers")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    headers: _containers.RepeatedCompositeFieldContainer[MessageHeader]
+    def __init__(self, key: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[MessageHeader, _Mapping]]] = ...) -> None: ...
+
+class MessageHeader(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: bytes
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpaqueGroup(_message.Message):
-    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept")
+    __slots__ = ("task", "source", "lengths", "data", "first_sequence", "redelivered", "forwarded", "accepted_unix_micros", "kept", "header_lengths", "header_data")
     TASK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,8 @@ class OpaqueGroup(_message.Message):
     FORWARDED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    HEADER_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_DATA_FIELD_NUMBER: _ClassVar[int]
     task: int
     source: int
     lengths: bytes
@@ -26,7 +28,9 @@ class OpaqueGroup(_message.Message):
     forwarded: int
     accepted_unix_micros: int
     kept: bool
-    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ...) -> None: ...
+    header_lengths: bytes
+    header_data: bytes
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ..., header_lengths: _Optional[bytes] = ..., header_data: _Optional[bytes] = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
     __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")

@@ -105,7 +105,7 @@ class Entrance:
                 if self._closed:
                     raise ClosedError("the link to the worker is closed")
                 task.messages += len(group)
-                task.size_bytes += len(group.data)
+                task.size_bytes += group.size_bytes
                 self.pending += len(group)
                 self._gathered.append(group)
             self._hand_over()
@@ -151,12 +151,12 @@ class Entrance:
             self._changed.notify_all()
         self.batches += 1
         self.messages += sum(map(len, groups))
-        self.size_bytes += sum(len(group.data) for group in groups)
+        self.size_bytes += sum(group.size_bytes for group in groups)
         batch = ReceivedBatch.arrived(groups, self)
         self._router.recv(batch)
         for group, error in batch.refusals:
             self.refused[error.code] += len(group)
-            self.release(group.task, len(group), len(group.data))
+            self.release(group.task, len(group), group.size_bytes)
             if messages := self._log_rate.due(group.task, len(group)):
                 extra = {"task": group.task, "messages": messages, "reason": str(error)}
                 logger.warning("messages.refused", extra=extra)

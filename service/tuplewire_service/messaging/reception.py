@@ -84,7 +84,7 @@ class Reception(IConnectionCallback):
         counts = self._received.setdefault(source, [0, 0, 0])
         counts[0] += sum(map(len, groups))
         counts[1] += 1
-        counts[2] += sum(len(group.data) for group in groups)
+        counts[2] += sum(group.size_bytes for group in groups)
 
     def deliver(
         self, end: ReceivingEnd, sequence: int, groups: Sequence[TaskGroup], assignment_version: int

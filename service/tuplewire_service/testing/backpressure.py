@@ -181,7 +181,7 @@ class BackpressureConformance(Scenery):
             def release_all() -> bool:
                 with lock:
                     for batch, group in held:
-                        batch.inbound.release(group.task, len(group), len(group.data))
+                        batch.inbound.release(group.task, len(group), group.size_bytes)
                     held.clear()
                 return client.statistics().ledger.pending == 0
 

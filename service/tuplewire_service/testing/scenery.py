@@ -53,7 +53,7 @@ class Recorder(IConnectionCallback):
                 if group.task in self._held_tasks:
                     self._held.append((batch, group))
                 else:
-                    batch.inbound.release(group.task, len(group), len(group.data))
+                    batch.inbound.release(group.task, len(group), group.size_bytes)
 
     def release(self) -> None:
         """Be done with everything that is held, and hold nothing more."""
@@ -61,7 +61,7 @@ class Recorder(IConnectionCallback):
             held, self._held = self._held, []
             self._held_tasks = frozenset()
         for batch, group in held:
-            batch.inbound.release(group.task, len(group), len(group.data))
+            batch.inbound.release(group.task, len(group), group.size_bytes)
 
     def seen(self) -> list[tuple[int | None, int, bytes]]:
         """Return (source, task, payload) of everything, in the order of arrival."""

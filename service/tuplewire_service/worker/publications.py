@@ -140,7 +140,7 @@ class Publications:
 
 
 def _size_of(groups: Iterable[TaskGroup]) -> int:
-    return sum(len(group.data) + len(group.lengths) for group in groups)
+    return sum(group.size_bytes + LENGTH_BYTES * len(group) for group in groups)
 
 
 def _held_by(groups: Iterable[TaskGroup]) -> int:

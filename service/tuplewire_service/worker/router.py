@@ -279,7 +279,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
             extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
             logger.warning("messages.dropped", extra=extra)
         self._ledger.dropped[reason] += len(group)
-        inbound.release(group.task, len(group), len(group.data))
+        inbound.release(group.task, len(group), group.size_bytes)
 
     def _settled(self, settled: Sequence[Settled]) -> None:
         """Account for messages that other workers have accepted."""

@@ -263,7 +263,7 @@ class SendService(StreamService):
             raise MalformedError("only a worker passes messages on")
         limit = self.settings.session.max_message_bytes
         for group in groups:
-            if len(group.data) > limit and (size := max(group.sizes())) > limit:
+            if group.size_bytes > limit and (size := max(group.message_sizes())) > limit:
                 raise PayloadRefusedError(
                     f"a message of {size} bytes to task {group.task} is over the limit of {limit}"
                 )

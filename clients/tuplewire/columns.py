@@ -1,0 +1,56 @@
+"""A column of byte strings: their lengths, four little-endian bytes each, and the strings end to end."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+
+
+def to_wire(lengths: array[int]) -> bytes:
+    """Return lengths as they travel; the array may be changed."""
+    if sys.byteorder == "big":
+        lengths.byteswap()
+    return lengths.tobytes()
+
+
+def sizes_of(lengths: bytes) -> array[int]:
+    """Read the lengths of a column."""
+    column = array("I", lengths)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
+
+
+def values_of(lengths: bytes, data: bytes) -> list[bytes]:
+    """Return each value of a column."""
+    sizes = sizes_of(lengths)
+    count = len(sizes)
+    if count == 1:
+        return [data]
+    size = sizes[0] if count else 0
+    # Memory comparison, not a loop: are all lengths the same?
+    if size and size * count == len(data) and lengths[4:] == lengths[:-4]:
+        return [value for (value,) in struct.iter_unpack(f"{size}s", data)]
+    values = []
+    start = 0
+    for length in sizes:
+        end = start + length
+        values.append(data[start:end])
+        start = end
+    return values
+
+
+def cut_column(lengths: bytes, data: bytes, bounds: Sequence[int]) -> list[tuple[bytes, bytes]]:
+    """Return a column's lengths and data from each bound up to the next; an absent one stays absent."""
+    if not lengths:
+        return [(b"", b"")] * (len(bounds) - 1)
+    sizes = sizes_of(lengths)
+    end = sum(sizes[: bounds[0]])
+    pieces = []
+    for start, stop in pairwise(bounds):
+        begin, end = end, end + sum(sizes[start:stop])
+        pieces.append((lengths[4 * start : 4 * stop], data[begin:end]))
+    return pieces
