@@ -13,7 +13,7 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError
 from tuplewire.group import check_tasks
-from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
+from tuplewire.message import Headers, TaskMessage, TaskMessageBatch, as_groups
 
 
 async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -47,24 +47,50 @@ class Client(BaseClient):
         self, messages: TaskMessageBatch | Iterable[TaskMessage], /, *, timeout: float | None = None
     ) -> None: ...
     @overload
-    async def send(self, messages: int, payload: bytes, /, *, timeout: float | None = None) -> None: ...
     async def send(
-        self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None
+        self,
+        messages: int,
+        payload: bytes,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    async def send(
+        self,
+        messages: Any,
+        payload: bytes | None = None,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Hand over messages, and wait for room; see tuplewire.Client.send.
 
         If it is cancelled, nothing is accepted.
         """
-        groups = as_groups(messages, payload, self.source)
+        groups = as_groups(messages, payload, self.source, key, headers)
         await self._connected().send_async(groups, timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
-    def try_send(self, messages: int, payload: bytes, /) -> bool: ...
-    def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
+    def try_send(
+        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
+    ) -> bool: ...
+    def try_send(
+        self,
+        messages: Any,
+        payload: bytes | None = None,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+    ) -> bool:
         """Hand over messages, but never wait; return False if `send` would. Needs a running loop."""
-        return self._connected().offer(as_groups(messages, payload, self.source))
+        return self._connected().offer(as_groups(messages, payload, self.source, key, headers))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged; see tuplewire.Client.flush.

@@ -23,7 +23,7 @@ from tuplewire.connection.stream import Dial
 from tuplewire.errors import MAX_TASK, ClosedError
 from tuplewire.group import check_tasks
 from tuplewire.identity.credentials import Credentials
-from tuplewire.message import TaskMessage, TaskMessageBatch, as_groups
+from tuplewire.message import Headers, TaskMessage, TaskMessageBatch, as_groups
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot
 
@@ -175,8 +175,26 @@ class Client(BaseClient):
         self, messages: TaskMessageBatch | Iterable[TaskMessage], /, *, timeout: float | None = None
     ) -> None: ...
     @overload
-    def send(self, messages: int, payload: bytes, /, *, timeout: float | None = None) -> None: ...
-    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
+    def send(
+        self,
+        messages: int,
+        payload: bytes,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def send(
+        self,
+        messages: Any,
+        payload: bytes | None = None,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """Hand over a batch, an iterable of TaskMessages, or a task id and a payload.
 
         Returns once all of it is accepted; after an error, nothing of it is. Waits for room if there is none.
@@ -186,28 +204,41 @@ class Client(BaseClient):
         Args:
             messages: What to send, or the task id of one message.
             payload: The payload of that message.
+            key, headers: What goes with that message; see TaskMessage. They count in all limits as the
+                payload does.
             timeout: The longest wait for room, in seconds. None: max_block_seconds.
 
         Raises:
             BufferFullError: There was no room in time.
-            MessageTooLargeError: A payload is over max_message_bytes.
+            MessageTooLargeError: A message is over max_message_bytes.
+            MessageError: A payload or key is not bytes, or headers are not pairs of a str and bytes.
             ClosedError: The client is closed.
             RefusedError: The session has ended for this reason.
         """
         sender = self._connected()
-        if not self._sent_one(sender, messages, payload):
-            sender.send(as_groups(messages, payload, self.source), timeout=timeout)
+        if key is not None or headers or not self._sent_one(sender, messages, payload):
+            sender.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
     @overload
-    def try_send(self, messages: int, payload: bytes, /) -> bool: ...
-    def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
+    def try_send(
+        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
+    ) -> bool: ...
+    def try_send(
+        self,
+        messages: Any,
+        payload: bytes | None = None,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+    ) -> bool:
         """Hand over as `send` does, but never wait; return False if `send` would wait."""
         sender = self._connected()
-        return self._sent_one(sender, messages, payload) or sender.offer(
-            as_groups(messages, payload, self.source)
-        )
+        if key is None and not headers and self._sent_one(sender, messages, payload):
+            return True
+        return sender.offer(as_groups(messages, payload, self.source, key, headers))
 
     def _sent_one(self, sender: Sender, task: Any, payload: Any) -> bool:
         """Hand over one message where that is a matter of an append; see Sender.send_one."""

@@ -10,7 +10,6 @@ import struct
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError, MessageError
@@ -24,21 +23,109 @@ SHUTDOWN_TASK = -1
 
 _MAX_SERIALIZED_TASK = 2**15 - 1
 _NO_SOURCE = -1
-_Columns: TypeAlias = "tuple[array[int], array[int], list[bytes]]"
-"""Tasks, sources and payloads."""
+Headers: TypeAlias = Iterable[tuple[str, bytes]]
+"""Names and values, in an order that is kept; a name may come more than once."""
+_ReadHeaders: TypeAlias = tuple[tuple[str, bytes], ...]
+_Columns: TypeAlias = "tuple[array[int], array[int], list[bytes], list[bytes] | None]"
+"""Tasks, sources, payloads, and encoded keys and headers; None if no message has any."""
 
 
-@dataclass(frozen=True, slots=True)
 class TaskMessage:
-    """One message: the destination task id and the payload."""
+    """One message: the destination task id and the payload; maybe a key and headers. Immutable.
+
+    A message that has come reads them only when you ask. Two messages are equal when all four are.
+    """
+
+    __slots__ = ("_encoded", "message", "task")
+    __match_args__ = ("task", "message")
 
     task: int
     message: bytes
+    _encoded: bytes  # missing where there is neither key nor headers
+
+    def __init__(
+        self,
+        task: int,
+        message: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Make a message.
+
+        Args:
+            task: The destination.
+            message: The payload.
+            key: What it is about, as in Kafka; None: it has none.
+            headers: Names and values, such as `("traceparent", b"00-...")`, in an order that is kept. A name
+                may come more than once.
+
+        Raises:
+            MessageError: A key or a header's value is not bytes, or headers are not pairs.
+        """
+        _set_task(self, task)
+        _set_message(self, message)
+        if key is not None or headers:
+            from tuplewire.headers import encode_headers
+
+            _set_encoded(self, encode_headers(key, headers))
+
+    @classmethod
+    def _received(cls, task: int, message: bytes, encoded: bytes) -> Self:
+        received = cls(task, message)
+        if encoded:
+            _set_encoded(received, encoded)
+        return received
+
+    @property
+    def key(self) -> bytes | None:
+        """What the message is about; None if it has no key. Raises MalformedError as `headers`."""
+        return self._decoded()[0]
+
+    @property
+    def headers(self) -> _ReadHeaders:
+        """Pairs of name and value, as they were given.
+
+        Raises MalformedError if its sender, another program, has sent something else in their place.
+        """
+        return self._decoded()[1]
+
+    def _decoded(self) -> tuple[bytes | None, _ReadHeaders]:
+        if not (encoded := _encoded_of(self)):
+            return None, ()
+        from tuplewire.headers import decode_headers
+
+        return decode_headers(encoded)
+
+    def __setattr__(self, name: str, _: object) -> None:
+        raise AttributeError(f"a TaskMessage is immutable: make another one to change its {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a TaskMessage is immutable: its {name} stays")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskMessage):
+            return NotImplemented
+        return self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._received, self._parts()
+
+    def _parts(self) -> tuple[int, bytes, bytes]:
+        return self.task, self.message, _encoded_of(self)
+
+    def __repr__(self) -> str:
+        more = f", key={self.key!r}, headers={self.headers!r}" if _encoded_of(self) else ""
+        return f"TaskMessage(task={self.task!r}, message={self.message!r}{more})"
 
     def serialize(self) -> bytes:
         """Return Storm's bytes: the task id in two bytes, big-endian, then the payload.
 
-        Raises InvalidTaskError for an id over 32767, which two bytes do not hold.
+        They have no place for a key and headers. Raises InvalidTaskError for an id over 32767, which two
+        bytes do not hold.
         """
         task = as_task(self.task)
         if not SHUTDOWN_TASK <= task <= _MAX_SERIALIZED_TASK:
@@ -62,6 +149,17 @@ class TaskMessage:
         return cls(task, packet[2:])
 
 
+# A message sets its slots with these: its own __setattr__ refuses, and object's takes twice as long.
+_set_task, _set_message, _set_encoded = (
+    vars(TaskMessage)[name].__set__ for name in ("task", "message", "_encoded")
+)
+
+
+def _encoded_of(message: Any) -> bytes:
+    """Return the encoded key and headers of a TaskMessage, or of what a program made like one."""
+    return getattr(message, "_encoded", b"")
+
+
 class TaskMessageBatch(Sequence[TaskMessage]):
     """An immutable sequence of TaskMessages, held as columns.
 
@@ -70,7 +168,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     order within each (source, task). That is the order that Tuplewire promises.
 
     A group's mark `redelivered` belongs to whole columns: it stays in `groups`, in plain slices of a batch
-    built from groups, and in sums of such batches. Equality is of tasks, sources and payloads.
+    built from groups, and in sums of such batches. Equality is of tasks, sources, payloads, keys and headers.
     """
 
     __slots__ = ("_columns", "_count", "_grouped", "_groups")
@@ -88,13 +186,14 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         try:
             tasks = [message.task for message in messages]
             payloads = [message.message for message in messages]
+            headers = list(map(_encoded_of, messages))
         except AttributeError as error:
             wrong = next(m for m in messages if not isinstance(m, TaskMessage))
             raise MessageError(
                 f"a batch is made of TaskMessages, and this is a {type(wrong).__name__}; "
                 "for plain values use TaskMessageBatch.from_columns(tasks, payloads)"
             ) from error
-        self._hold(_columns_of(tasks, payloads, source))
+        self._hold(_columns_of(tasks, payloads, source, headers if any(headers) else None))
 
     @classmethod
     def from_columns(
@@ -102,15 +201,25 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         tasks: SupportsIndex | Collection[SupportsIndex],
         payloads: Collection[BytesLike],
         sources: SupportsIndex | Collection[SupportsIndex] | None = None,
+        *,
+        keys: Collection[bytes | None] | None = None,
+        headers: Collection[Headers | None] | None = None,
     ) -> Self:
         """Build from columns of equal length; an integer stands for a column of that value.
 
+        keys, headers: what TaskMessage takes, for each message; None where it has none.
+
         Raises MalformedError when the lengths differ, InvalidTaskError for a bad task id, MessageError for a
-        payload that is not bytes.
+        payload or key that is not bytes, or for headers that are not pairs.
         """
-        if not isinstance(tasks, Collection) and not isinstance(sources, Collection):
+        encoded = None
+        if keys is not None or headers is not None:
+            from tuplewire.headers import header_column
+
+            encoded = header_column(keys, headers, len(payloads))
+        elif not isinstance(tasks, Collection) and not isinstance(sources, Collection):
             return cls.from_groups([TaskGroup.of(tasks, payloads, sources)])
-        return cls.__new__(cls)._hold(_columns_of(tasks, payloads, sources))
+        return cls.__new__(cls)._hold(_columns_of(tasks, payloads, sources, encoded))
 
     @classmethod
     def from_groups(cls, groups: Iterable[TaskGroup]) -> Self:
@@ -145,19 +254,28 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         if self._columns is None:
             tasks, sources = array("i"), array("i")
             payloads: list[bytes] = []
+            headers: list[bytes] | None = None
             for group in self.groups:
                 count = len(group)
+                if (encoded := group.encoded_headers()) is not None:
+                    headers = _no_headers(len(payloads)) if headers is None else headers
+                    headers.extend(encoded)
+                elif headers is not None:
+                    headers.extend(_no_headers(count))
                 tasks.extend(array("i", [group.task]) * count)
                 sources.extend(array("i", [_NO_SOURCE if group.source is None else group.source]) * count)
                 payloads.extend(group.payloads())
-            self._columns = (tasks, sources, payloads)
+            self._columns = (tasks, sources, payloads, headers)
         return self._columns
 
     @property
     def groups(self) -> tuple[TaskGroup, ...]:
         """The batch by (source, task), in order within each; every group has at least one message."""
         if self._groups is None:
-            tasks, sources, payloads = self._as_columns()
+            tasks, sources, payloads, headers = self._as_columns()
+            if headers is not None:
+                self._groups = _groups_with_headers(tasks, sources, payloads, headers)
+                return self._groups
             if sources == sources[:1] * len(sources):  # all the same, as nearly always: compares memory
                 by_task: defaultdict[int, list[bytes]] = defaultdict(list)
                 for task, payload in zip(tasks, payloads, strict=True):
@@ -189,6 +307,24 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return self._as_columns()[2]
 
     @property
+    def keys(self) -> Sequence[bytes | None]:
+        """The key of each message; None where it has none. Raises MalformedError as TaskMessage.headers."""
+        return [key for key, _ in self._decoded()]
+
+    @property
+    def headers(self) -> Sequence[_ReadHeaders]:
+        """The headers of each message. Raises MalformedError as TaskMessage.headers."""
+        return [headers for _, headers in self._decoded()]
+
+    def _decoded(self) -> list[tuple[bytes | None, _ReadHeaders]]:
+        headers = self._as_columns()[3]
+        if headers is None:
+            return [(None, ())] * len(self)
+        from tuplewire.headers import decode_headers
+
+        return list(map(decode_headers, headers))
+
+    @property
     def nbytes(self) -> int:
         """The size of all payloads, in bytes."""
         if self._groups is not None:
@@ -206,8 +342,10 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return self._count
 
     def __iter__(self) -> Iterator[TaskMessage]:
-        tasks, _, payloads = self._as_columns()
-        return map(TaskMessage, tasks, payloads)
+        tasks, _, payloads, headers = self._as_columns()
+        if headers is None:
+            return map(TaskMessage, tasks, payloads)
+        return map(TaskMessage._received, tasks, payloads, headers)
 
     @overload
     def __getitem__(self, index: int) -> TaskMessage: ...
@@ -218,14 +356,21 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             start, stop, step = index.indices(len(self))
             if self._grouped and step == 1:
                 return self._slice_groups(start, stop)
-            tasks, sources, payloads = self._as_columns()
-            return self._of_columns(tasks[index], sources[index], payloads[index])
-        tasks, _, payloads = self._as_columns()
-        return TaskMessage(tasks[index], payloads[index])
+            tasks, sources, payloads, headers = self._as_columns()
+            return self._of_columns(
+                tasks[index], sources[index], payloads[index], None if headers is None else headers[index]
+            )
+        tasks, _, payloads, headers = self._as_columns()
+        return TaskMessage._received(
+            tasks[index], payloads[index], b"" if headers is None else headers[index]
+        )
 
     @staticmethod
-    def _of_columns(tasks: array[int], sources: array[int], payloads: list[bytes]) -> TaskMessageBatch:
-        return TaskMessageBatch.__new__(TaskMessageBatch)._hold((tasks, sources, payloads))
+    def _of_columns(
+        tasks: array[int], sources: array[int], payloads: list[bytes], headers: list[bytes] | None
+    ) -> TaskMessageBatch:
+        columns = tasks, sources, payloads, headers if any(headers or ()) else None
+        return TaskMessageBatch.__new__(TaskMessageBatch)._hold(columns)
 
     def _slice_groups(self, start: int, stop: int) -> TaskMessageBatch:
         parts = []
@@ -242,9 +387,11 @@ class TaskMessageBatch(Sequence[TaskMessage]):
             return NotImplemented
         if self._grouped and other._grouped:
             return TaskMessageBatch.from_groups(self.groups + other.groups)
-        tasks, sources, payloads = self._as_columns()
-        more_tasks, more_sources, more_payloads = other._as_columns()
-        return self._of_columns(tasks + more_tasks, sources + more_sources, payloads + more_payloads)
+        tasks, sources, payloads, headers = self._as_columns()
+        more_tasks, more_sources, more_payloads, more_headers = other._as_columns()
+        if headers is not None or more_headers is not None:
+            headers = (headers or _no_headers(len(self))) + (more_headers or _no_headers(len(other)))
+        return self._of_columns(tasks + more_tasks, sources + more_sources, payloads + more_payloads, headers)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TaskMessageBatch):
@@ -252,8 +399,8 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return self._as_columns() == other._as_columns()
 
     def __hash__(self) -> int:
-        tasks, sources, payloads = self._as_columns()
-        return hash((tasks.tobytes(), sources.tobytes(), tuple(payloads)))
+        tasks, sources, payloads, headers = self._as_columns()
+        return hash((tasks.tobytes(), sources.tobytes(), tuple(payloads), tuple(headers or ())))
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._grouped:
@@ -268,6 +415,7 @@ def _columns_of(
     tasks: SupportsIndex | Collection[SupportsIndex],
     payloads: Iterable[BytesLike],
     sources: SupportsIndex | Collection[SupportsIndex] | None,
+    headers: list[bytes] | None,
 ) -> _Columns:
     column = payload_column(payloads)
     count = len(column)
@@ -275,14 +423,46 @@ def _columns_of(
         task_column(tasks, count, "tasks"),
         array("i", [_NO_SOURCE]) * count if sources is None else task_column(sources, count, "sources"),
         column,
+        headers,
     )
 
 
-def as_groups(messages: Any, payload: Any = None, source: int | None = None) -> tuple[TaskGroup, ...]:
+def _no_headers(count: int) -> list[bytes]:
+    return [b""] * count
+
+
+def _groups_with_headers(
+    tasks: array[int], sources: array[int], payloads: list[bytes], headers: list[bytes]
+) -> tuple[TaskGroup, ...]:
+    """Group by (source, task), where some message has a key or headers."""
+    buckets: defaultdict[tuple[int, int], tuple[list[bytes], list[bytes]]] = defaultdict(lambda: ([], []))
+    for source, task, payload, encoded in zip(sources, tasks, payloads, headers, strict=True):
+        some, their_headers = buckets[source, task]
+        some.append(payload)
+        their_headers.append(encoded)
+    return tuple(
+        TaskGroup.joined(task, None if source < 0 else source, *columns)
+        for (source, task), columns in buckets.items()
+    )
+
+
+def as_groups(
+    messages: Any,
+    payload: Any = None,
+    source: int | None = None,
+    key: bytes | None = None,
+    headers: Headers | None = None,
+) -> tuple[TaskGroup, ...]:
     """Return the groups of a batch, an iterable of TaskMessages, or a task and a payload.
 
-    source: the sending task of messages that do not name their own.
+    source: the sending task of messages that do not name their own. key, headers: of the one payload.
     """
+    if key is not None or headers:
+        if payload is None:
+            raise TypeError(
+                "key and headers go with send(task, payload); in a batch, each TaskMessage has its own"
+            )
+        return TaskMessageBatch([TaskMessage(messages, payload, key=key, headers=headers)], source).groups
     if payload is not None:
         return (TaskGroup.of(messages, (payload,), source),)
     # Not isinstance(messages, SupportsIndex): a look-up by protocol takes longer than the whole send.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pyarrow as pa
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from tuplewire.errors import InvalidTaskError, MalformedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.wire.codec import decode_send_request, encode_frame
+from tuplewire.wire.codec import groups_of as groups_of_frame
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 Row = tuple[int, int, bytes]  # source (-1: none), task, payload
 
@@ -192,32 +196,103 @@ def test_from_arrow(model: list[tuple[int, bytes]], part: slice) -> None:
 def test_group_slices(column: list[bytes], start: int, stop: int) -> None:
     """A slice of a group is the slice of its payloads."""
     start, stop = min(start, len(column)), min(stop, len(column))
-    group = TaskGroup.of(1, column, 2).as_redelivered()
+    headers = column[::-1]
+    group = TaskGroup.joined(1, 2, column, headers).as_redelivered()
     piece = group.slice(start, stop)
     assert piece.payloads() == column[start:stop]
+    assert (piece.encoded_headers() or [b""] * len(piece)) == headers[start:stop]
     assert (piece.task, piece.source, piece.redelivered) == (1, 2, True)
 
 
-@given(st.lists(payloads, min_size=1, max_size=12), st.integers(0, 20))
-def test_group_split(column: list[bytes], limit: int) -> None:
+@given(st.lists(st.tuples(payloads, st.just(b"") | payloads), min_size=1, max_size=12), st.integers(0, 20))
+def test_group_split(model: list[tuple[bytes, bytes]], limit: int) -> None:
     """The pieces are the group again; each is within the limit or a single message, none could hold more."""
-    pieces = TaskGroup.of(1, column).split(limit)
-    assert [payload for piece in pieces for payload in piece.payloads()] == column
+    pieces = TaskGroup.joined(1, None, [row[0] for row in model], [row[1] for row in model]).split(limit)
+    assert [
+        row
+        for piece in pieces
+        for row in zip(piece.payloads(), piece.encoded_headers() or [b""] * len(piece), strict=True)
+    ] == model
     for piece in pieces:
-        assert len(piece.data) <= limit or len(piece) == 1
+        assert piece.size_bytes == sum(piece.message_sizes())
+        assert piece.size_bytes <= limit or len(piece) == 1
     for piece, following in pairwise(pieces):
-        assert len(piece.data) + following.sizes()[0] > limit
+        assert piece.size_bytes + following.message_sizes()[0] > limit
 
 
-@given(st.integers(), st.integers(), st.binary(max_size=16), st.binary(max_size=16))
-def test_hostile_columns(task: int, source: int, lengths: bytes, data: bytes) -> None:
+column_parts = st.binary(max_size=16) | st.sampled_from([b"\0\0\0\0", b"\1\0\0\0"])
+
+
+@given(st.integers(), st.integers(), column_parts, column_parts, column_parts, column_parts)
+def test_hostile_columns(
+    task: int, source: int, lengths: bytes, data: bytes, header_lengths: bytes, header_data: bytes
+) -> None:
     """Columns from anywhere are either refused by name or hold together."""
+    group = TaskGroup(task, source, lengths, data, header_lengths=header_lengths, header_data=header_data)
     try:
-        group = TaskGroup(task, source, lengths, data).checked()
+        group.checked()
     except (InvalidTaskError, MalformedError):
         return
     assert b"".join(group.payloads()) == data
-    assert len(group.payloads()) == len(group) > 0
+    assert b"".join(group.encoded_headers() or []) == header_data
+    assert len(group.payloads()) == len(group.encoded_headers() or group) == len(group) > 0
+
+
+names = st.text(max_size=3) | st.just("traceparent")
+headed = st.builds(
+    TaskMessage,
+    tasks,
+    payloads,
+    key=st.none() | st.binary(max_size=3),
+    headers=st.none() | st.lists(st.tuples(names, st.binary(max_size=3)), max_size=3),
+)
+mixed = st.lists(headed | st.builds(TaskMessage, tasks, payloads), max_size=12)
+
+
+def by_task(messages: Iterable[TaskMessage]) -> dict[int, list[TaskMessage]]:
+    """Return the messages to each task, in order."""
+    found = defaultdict(list)
+    for message in messages:
+        found[message.task].append(message)
+    return dict(found)
+
+
+@given(mixed, mixed, slices, st.integers(1, 20))
+def test_headers_stay_with_their_messages(
+    left: list[TaskMessage], right: list[TaskMessage], part: slice, limit: int
+) -> None:
+    """Whatever is cut, joined, grouped or written, every message keeps its key and headers."""
+    batch, model = TaskMessageBatch(left), left + right
+    total = batch + TaskMessageBatch(right)
+    grouped = TaskMessageBatch.from_groups(batch.groups) + TaskMessageBatch.from_groups(
+        TaskMessageBatch(right).groups
+    )
+    assert list(total) == model
+    assert list(total[part]) == model[part]
+    assert by_task(grouped) == by_task(model)
+    assert list(grouped[part]) == list(grouped)[part]
+    assert pickle.loads(pickle.dumps(total)) == total  # noqa: S301
+    assert total.keys == [message.key for message in model]
+    assert total.headers == [message.headers for message in model]
+    assert by_task(
+        TaskMessageBatch.from_columns(
+            [message.task for message in model],
+            [message.message for message in model],
+            keys=total.keys,
+            headers=total.headers,
+        )
+    ) == by_task(model)
+    pieces = [piece for group in total.groups for piece in group.split(limit)]
+    assert by_task(TaskMessageBatch.from_groups(pieces)) == by_task(model)
+    runs: list[list[TaskGroup]] = []
+    for piece in pieces:
+        if runs and piece.joins(runs[-1][-1]):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    frame = decode_send_request(encode_frame(1, runs))
+    assert isinstance(frame, OpaqueFrame)
+    assert by_task(TaskMessageBatch.from_groups(groups_of_frame(frame))) == by_task(model)
 
 
 @given(st.binary(max_size=12))

@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 OURS = ("tuplewire", "tuplewire_service", "pyspark_tuplewire", "tuplewire_demos")
 
 VALUES = (
+    "tuplewire.columns",
     "tuplewire.group",
+    "tuplewire.headers",
     "tuplewire.message",
     "tuplewire.errors",
     "tuplewire.settings",
@@ -36,9 +38,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuplewire.errors": (),
     "tuplewire.settings": ("tuplewire.errors",),
     "tuplewire.config": ("tuplewire.errors", "tuplewire.settings"),
-    "tuplewire.group": ("tuplewire.errors",),
-    "tuplewire.message": ("tuplewire.errors", "tuplewire.group", "tuplewire.arrow"),
-    "tuplewire.arrow": ("tuplewire.errors", "tuplewire.group"),
+    "tuplewire.columns": (),
+    "tuplewire.group": ("tuplewire.errors", "tuplewire.columns"),
+    "tuplewire.headers": ("tuplewire.errors", "tuplewire.group", "tuplewire.wire.messaging_pb2"),
+    "tuplewire.message": ("tuplewire.errors", "tuplewire.group", "tuplewire.headers", "tuplewire.arrow"),
+    "tuplewire.arrow": ("tuplewire.errors", "tuplewire.group", "tuplewire.headers"),
     "tuplewire.session": (*VALUES[:-1], "tuplewire.session"),
     "tuplewire.wire": (*VALUES, "tuplewire.session", "tuplewire.wire"),
     "tuplewire.topology": (CLIENT, "tuplewire.topology"),

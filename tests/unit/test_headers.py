@@ -1,0 +1,148 @@
+"""A message's key and headers: what is taken, what is refused, and how they travel in columns."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from tuplewire import TaskGroup, TaskMessage, TaskMessageBatch
+from tuplewire.errors import MalformedError, MessageError, MessageTooLargeError
+from tuplewire.group import check_sizes
+from tuplewire.headers import decode_headers, encode_headers
+from tuplewire.message import as_groups
+from tuplewire.wire.messaging_pb2 import MessageHeader, MessageHeaders
+
+TRACE = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k" * 300])
+@pytest.mark.parametrize("headers", [(), (TRACE,), (("a", b"1"), ("b", b""), ("a", b"2"), ("", b"\xff"))])
+def test_they_are_what_was_given(key: bytes | None, headers: tuple[tuple[str, bytes], ...]) -> None:
+    """A message has the key and headers that it was made with; an empty key is one."""
+    message = TaskMessage(1, b"x", key=key, headers=headers)
+    assert (message.key, message.headers) == (key, headers)
+    assert (key is None and not headers) == (message == TaskMessage(1, b"x"))
+    again = pickle.loads(pickle.dumps(message))  # noqa: S301
+    assert (again, hash(again), again.key, again.headers) == (message, hash(message), key, headers)
+
+
+def test_any_bytes_and_any_iterable() -> None:
+    """Keys and values are copied to bytes, and headers are read once."""
+    value = bytearray(b"v")
+    message = TaskMessage(1, b"x", key=memoryview(b"k"), headers=((name, value) for name in "ab"))  # type: ignore[arg-type,misc]
+    value[0] = 0
+    assert (message.key, message.headers) == (b"k", (("a", b"v"), ("b", b"v")))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"key": "k"}, "a key is bytes, not str; encode it first"),
+        ({"key": 7}, "a key is bytes, not int"),
+        ({"headers": {"a": b"1"}}, r"headers are pairs, not a dict; pass list\(headers.items\(\)\)"),
+        ({"headers": [("a", "1")]}, "the value of the header 'a' is bytes, not str; encode it first"),
+        ({"headers": [("a", None)]}, "the value of the header 'a' is bytes, not NoneType"),
+        ({"headers": [(b"a", b"1")]}, "a header's name is a str, not bytes: b'a'"),
+        ({"headers": ["ab", b"c"]}, "the value of the header 'a' is bytes, not str"),
+        ({"headers": [("a", b"1", b"2")]}, r"headers are pairs of a name \(str\) and a value \(bytes\), not"),
+        ({"headers": 7}, "headers are pairs .* not 7"),
+        ({"headers": [("\ud800", b"1")]}, "headers are pairs"),
+    ],
+)
+def test_wrong_ones_are_refused_where_they_are_made(given: dict[str, Any], why: str) -> None:
+    """The error names what is wrong, and says what to do."""
+    with pytest.raises(MessageError, match=why):
+        TaskMessage(1, b"x", **given)
+    with pytest.raises(MessageError, match=why):
+        as_groups(1, b"x", **given)
+
+
+def test_a_message_cannot_be_changed() -> None:
+    """Neither its task nor what it holds."""
+    message = TaskMessage(1, b"x", key=b"k")
+    for name in ("task", "message", "key", "headers"):
+        with pytest.raises(AttributeError):
+            setattr(message, name, b"y")
+        with pytest.raises(AttributeError):
+            delattr(message, name)
+    assert message == TaskMessage(1, b"x", key=b"k")
+    assert "traceparent" in repr(TaskMessage(1, b"x", headers=[TRACE]))
+    assert repr(TaskMessage(1, b"x")) == "TaskMessage(task=1, message=b'x')"
+
+
+def test_the_wire_has_the_contract_form() -> None:
+    """Any program can read and write them: they are a MessageHeaders."""
+    encoded = encode_headers(b"k", [("a", b"1")])
+    assert MessageHeaders.FromString(encoded) == MessageHeaders(
+        key=b"k", headers=[MessageHeader(name="a", value=b"1")]
+    )
+    later = encoded + b"\xfa\x01\x01x"  # a field of a later release
+    assert decode_headers(later) == (b"k", (("a", b"1"),))
+
+
+def test_what_another_program_wrote_wrong() -> None:
+    """The payload can be read; asking for the key says what is wrong and who is to mend it."""
+    batch = TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x", b"y"], [b"\xff\xff", b""])])
+    bad, good = batch
+    assert (bad.message, good.key, good.headers) == (b"x", None, ())
+    with pytest.raises(MalformedError, match="mend the program that sent the message"):
+        _ = bad.key
+    with pytest.raises(MalformedError, match="are not a MessageHeaders"):
+        _ = batch.headers
+
+
+def test_columns() -> None:
+    """A column of keys and one of headers, with None where a message has none."""
+    batch = TaskMessageBatch.from_columns(
+        [1, 2, 1], [b"a", b"b", b"c"], keys=[b"k", None, None], headers=[None, [TRACE], None]
+    )
+    assert batch.keys == [b"k", None, None]
+    assert batch.headers == [(), (TRACE,), ()]
+    assert [group.encoded_headers() is not None for group in batch.groups] == [True, True]
+    assert list(TaskMessageBatch(list(batch))) == list(batch)
+    plain = TaskMessageBatch.from_columns(1, [b"a"], keys=[None], headers=[()])
+    assert plain.groups[0].plain
+    assert (plain.keys, plain.headers) == ([None], [()])
+
+
+def test_columns_of_other_lengths() -> None:
+    """The error names the column that does not fit."""
+    with pytest.raises(MalformedError, match="1 keys and 2 payloads"):
+        TaskMessageBatch.from_columns(1, [b"a", b"b"], keys=[b"k"])
+    with pytest.raises(MalformedError, match="3 headers and 2 payloads"):
+        TaskMessageBatch.from_columns([1, 2], [b"a", b"b"], headers=[None] * 3)
+
+
+def test_a_batch_has_its_own() -> None:
+    """A key beside a batch would say nothing about its messages."""
+    with pytest.raises(TypeError, match="in a batch, each TaskMessage has its own"):
+        as_groups([TaskMessage(1, b"a")], key=b"k")
+
+
+def test_they_count_in_the_size_of_a_message() -> None:
+    """The limit on a message's bytes is on payload, key and headers together."""
+    (group,) = as_groups(1, b"x" * 50, key=b"k" * 50)
+    check_sizes([group], group.size_bytes)
+    assert 100 < group.size_bytes < 110
+    with pytest.raises(MessageTooLargeError):
+        check_sizes([group], group.size_bytes - 1)
+
+
+def test_groups_with_and_without_stay_apart() -> None:
+    """One column cannot follow the other; a mark or a source keeps the columns."""
+    plain, headed = TaskGroup.of(1, [b"a"]), as_groups(1, b"b", key=b"k")[0]
+    assert not plain.joins(headed)
+    assert not headed.joins(plain)
+    assert headed.joins(headed)
+    assert not headed.plain
+    for same in (
+        headed.as_redelivered(),
+        headed.with_source(3),
+        headed.at(5, 6),
+        headed.passed_on(7),
+        headed.passed_on(7).out_of_queue(),
+    ):
+        assert same.encoded_headers() == headed.encoded_headers()
+        assert same.size_bytes == headed.size_bytes
