@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.spark.releases import inheritable_thread
 from tuplewire_demos.attachment import WorkerEndpoint
 from tuplewire_demos.local_session import check_classic
 from tuplewire_demos.report import Progress, Traffic
@@ -127,8 +128,6 @@ class PipelineJob:
         action: Callable[[], Any],
         finished: queue.SimpleQueue[PipelineJob],
     ) -> None:
-        from pyspark import InheritableThread
-
         self.name = name
         self.result: Any = None
         self.error: Exception | None = None
@@ -137,7 +136,7 @@ class PipelineJob:
         self._action = action
         self._finished = finished
         self._started = False
-        self._thread = InheritableThread(target=self._main, session=spark)
+        self._thread = inheritable_thread(spark, self._main)
 
     def start(self) -> None:
         """Run the action."""

@@ -19,11 +19,17 @@ def register(spark: SparkSession) -> None:
     """Make `.format("tuplewire")` known to a session, for reading and writing, batch and streaming.
 
     Only needed where Spark does not find it by itself: when the package has come by --py-files or
-    addArtifact, and not by pip. Does no harm otherwise.
+    addArtifact, and not by pip. Does no harm otherwise. Raises NeedsSparkError with Spark 3.5.
     """
+    from pyspark.errors import AnalysisException
+
     from tuplewire.spark.data_source import TuplewireDataSource
 
-    spark.dataSource.register(TuplewireDataSource)
+    try:
+        spark.dataSource.register(TuplewireDataSource)
+    except AnalysisException as error:
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):  # as 4.0 says where it has found it by itself
+            raise
 
 
 def is_remote(spark: SparkSession) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource
 
 from tuplewire.arrow import record_batch
 from tuplewire.errors import ConfigError
+from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, stream_reader
 from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
 from tuplewire.spark.shipped import Shipped
 
@@ -125,8 +126,11 @@ class TuplewireDataSource(Shipped, DataSource):
         check_read_schema(schema)
         return TuplewireBatchReader(source_options(self.options))
 
-    def streamReader(self, schema: StructType) -> TuplewireStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of what comes."""
+        return stream_reader(partial(self._stream_reader, schema), self.options)
+
+    def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:
         from tuplewire.spark.reader import TuplewireStreamReader
 
         check_read_schema(schema)

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+
+from tuplewire.errors import RefusedError, UnreachableError
+from tuplewire.spark.data_source_api import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-
-from tuplewire.errors import RefusedError, UnreachableError
 from tuplewire.spark.fetch import RangeReader, acknowledge
 from tuplewire.spark.offsets import (
     Held,

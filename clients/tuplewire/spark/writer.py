@@ -17,7 +17,6 @@ from functools import lru_cache
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tuplewire.client import Client
 from tuplewire.config import MIB
@@ -26,6 +25,11 @@ from tuplewire.connection.grpc_channel import resolve_address
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
+from tuplewire.spark.data_source_api import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import Publisher, check_topology

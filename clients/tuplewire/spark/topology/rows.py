@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import ConfigError, MessageError, TopologyError
+from tuplewire.spark.releases import arrow_schema, parse_schema
 from tuplewire.topology.collector import Emitted, SpoutOutputCollector
 from tuplewire.topology.component import Spout, TaskError, TopologyContext
 from tuplewire.topology.description import ComponentKind, Topology
@@ -38,7 +39,6 @@ _BEGIN = "A topology has failed. "
 _SEPARATOR = "\n-- its traceback:\n"
 _END = "\n-- end of the traceback"
 _ROWS = 10_000
-_TIME_ZONE = "UTC"
 _EXAMPLES = 5
 _ERROR_CHARACTERS = 1000
 _log_rate = LogRate()
@@ -177,7 +177,7 @@ class Output:
             if wanted is None:
                 schema = StructType([StructField(field, StringType()) for field in fields])
             else:
-                schema = _parsed(wanted) if isinstance(wanted, str) else wanted
+                schema = parse_schema(wanted) if isinstance(wanted, str) else wanted
             if len(schema.fields) != len(fields):
                 raise TopologyError(
                     f"the schema for {name!r} has the columns {', '.join(schema.names)}, and its tuples have "
@@ -215,15 +215,6 @@ class Output:
     def wants(self, run: Emitted) -> bool:
         """Whether tuples are among what comes back."""
         return run.source.stream.name == DEFAULT_STREAM and run.source.component in self.schemas
-
-
-def _parsed(text: str) -> StructType:
-    from pyspark.sql.types import StructType
-
-    parsed = StructType.fromDDL(text)
-    if not isinstance(parsed, StructType):
-        raise TopologyError(f"the schema {text!r} is no list of columns: write `name type, name type`")
-    return parsed
 
 
 def _column(place: int) -> str:
@@ -273,14 +264,10 @@ class Writer:
     """Makes record batches of Output.stage_schema()."""
 
     def __init__(self, output: Output) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         self._texts = output.texts
-        self._schema = to_arrow_schema(output.stage_schema(), timezone=_TIME_ZONE)
+        self._schema = arrow_schema(output.stage_schema())
         self._names = [*output.schemas, REPORT, FAILURE]
-        self._fields = {
-            name: to_arrow_schema(schema, timezone=_TIME_ZONE) for name, schema in output.schemas.items()
-        }
+        self._fields = {name: arrow_schema(schema) for name, schema in output.schemas.items()}
 
     def batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
         """Return tuples as record batches; MessageError for a value that its column cannot hold."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
 from tuplewire.spark import is_remote
+from tuplewire.spark.releases import inheritable_thread
 from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
@@ -310,9 +311,7 @@ class Job:
 
     def start(self, ended: Callable[[], None]) -> None:
         """Start it; ended: called in its thread at its end, before it counts as done."""
-        from pyspark import InheritableThread
-
-        InheritableThread(target=self._main, args=(ended,), session=self._spark, daemon=True).start()
+        inheritable_thread(self._spark, self._main, ended, daemon=True).start()
 
     def _main(self, ended: Callable[[], None]) -> None:
         try:

@@ -11,6 +11,7 @@ from tuplewire.config import SessionSettings
 from tuplewire.errors import TopologyError
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
 from tuplewire.spark import is_remote
+from tuplewire.spark.releases import check_topology_session
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
 from tuplewire.spark.topology.plan import nearest_worker
 from tuplewire.spark.topology.rows import Output, rows_spout
@@ -57,7 +58,7 @@ def submit_topology(
     is done twice then. The user's own errors are final.
 
     Raises ConfigError where Spark has fewer slots than that, and for settings that are wrong; TopologyError
-    for a schema or rows that do not fit the topology.
+    for a schema or rows that do not fit the topology; NeedsSparkError over Spark Connect before 4.0.
     """
     conf = dict(conf or {})
     settings = TopologySettings.from_conf(conf)
@@ -66,6 +67,7 @@ def submit_topology(
             raise unknown(f"setting {key!r} of a topology on Spark", key, keys_of(SessionSettings))
     full = with_ackers(topology, settings.ackers)
     members = len(shares_of(full, settings.workers))
+    check_topology_session(spark, remote=is_remote(spark))
     output = Output.of(topology, outputs)
     source = _input(spark, topology, rows, members)
     check_slots(spark, members)
