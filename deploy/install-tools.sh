@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what `make deploy-check` needs beyond Python: Debian packages (as root) and npm modules (in build/npm).
+# Install what `make deploy-check` and some tests need beyond Python: Debian packages (as root) and npm modules (in build/npm).
 # What it cannot install it names; the checks that need it are skipped then, and say so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 packages=(
     buildah:buildah
     crun:crun
+    fish:fish
     iproute2:ip
     mmdebstrap:mmdebstrap
     nftables:nft
@@ -16,6 +17,7 @@ packages=(
     prometheus:prometheus
     skopeo:skopeo
     umoci:umoci
+    zsh:zsh
 )
 npm_modules=(@grpc/grpc-js@1 @grpc/proto-loader@0 @kubernetes-models/prometheus-operator@6)
 

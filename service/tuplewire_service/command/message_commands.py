@@ -1,0 +1,107 @@
+"""`tuplewire send` and `tuplewire recv`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.task_ids import parse_tasks
+from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
+from tuplewire_service.command.parsers import (
+    ADDRESS_VARIABLE,
+    Handler,
+    add_access,
+    add_command,
+    control_of,
+    credentials_of,
+)
+from tuplewire_service.process.stop import EXIT_OK
+
+if TYPE_CHECKING:
+    from tuplewire.client import Client
+
+LOCAL_ADDRESS = "127.0.0.1:6700"
+"""Where a worker listens by default."""
+
+
+def add_message_commands(commands: Any) -> None:
+    """Add the commands that send and receive."""
+    parser = _add_messages(commands, _send, "send messages to a task", "42 hello")
+    parser.add_argument(
+        "task", metavar="TASK", nargs="?", type=int, help="the task; JSON may name it instead"
+    )
+    parser.add_argument(
+        "message", metavar="MESSAGE", nargs="*", help="the messages; none, or -: read standard input"
+    )
+    parser.add_argument("--source", metavar="TASK", type=int, help="the task that sends (default: none)")
+    parser = _add_messages(commands, _recv, "take the messages of tasks, and print them", "42 --count 1")
+    parser.add_argument("tasks", metavar="TASKS", type=parse_tasks, help="the tasks, like 42 or 1,2,10-19")
+    parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
+    parser.add_argument("--quiet", metavar="SECONDS", type=float, help="end once nothing came for so long")
+
+
+def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add a command that sends or receives."""
+    parser = add_command(commands, handler, help_text, example)
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help=f"of the worker (default: {ADDRESS_VARIABLE}, or {LOCAL_ADDRESS})",
+    )
+    parser.add_argument(
+        "--topology", metavar="NAME", help="its topology (default: TUPLEWIRE_TOPOLOGY, or default)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=list(MessageFormat),
+        type=MessageFormat,
+        default=MessageFormat.LINES,
+        help="lines: a message in each; json: lines with task and message, or base64; prefixed: the length "
+        "in four bytes before each (default lines)",
+    )
+    add_access(parser)
+    return parser
+
+
+@contextmanager
+def _client_of(arguments: argparse.Namespace, source: int | None = None) -> Iterator[Client]:
+    """Connect a client to a worker that is there; UnreachableError at once where none is."""
+    arguments.address = arguments.address or os.environ.get(ADDRESS_VARIABLE) or LOCAL_ADDRESS
+    with control_of(arguments) as control:
+        control.wait_ready(arguments.timeout)
+    from tuplewire.client import Client
+
+    credentials = credentials_of(arguments)
+    client = Client(arguments.address, topology=arguments.topology, source=source, credentials=credentials)
+    try:
+        yield client
+    finally:
+        client.close(arguments.timeout)
+
+
+def _send(arguments: argparse.Namespace) -> int:
+    given: Iterable[bytes] = map(os.fsencode, arguments.message)
+    if arguments.message in ([], ["-"]):
+        given = payloads_in(sys.stdin.buffer, arguments.format)
+    messages = read_messages(given, arguments.format, arguments.task)
+    with _client_of(arguments, arguments.source) as client:
+        for task, payload in messages:
+            client.send(task, payload, timeout=arguments.timeout)
+        client.flush(arguments.timeout)
+        sent = client.ledger().accepted
+    print(f"{sent} sent and acknowledged", file=sys.stderr)
+    return EXIT_OK
+
+
+def _recv(arguments: argparse.Namespace) -> int:
+    out = sys.stdout.buffer
+    write = writer_of_messages(out, arguments.format, terminal=sys.stdout.isatty())
+    with _client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
+        for message in subscription.messages(arguments.count, quiet=arguments.quiet):
+            write(message)
+            out.flush()
+    return EXIT_OK

@@ -1,0 +1,93 @@
+"""What the subcommands of `tuplewire` are made of: parsers, flags, and the way to a worker.
+
+What needs gRPC is imported late: whether it may print is said before that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings import ENVIRONMENT_PREFIX, Settings, settings_of
+from tuplewire_service.process.stop import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from tuplewire.connection.control_client import ControlClient
+
+Handler = Callable[[argparse.Namespace], int]
+ADDRESS_VARIABLE = ENVIRONMENT_PREFIX + "ADDRESS"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line, and whose exit code is that of bad usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+    """Add the command that has the handler's name."""
+    name = handler.__name__.removeprefix("_")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example: tuplewire {name} {example}",
+    )
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of whatever talks to a worker: how long to wait, and what to show."""
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
+    )
+    add_setting_flags(parser, Credentials)
+
+
+def add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
+    """Add a flag for each setting of a class."""
+    for known in settings_of(settings).values():
+        default = f"; default {known.kind.shown(known.default)}" if known.default else ""
+        parser.add_argument(
+            known.flag,
+            dest=f"setting_{known.name}",
+            metavar=known.kind.metavar,
+            nargs="?" if known.is_flag else None,
+            const="true" if known.is_flag else None,
+            help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),
+        )
+
+
+def given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dict[str, str]:
+    """Return the texts of those flags that were given, by the settings' names."""
+    given = {name: getattr(arguments, f"setting_{name}") for name in settings_of(settings)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def silence_grpc() -> None:
+    """Keep gRPC's own lines off standard error: they are no events, and what counts is in our errors.
+
+    It reads this when it is imported.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def credentials_of(arguments: argparse.Namespace) -> Credentials:
+    """Return what the flags say, and the environment where they say nothing."""
+    known = settings_of(Credentials)
+    given = given_flags(arguments, Credentials).items()
+    flags = {name: known[name].parse(value, f"flag {known[name].flag}") for name, value in given}
+    return Credentials.from_environment(flags=flags)
+
+
+def control_of(arguments: argparse.Namespace) -> ControlClient:
+    """Return a client of the control service for the flags of add_access()."""
+    silence_grpc()
+    from tuplewire.connection.control_client import ControlClient
+
+    return ControlClient(arguments.address, arguments.timeout, credentials=credentials_of(arguments))
