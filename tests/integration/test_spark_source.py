@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from tuplewire.spark.offsets import DataLossError
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import RangePartition, TuplewireBatchReader, TuplewireStreamReader
 from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire_service.testing import eventually
 
 QUEUE = 1000
 
@@ -112,6 +114,56 @@ def test_acknowledges_what_another_consumer_has_put_back(workers: Pair) -> None:
         later = reader.latestOffset(end, ReadAllAvailable())
         assert payloads(reader, reader.partitions(end, later)) == list(range(900, 910))
         reader.commit(later)
+
+
+def test_begins_behind_what_is_there(workers: Pair) -> None:
+    """With startingOffsets=latest a new query gives up what is there, and reads what comes; task by task."""
+    first, second = workers.far_task(), workers.near_task()
+    starts = json.dumps({str(second): "latest"})
+    tasks = f"{first},{second}"
+    with client_of(workers.near.address) as client:
+        for task in (first, second):
+            client.send(numbered(task, range(10)))
+        client.flush()
+        with stream_reader(workers.near, tasks, startingOffsets=starts) as reader:
+            start = reader.initialOffset()
+            client.send(numbered(second, range(10, 15)))
+            client.flush()
+            end = reader.latestOffset(start, ReadAllAvailable())
+            assert payloads(reader, reader.partitions(start, end)) == [*range(10), *range(10, 15)]
+            reader.commit(end)
+    assert (acknowledged(workers.far, first), acknowledged(workers.near, second)) == (10, 15)
+
+
+def test_few_messages_wait_for_more(workers: Pair) -> None:
+    """Until there are minMessagesPerTrigger, or for maxTriggerDelay, or until room is short."""
+    task = workers.far_task()
+    with client_of(workers.near.address) as client:
+        client.send(numbered(task, range(9)))
+        client.flush()
+        with stream_reader(workers.near, str(task), minMessagesPerTrigger="10") as reader:
+            start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+            assert reader.latestOffset(start, limit) == start
+            client.send(numbered(task, range(9, 12)))
+            client.flush()
+            end = reader.latestOffset(start, limit)
+            assert payloads(reader, reader.partitions(start, end)) == list(range(12))
+            client.send(numbered(task, range(12, 15)))
+            client.flush()
+            assert reader.latestOffset(end, limit) == end
+            assert reader.latestOffset(end, ReadAllAvailable()) != end  # Trigger.Once
+            reader.prepareForTriggerAvailableNow()
+            assert reader.latestOffset(end, limit) != end
+        delayed = {"minMessagesPerTrigger": "1000000", "maxTriggerDelay": "1s"}
+        with stream_reader(workers.near, str(task), **delayed) as reader:
+            start = reader.initialOffset()
+            assert reader.latestOffset(start, limit) == start
+            eventually(lambda: reader.latestOffset(start, limit) != start, timeout=20)
+            delayed["maxTriggerDelay"] = "1h"
+        with stream_reader(workers.near, str(task), **delayed) as reader:
+            assert reader.latestOffset(start, limit) == start
+            client.send(numbered(task, range(15, QUEUE - 5)))
+            eventually(lambda: reader.latestOffset(start, limit) != start, timeout=20)
 
 
 def test_attempts_take_turns(workers: Pair) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
+from tuplewire.spark import lag
 from tuplewire.topology.grouping import fields
 
 pytestmark = pytest.mark.spark
@@ -145,9 +145,8 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     )
     assert query.awaitTermination(110)
     assert [progress["numInputRows"] for progress in query.recentProgress] == [300, 300, 300, 100]
-    (source,) = query.recentProgress[0]["sources"]
-    latest, end = json.loads(source["latestOffset"])["tasks"], json.loads(source["endOffset"])["tasks"]
-    assert [latest[task]["sequence"] - end[task]["sequence"] for task in ("1", "2")] == [350, 350]
+    assert list(map(lag, query.recentProgress)) == [{1: left, 2: left} for left in (350, 200, 50, 0)]
+    assert lag(query) == {1: 0, 2: 0}
     # Spark asks once more when it has read everything, and that acknowledges the last micro-batch.
     for index, left in enumerate([0, 1000]):
         with ControlClient(address(workers, index)) as control:

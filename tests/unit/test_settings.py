@@ -66,6 +66,8 @@ WRONG: dict[str, list[Any]] = {
     "OPTIONS": [5, [5], "-X 'dev"],
     "VARIABLES": ["A=b", {"A": 1}, {1: "a"}],
     "TASKS": [5, "1", ["1"], [-1], [2**31]],
+    "TIME": ["1", True, [], 0, -1, float("nan"), float("inf")],
+    "WHERE": [5, "first", ["latest"], {"1": 5}, {"-1": "latest"}],
 }
 # A value that is not the default, by the setting's name or its kind's metavar.
 RIGHT: dict[str, Any] = {
@@ -100,6 +102,8 @@ RIGHT: dict[str, Any] = {
     "OPTIONS": ("-X", "a b"),
     "VARIABLES": {"A": "b"},
     "TASKS": (3, 1, 2),
+    "TIME": 7.5,
+    "WHERE": {1: "latest"},
 }
 # What else a setting needs, or does not go with.
 WITH: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -104,6 +105,22 @@ def test_nothing_new_is_the_same_offset() -> None:
     start = Offset({1: at(10)})
     now = {1: held(10, 10)}
     assert next_offset(start, now, tails(now)) is start
+
+
+def test_fewer_than_the_least_wait() -> None:
+    """All tasks together count, unless a queue is so full that its senders wait."""
+    start = Offset({1: at(10), 2: at(0)})
+    now = {1: held(10, 13), 2: held(0, 1)}
+    assert next_offset(start, now, tails(now), min_messages=5) is start
+    assert next_offset(start, now, tails(now), min_messages=4).offsets == tails(now)
+    full = {1: now[1], 2: replace(now[2], congested=True)}
+    assert next_offset(start, full, tails(full), min_messages=5).offsets == tails(full)
+
+
+def test_the_latest_begins_behind_what_is_there() -> None:
+    """In the tasks that are named so; in the others, everything is read."""
+    now = {1: held(3, 10), 2: held(3, 10)}
+    assert initial_offset(now, {2}) == Offset({1: at(3), 2: at(10)})
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,56 @@ def test_wrong_source_options(more: dict[str, str], message: str) -> None:
         source_options({**WHERE, **more})
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30), ("15m", 900), ("2 min", 120), ("1.5H", 5400)]
+)
+def test_delays_have_a_unit(text: str, seconds: float) -> None:
+    """Written as Spark writes times."""
+    options = source_options({**WHERE, "tasks": "1", "minMessagesPerTrigger": "5", "maxTriggerDelay": text})
+    assert options.max_delay == seconds
+
+
+@pytest.mark.parametrize("text", ["15", "0s", "-1s", "1 week", ""])
+def test_wrong_delays(text: str) -> None:
+    """A bare number would mean milliseconds to Spark, and seconds here."""
+    with pytest.raises(ConfigError, match="maxTriggerDelay must be a time with its unit, like 500ms"):
+        source_options({**WHERE, "tasks": "1", "maxTriggerDelay": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("", "earliest earliest"),
+        ("Latest", "latest latest"),
+        ('{"2": "latest"}', "earliest latest"),
+        ('{"1": "latest", "2": "EARLIEST"}', "latest earliest"),
+    ],
+)
+def test_starting_offsets(text: str, starts: str) -> None:
+    """One for all, or for each task; by default, nothing is left out."""
+    more = {"startingOffsets": text} if text else {}
+    options = source_options({**WHERE, "tasks": "1,2", **more})
+    assert [options.starts_at(task) for task in (1, 2)] == starts.split()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"startingOffsets": "first"}, "must be earliest, latest, or JSON .*, not 'first'"),
+        ({"startingOffsets": '{"1": 17}'}, "must be earliest, latest, or JSON"),
+        ({"startingOffsets": '{"1": "latest"'}, "must be earliest, latest, or JSON"),
+        ({"startingOffsets": '{"9": "latest"}'}, "names task 9, which is not in the option tasks"),
+        ({"minMessagesPerTrigger": "5", "maxMessagesPerTrigger": "4"}, "cannot have both"),
+        ({"minPartitions": "8"}, r"cannot read one task in order.*more tasks.*\.repartition"),
+        ({"maxOffsetsPerTrigger": "8"}, "it is called maxMessagesPerTrigger here"),
+    ],
+)
+def test_options_of_a_trigger_that_cannot_be(more: dict[str, str], message: str) -> None:
+    """The error says what is wrong, and what to do."""
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        source_options({**WHERE, "tasks": "1,2", **more})
+
+
 def test_sink_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the column task, at least once; the address is looked up where the writing happens."""
     monkeypatch.delenv("TUPLEWIRE_ADDRESS", raising=False)

@@ -10,9 +10,14 @@ if TYPE_CHECKING:
 
     from tuplewire.spark.client_handle import ClientHandle
     from tuplewire.spark.executors import membership
+    from tuplewire.spark.progress import lag
 
-__all__ = ["ClientHandle", "membership", "register"]
-_HOMES = {"ClientHandle": "tuplewire.spark.client_handle", "membership": "tuplewire.spark.executors"}
+__all__ = ["ClientHandle", "lag", "membership", "register"]
+_HOMES = {
+    "ClientHandle": "tuplewire.spark.client_handle",
+    "lag": "tuplewire.spark.progress",
+    "membership": "tuplewire.spark.executors",
+}
 
 
 def register(spark: SparkSession) -> None:

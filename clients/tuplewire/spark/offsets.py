@@ -5,7 +5,7 @@ Pure: what there is comes in, what to read goes out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class TaskOffset:
 class Held:
     """What a worker holds of a task: the messages after `acknowledged`, up to `tail`.
 
-    worker: its incarnation.
+    worker: its incarnation. congested: whether the queue is nearly full.
     """
 
     address: str
@@ -40,6 +40,7 @@ class Held:
     acknowledged: int
     tail: int
     size_bytes: int
+    congested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,10 @@ def _beginning(held: Held) -> TaskOffset:
     return TaskOffset(held.worker, held.acknowledged)
 
 
-def initial_offset(held: Mapping[int, Held]) -> Offset:
-    """Return the place before everything that no consumer has acknowledged."""
-    return Offset({task: _beginning(each) for task, each in held.items()})
+def initial_offset(held: Mapping[int, Held], latest: Container[int] = ()) -> Offset:
+    """Return the place before everything that no consumer has acknowledged; in tasks `latest`, after it."""
+    ends = tails(held)
+    return Offset({task: ends[task] if task in latest else _beginning(each) for task, each in held.items()})
 
 
 def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
@@ -146,12 +148,14 @@ def next_offset(
     held: Mapping[int, Held],
     bounds: Mapping[int, TaskOffset],
     *,
+    min_messages: int = 1,
     max_messages: int | None = None,
     max_bytes: int | None = None,
 ) -> Offset:
     """Return where a micro-batch that begins at start ends: start itself when there is nothing to read.
 
-    bounds: where each task is to be read to at most. max_messages, max_bytes: of all tasks together, in
+    bounds: where each task is to be read to at most. min_messages: with fewer in all tasks together there is
+    nothing to read, but where senders wait for room. max_messages, max_bytes: of all tasks together, in
     proportion to what waits in each. Bytes go by the mean size of what a task's worker holds, and at least
     one message is read.
     """
@@ -164,6 +168,8 @@ def next_offset(
         for task, each in held.items()
     }
     waiting = {task: max(0, ends[task] - begins[task]) for task in held}
+    if sum(waiting.values()) < min_messages and not any(each.congested for each in held.values()):
+        return start
     if max_bytes is not None:
         sizes = {task: each.size_bytes / max(1, each.tail - each.acknowledged) for task, each in held.items()}
         total = sum(waiting[task] * sizes[task] for task in held)

@@ -6,6 +6,8 @@ They are written like those of Spark's Kafka connector, and case does not matter
 from __future__ import annotations
 
 import enum
+import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 
 from tuplewire.connection.grpc_channel import resolve_address, resolve_topology
 from tuplewire.errors import MAX_TASK, ConfigError
+from tuplewire.group import check_task
 from tuplewire.settings import (
     ANY_TEXT,
     FLAG,
@@ -31,6 +34,66 @@ from tuplewire.task_ids import TASKS
 _SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark passes on of its own options."""
 _ADDRESS = Kind("ADDRESS", "host:port or unix:///path", str, resolve_address)
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)", re.ASCII | re.IGNORECASE)
+
+
+def _parse_time(text: str) -> float:
+    match = _TIME.fullmatch(text.strip())
+    if not match:
+        raise ValueError
+    return float(match[1]) * _UNITS[match[2].lower()]
+
+
+_DELAY = Kind(
+    "TIME",
+    "a time with its unit, like 500ms, 30s, 15m or 1h, more than 0",
+    (int, float),
+    SECONDS.read,
+    _parse_time,
+    write=lambda seconds: f"{seconds}s",
+)
+
+
+class Start(enum.StrEnum):
+    """Where a new query begins to read a task."""
+
+    EARLIEST = "earliest"
+    """With everything that no consumer has acknowledged."""
+    LATEST = "latest"
+    """After what is there; that is given up."""
+
+
+def _check_starts(value: Any) -> Any:
+    if isinstance(value, str):
+        return Start(value)
+    return {check_task(int(task)): Start(start) for task, start in value.items()}
+
+
+def _parse_starts(text: str) -> Any:
+    text = text.strip().lower()
+    return json.loads(text) if text.startswith("{") else text
+
+
+_STARTS = Kind(
+    "WHERE",
+    'earliest, latest, or JSON with one of these for tasks, like {"1": "latest"}; earliest for the others',
+    (str, dict),
+    _check_starts,
+    _parse_starts,
+    write=lambda value: value if isinstance(value, str) else json.dumps(value),
+)
+
+_INSTEAD = {
+    "minpartitions": "several Spark tasks cannot read one task in order, so each task that has messages has "
+    "one Spark task. For more at a time spread the messages over more tasks, with more in the option tasks "
+    "and a grouping that chooses among them; or spread the rows after reading, with .repartition(...)",
+    "maxoffsetspertrigger": "it is called maxMessagesPerTrigger here",
+    "minoffsetspertrigger": "it is called minMessagesPerTrigger here",
+    "subscribe": "it is called tasks here, like 1,2,10-19",
+    "assign": "it is called tasks here, like 1,2,10-19",
+}
+"""What to do where people look for an option of Spark's Kafka connector."""
 
 
 class GroupingName(enum.StrEnum):
@@ -71,9 +134,32 @@ class SourceOptions(Settings):
     max_bytes: int | None = setting(
         count(), None, "about the most payload bytes of a micro-batch", option="maxBytesPerTrigger"
     )
+    min_messages: int | None = setting(
+        count(),
+        None,
+        "the least messages of a micro-batch, all tasks together; fewer wait for more",
+        option="minMessagesPerTrigger",
+    )
+    max_delay: float = setting(
+        _DELAY,
+        900.0,
+        "for which fewer messages than minMessagesPerTrigger wait at most",
+        option="maxTriggerDelay",
+    )
+    starting_offsets: Start | dict[int, Start] = setting(
+        _STARTS,
+        Start.EARLIEST,
+        "where a new query begins; latest: without what is there",
+        option="startingOffsets",
+    )
     fail_on_data_loss: bool = setting(
         FLAG, True, "false: go on when messages are gone for good", option="failOnDataLoss"
     )
+
+    def starts_at(self, task: int) -> Start:
+        """Return where a new query begins to read a task."""
+        starts = self.starting_offsets
+        return starts if isinstance(starts, str) else starts.get(task, Start.EARLIEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +199,17 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         given = _given(SourceOptions, options)
         _require_tasks(given)
         given["address"] = given.get("address") or resolve_address(None)
-        return SourceOptions(**given)
+        chosen = SourceOptions(**given)
+        if chosen.min_messages and chosen.max_messages and chosen.min_messages > chosen.max_messages:
+            raise ConfigError(
+                f"minMessagesPerTrigger is {chosen.min_messages}, more than maxMessagesPerTrigger, which is "
+                f"{chosen.max_messages}: a micro-batch cannot have both"
+            )
+        if isinstance(chosen.starting_offsets, dict) and (
+            others := sorted(chosen.starting_offsets.keys() - set(chosen.tasks))
+        ):
+            raise ConfigError(f"startingOffsets names task {others[0]}, which is not in the option tasks")
+        return chosen
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -142,7 +238,8 @@ def _given(kind: type[Settings], options: Mapping[str, str]) -> dict[str, Any]:
         if each is not None:
             values[each.name] = each.parse(text, f"option {each.option}")
         elif name.lower() not in _SPARKS_OWN:
-            raise ConfigError(f"unknown option {name!r}")
+            instead = _INSTEAD.get(name.lower()) if kind is SourceOptions else None
+            raise ConfigError(f"unknown option {name!r}" + (f" ({instead})" if instead else ""))
     values["topology"] = resolve_topology(values.get("topology"))
     return values
 

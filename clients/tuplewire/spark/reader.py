@@ -35,7 +35,7 @@ from tuplewire.spark.offsets import (
     ranges,
     tails,
 )
-from tuplewire.spark.options import SourceOptions
+from tuplewire.spark.options import SourceOptions, Start
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import HeldTasks
 
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.02
 _IDLE_SECONDS = 0.2
+_ALL = 2**62
 
 
 @dataclass
@@ -94,12 +95,17 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
+        self._last_batch = time.monotonic()
         self._dropped: set[int] = set()
         """Tasks that the query does not read any more, and of which it has read everything."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the place before everything that no consumer has acknowledged."""
-        return initial_offset(self._tasks.look()).to_json()
+        """Return where a new query begins: before what no consumer has acknowledged, or after it."""
+        held = self._tasks.look()
+        latest = {task for task in held if self._options.starts_at(task) is Start.LATEST}
+        if given_up := {task: held[task].tail - held[task].acknowledged for task in sorted(latest)}:
+            logger.info("spark.starts_latest", extra={"given_up": given_up})
+        return initial_offset(held, latest).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return one of the bounds of the options; latestOffset heeds both."""
@@ -107,6 +113,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             return ReadMaxRows(self._options.max_messages)
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
+        if self._options.min_messages is not None:
+            return ReadMaxRows(_ALL)  # and not ReadAllAvailable, with which Spark overrides every limit
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -130,6 +138,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
+            now = time.monotonic()
             self._held = held = self._tasks.look()
             begin = stands.of_tasks(held)
             if self._options.fail_on_data_loss:
@@ -138,14 +147,24 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 begin,
                 held,
                 self._target or tails(held),
+                min_messages=self._least(limit, now),
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
             if end is not begin:
+                self._last_batch = now
                 return end.to_json()
-            if self._target is not None or time.monotonic() > deadline:
+            if self._target is not None or now > deadline:
                 return start
             time.sleep(_POLL_SECONDS)
+
+    def _least(self, limit: ReadLimit, now: float) -> int:
+        """Return with how many messages a micro-batch may begin by now."""
+        least = self._options.min_messages
+        overdue = now - self._last_batch >= self._options.max_delay
+        if least is None or overdue or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return 1
+        return least
 
     def _check_dropped(self, start: Offset) -> None:
         """Have an error where the query stops reading a task that still holds something; once for each."""

@@ -166,6 +166,7 @@ class HeldTasks(TaskWorkers):
                     each.acknowledged_sequence,
                     each.acknowledged_sequence + each.queued_messages,
                     each.queued_bytes,
+                    each.congested,
                 )
         return {task: found[task] for task in wanted if task in found}
 
