@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tuplewire.arrow_headers import HEADERS, KEY, decode_columns, encode_columns
 from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedError
 from tuplewire.group import TaskGroup, check_task
 
@@ -16,19 +17,30 @@ if TYPE_CHECKING:
 
 
 def groups_from_arrow(
-    tasks: SupportsIndex | pa.Array, payloads: pa.Array, source: SupportsIndex | None
+    tasks: SupportsIndex | pa.Array,
+    payloads: pa.Array,
+    source: SupportsIndex | None,
+    keys: pa.Array | None = None,
+    headers: pa.Array | None = None,
 ) -> list[TaskGroup]:
     """Return a group for each task, in the order of the task ids, in order within each.
 
     tasks: one id, or integers of any width. payloads: binary or strings of any layout. Both may be chunked,
-    sliced or dictionary-encoded. Raises MalformedError for nulls, a wrong type, columns of different length
-    or 2 GiB of payload and more, and InvalidTaskError for ids outside 0 to 2^31-1.
+    sliced or dictionary-encoded. keys, headers: see encode_columns.
+
+    Raises MalformedError for nulls, a wrong type, columns of different length or 2 GiB of payload and more,
+    and InvalidTaskError for ids outside 0 to 2^31-1.
     """
     payloads = _payload_column(payloads)
+    encoded = encode_columns(
+        None if keys is None else _flat(keys, "key"),
+        None if headers is None else _flat(headers, "headers"),
+        len(payloads),
+    )
     sender = None if source is None else check_task(source)
     if not isinstance(tasks, pa.Array | pa.ChunkedArray):
         task = check_task(tasks)
-        return [_group(task, sender, payloads)] if len(payloads) else []
+        return [_group(task, sender, payloads, encoded)] if len(payloads) else []
     tasks = _flat(tasks, "task")
     if len(tasks) != len(payloads):
         raise MalformedError(f"{len(tasks)} tasks and {len(payloads)} payloads: the columns differ in length")
@@ -45,10 +57,12 @@ def groups_from_arrow(
     order = pc.array_sort_indices(tasks)  # stable
     runs = pc.run_end_encode(tasks.take(order))
     payloads = payloads.take(order)
+    encoded = None if encoded is None else encoded.take(order)
     groups = []
     start = 0
     for task, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        groups.append(_group(task, sender, payloads.slice(start, end - start)))
+        some = None if encoded is None else encoded.slice(start, end - start)
+        groups.append(_group(task, sender, payloads.slice(start, end - start), some))
         start = end
     return groups
 
@@ -59,20 +73,39 @@ def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
     Raises MalformedError for 2 GiB of payload and more, which one such column cannot hold.
     """
     ends = pa.array(accumulate(map(len, groups)), pa.int32())
-    data = b"".join(group.data for group in groups)
-    if len(data) >= 2**31:
-        raise MalformedError(f"{len(data)} bytes of payload are too many for one Arrow batch; slice it first")
-    lengths = b"".join(group.lengths for group in groups)
-    sizes = pa.Array.from_buffers(pa.int32(), len(lengths) // 4, [None, pa.py_buffer(lengths)])
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(sizes)])
+    messages = _joined(
+        b"".join(group.lengths for group in groups), b"".join(group.data for group in groups), "payload"
+    )
     return pa.RecordBatch.from_arrays(
         [
             _repeated([group.task for group in groups], ends),
             _repeated([group.source for group in groups], ends),
-            pa.Array.from_buffers(pa.binary(), len(sizes), [None, offsets.buffers()[1], pa.py_buffer(data)]),
+            messages,
         ],
         schema=pa.schema([("task", pa.int32()), ("source", pa.int32()), ("message", pa.binary())]),
     )
+
+
+def key_and_headers(groups: Sequence[TaskGroup], *, headers: bool = True) -> tuple[pa.Array, pa.Array | None]:
+    """Return the keys of all messages and, if wanted, their headers; null where a message has none.
+
+    Raises MalformedError as record_batch, and for what another program has sent in their place.
+    """
+    count = sum(map(len, groups))
+    if not any(group.header_lengths for group in groups):
+        return pa.nulls(count, KEY), pa.nulls(count, HEADERS) if headers else None
+    lengths = b"".join(group.header_lengths or bytes(len(group.lengths)) for group in groups)
+    encoded = _joined(lengths, b"".join(group.header_data for group in groups), "headers")
+    return decode_columns(encoded, headers=headers)
+
+
+def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
+    """Return a column of bytes from its lengths and its data."""
+    if len(data) >= 2**31:
+        raise MalformedError(f"{len(data)} bytes of {what} are too many for one Arrow batch; slice it first")
+    sizes = pa.Array.from_buffers(pa.int32(), len(lengths) // 4, [None, pa.py_buffer(lengths)])
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(sizes)])
+    return pa.Array.from_buffers(pa.binary(), len(sizes), [None, offsets.buffers()[1], pa.py_buffer(data)])
 
 
 def _repeated(values: Sequence[int | None], run_ends: pa.Array) -> pa.Array:
@@ -117,10 +150,19 @@ def _too_large(name: str) -> MalformedError:
     return MalformedError(f"the {name} column has 2 GiB of data or more; hand it over in smaller batches")
 
 
-def _group(task: int, source: int | None, payloads: pa.Array) -> TaskGroup:
-    _, offsets, data = payloads.buffers()
+def _group(task: int, source: int | None, payloads: pa.Array, encoded: pa.Array | None) -> TaskGroup:
+    lengths, data = _column(payloads)
+    header_lengths, header_data = (b"", b"") if encoded is None else _column(encoded)
+    if not header_data:
+        return TaskGroup(task, source, lengths, data)
+    return TaskGroup(task, source, lengths, data, header_lengths=header_lengths, header_data=header_data)
+
+
+def _column(values: pa.Array) -> tuple[bytes, bytes]:
+    """Return the lengths of a column of bytes, and its data."""
+    _, offsets, data = values.buffers()
     ends = memoryview(offsets).cast("i")
-    first, last = ends[payloads.offset], ends[payloads.offset + len(payloads)]
-    sizes = pc.binary_length(payloads)
+    first, last = ends[values.offset], ends[values.offset + len(values)]
+    sizes = pc.binary_length(values)
     lengths = sizes.buffers()[1][4 * sizes.offset : 4 * (sizes.offset + len(sizes))]
-    return TaskGroup(task, source, lengths.to_pybytes(), data[first:last].to_pybytes() if data else b"")
+    return lengths.to_pybytes(), data[first:last].to_pybytes() if data else b""

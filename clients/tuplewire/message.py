@@ -228,21 +228,38 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     @classmethod
     def from_arrow(
-        cls, tasks: SupportsIndex | pa.Array, payloads: pa.Array, source: SupportsIndex | None = None
+        cls,
+        tasks: SupportsIndex | pa.Array,
+        payloads: pa.Array,
+        source: SupportsIndex | None = None,
+        *,
+        keys: pa.Array | None = None,
+        headers: pa.Array | None = None,
     ) -> Self:
         """Build from Arrow arrays: integers without nulls, and binary or strings without nulls.
 
         Makes no Python object per message. The messages are sorted by task, in order within each.
+
+        keys: binary or strings; null where a message has none. headers: lists of structs of name and value,
+        as Spark has them from Kafka; null where a message has none.
         """
         from tuplewire.arrow import groups_from_arrow
 
-        return cls.from_groups(groups_from_arrow(tasks, payloads, source))
+        return cls.from_groups(groups_from_arrow(tasks, payloads, source, keys, headers))
 
-    def to_arrow(self) -> pa.RecordBatch:
-        """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary)."""
-        from tuplewire.arrow import record_batch
+    def to_arrow(self, *, headers: bool = False) -> pa.RecordBatch:
+        """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary).
 
-        return record_batch(self.groups)
+        headers: append `key` (binary) and `headers` (lists of structs of `key` and `value`), null where a
+        message has none. Raises MalformedError then as TaskMessage.headers.
+        """
+        from tuplewire.arrow import key_and_headers, record_batch
+
+        batch = record_batch(self.groups)
+        if not headers:
+            return batch
+        key, pairs = key_and_headers(self.groups)
+        return batch.append_column("key", key).append_column("headers", pairs)
 
     def _hold(self, columns: _Columns | None, groups: tuple[TaskGroup, ...] | None = None) -> Self:
         self._columns, self._groups = columns, groups

@@ -295,6 +295,27 @@ def test_headers_stay_with_their_messages(
     assert by_task(TaskMessageBatch.from_groups(groups_of_frame(frame))) == by_task(model)
 
 
+@given(mixed)
+def test_headers_in_arrow(model: list[TaskMessage]) -> None:
+    """To Arrow and back: the same keys and headers, encoded to the same bytes."""
+    batch = TaskMessageBatch(model)
+    table = batch.to_arrow(headers=True)
+    table.validate(full=True)
+    ordered = list(TaskMessageBatch.from_groups(batch.groups))
+    assert table.column("key").to_pylist() == [message.key for message in ordered]
+    assert [
+        tuple((header["key"], header["value"]) for header in each or ())
+        for each in table.column("headers").to_pylist()
+    ] == [message.headers for message in ordered]
+    back = TaskMessageBatch.from_arrow(
+        table.column("task"),
+        table.column("message"),
+        keys=table.column("key"),
+        headers=table.column("headers"),
+    )
+    assert by_task(back) == by_task(model)
+
+
 @given(st.binary(max_size=12))
 def test_deserialize(packet: bytes) -> None:
     """Bytes from anywhere are either refused by name or read, and then serialize to themselves."""

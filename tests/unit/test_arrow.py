@@ -177,3 +177,104 @@ def test_to_arrow() -> None:
     table.validate(full=True)
     assert table.to_pydict() == {"task": [1, 1, 2], "source": [4, 4, None], "message": [b"a", b"", b"bb"]}
     assert table.schema.types == [pa.int32(), pa.int32(), pa.binary()]
+
+
+# --- keys and headers -----------------------------------------------------------------------------------
+
+
+def headers_of(rows: list[Any]) -> pa.Array:
+    """Return a column of headers as Spark has them."""
+    return pa.array(rows, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+
+
+PLAIN = pa.array([b"a", b"b", b"c", b"d"])
+TWO_TASKS = pa.array([2, 1, 2, 1])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([b"k", None, b"", b"x" * 125]),
+        pa.array([b"k", None, b"", b"x" * 126]),
+        pa.array([b"k", None, b"", b"x" * 20_000]),
+        pa.array(["k", None, "", "é"]),
+        pa.array(["k", None, "", "é"], pa.large_string()),
+        pa.array(["k", None, "", "k"]).dictionary_encode(),
+        pa.chunked_array([["k", None], ["", "é"]]),
+        pa.array([b"no", b"k", None, b"", b"y", b"no"]).slice(1, 4),
+    ],
+    ids=["short", "long", "longer", "string", "large", "dictionary", "chunked", "sliced"],
+)
+def test_keys_alone(keys: Any) -> None:
+    """Keys of any layout travel, and an empty one is not the same as none."""
+    batch = TaskMessageBatch.from_arrow(TWO_TASKS, PLAIN, keys=keys)
+    given = [key.encode() if isinstance(key, str) else key for key in keys.to_pylist()]
+    assert batch == TaskMessageBatch.from_columns(
+        [1, 1, 2, 2], [b"b", b"d", b"a", b"c"], keys=[given[1], given[3], given[0], given[2]]
+    )
+    table = batch.to_arrow(headers=True)
+    assert table.column("key").to_pylist() == [given[1], given[3], given[0], given[2]]
+    assert table.column("headers").null_count == 4
+
+
+def test_keys_and_headers() -> None:
+    """Both columns travel together, in whatever layout Spark hands them over."""
+    rows = [[("a", b"1"), ("", b""), ("a", b"")], None, [], [("traceparent", b"x" * 300)]]
+    columns = headers_of([[("no", b"")], *rows]).slice(1)
+    batch = TaskMessageBatch.from_arrow(1, PLAIN, keys=pa.array([b"k", b"", None, None]), headers=columns)
+    assert batch == TaskMessageBatch.from_columns(
+        1, PLAIN.to_pylist(), keys=[b"k", b"", None, None], headers=rows
+    )
+    assert batch.headers == [tuple(row or ()) for row in rows]
+    table = batch.to_arrow(headers=True)
+    assert table.column("headers").to_pylist() == [
+        [{"key": name, "value": value} for name, value in row] if row else None for row in rows
+    ]
+
+
+def test_headers_as_a_map() -> None:
+    """A map is a list of names and values, too."""
+    column = pa.array([[("a", b"1")], None, [], [("b", b"2")]], pa.map_(pa.string(), pa.binary()))
+    batch = TaskMessageBatch.from_arrow(1, PLAIN, headers=column)
+    assert batch.headers == [(("a", b"1"),), (), (), (("b", b"2"),)]
+
+
+def test_columns_without_any_cost_nothing() -> None:
+    """Where no message of a task has a key or headers, its group has no such columns."""
+    nothing = TaskMessageBatch.from_arrow(
+        TWO_TASKS, PLAIN, keys=pa.nulls(4, pa.binary()), headers=headers_of([None] * 4)
+    )
+    assert all(group.plain for group in nothing.groups)
+    some = TaskMessageBatch.from_arrow(TWO_TASKS, PLAIN, keys=pa.array([None, b"k", None, None]))
+    assert [group.plain for group in some.groups] == [False, True]
+    assert "key" not in some.to_arrow().schema.names
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"keys": pa.array([1, 2, 3, 4])}, "the key column must be binary or string, not int64"),
+        ({"keys": pa.array([b"k"])}, "1 key and 4 payloads: the columns differ in length"),
+        ({"headers": pa.array([b"k"] * 4)}, "the headers column must be lists of structs of a name"),
+        ({"headers": pa.array([[1]] * 4)}, "the headers column must be lists of structs of a name"),
+        ({"headers": headers_of([[(None, b"")]] * 4)}, r"4 header's name\(s\) that are null; filter or fill"),
+        (
+            {"headers": headers_of([[("a", None)]] * 4)},
+            r"4 header's value\(s\) that are null",
+        ),
+        ({"headers": headers_of([[None]] * 4)}, r"4 header\(s\) that are null; filter or fill them first"),
+        (
+            {
+                "headers": pa.array(
+                    [[("a", 1)]] * 4, pa.list_(pa.struct([("k", pa.string()), ("v", pa.int8())]))
+                )
+            },
+            "the headers column must be of binary or string values, not int8",
+        ),
+        ({"keys": ["k"] * 4}, "the key column is a list, not an Arrow array"),
+    ],
+)
+def test_wrong_keys_and_headers(columns: dict[str, Any], why: str) -> None:
+    """The error names the column and what it should be."""
+    with pytest.raises(MalformedError, match=why):
+        TaskMessageBatch.from_arrow(1, PLAIN, **columns)

@@ -45,6 +45,9 @@ from tuplewire_service.testing.scenery import (
     raises,
 )
 
+TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+"""A header's value as W3C Trace Context has it."""
+
 
 class TransportConformance(BackpressureConformance, NewsConformance):
     """What programs need; inherit, and say how to make a context."""
@@ -74,6 +77,35 @@ class TransportConformance(BackpressureConformance, NewsConformance):
         with self.recorded() as (recorder, client):
             client.send(TaskMessage(task, b"x" * task) for task in range(3))
             eventually(lambda: sorted(recorder.seen(), key=str) == [(None, n, b"x" * n) for n in range(3)])
+
+    def test_keys_and_headers_stay_with_their_messages(self) -> None:
+        """Messages with and without arrive in order, each with its own, in one batch and in several."""
+        messages = [
+            TaskMessage(1, b"plain"),
+            TaskMessage(1, b"keyed", key=b"k"),
+            TaskMessage(1, b"", key=b"", headers=[("traceparent", TRACE), ("", b""), ("traceparent", b"")]),
+            TaskMessage(1, b"x" * 2000, headers=[("large", b"y" * 2000)]),
+            TaskMessage(1, b"plain again"),
+        ]
+        with self.recorded() as (recorder, client):
+            client.send(messages)
+            for message in messages:
+                client.send([message])
+            client.send(messages[-1:] * 100 + messages[1:2] * 100)
+            expected = messages * 2 + messages[-1:] * 100 + messages[1:2] * 100
+            assert_ledger(client, len(expected))
+            eventually(lambda: recorder.messages(1) == expected)
+
+    def test_headers_count_in_the_size_of_a_message(self) -> None:
+        """A message whose key and headers make it too large is refused, as one with a large payload is."""
+        limit = SessionSettings().max_message_bytes
+        with self.recorded() as (recorder, client):
+            large = [TaskMessage(1, b"x" * (limit // 2), key=b"k" * (limit // 2))]
+            raises(MessageTooLargeError, lambda: client.send(large))
+            fits = TaskMessage(1, b"x" * (limit // 2), key=b"k" * (limit // 2 - 10))
+            client.send([fits])
+            assert_ledger(client, 1)
+            eventually(lambda: recorder.messages(1) == [fits])
 
     def test_an_empty_batch_is_nothing(self) -> None:
         """Nothing is accepted, and nothing arrives."""

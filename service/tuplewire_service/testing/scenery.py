@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tuplewire.config import SessionSettings
 from tuplewire.errors import TuplewireError, UnknownTaskError
 from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage, TaskMessageBatch
 from tuplewire_service.messaging.base import (
     ConnectionStatus,
     IClientConnection,
@@ -37,7 +38,7 @@ class Recorder(IConnectionCallback):
         self._lock = threading.Lock()
         self._held_tasks = frozenset(held_tasks)
         self._held: list[tuple[ReceivedBatch, TaskGroup]] = []
-        self._seen: list[tuple[int | None, int, bytes]] = []
+        self._taken: list[TaskGroup] = []
         self._accepted: dict[int, int] = {}
 
     def recv(self, batch: ReceivedBatch) -> None:
@@ -49,7 +50,7 @@ class Recorder(IConnectionCallback):
                     batch.refuse(group, UnknownTaskError(f"task {group.task} is unknown"))
                     continue
                 self._accepted[group.task] = group.accepted_micros
-                self._seen += [(group.source, group.task, payload) for payload in group.payloads()]
+                self._taken.append(group)
                 if group.task in self._held_tasks:
                     self._held.append((batch, group))
                 else:
@@ -66,7 +67,13 @@ class Recorder(IConnectionCallback):
     def seen(self) -> list[tuple[int | None, int, bytes]]:
         """Return (source, task, payload) of everything, in the order of arrival."""
         with self._lock:
-            return list(self._seen)
+            taken = list(self._taken)
+        return [(group.source, group.task, payload) for group in taken for payload in group.payloads()]
+
+    def messages(self, task: int) -> list[TaskMessage]:
+        """Return what came for one task, with keys and headers."""
+        with self._lock:
+            return list(TaskMessageBatch.from_groups(group for group in self._taken if group.task == task))
 
     def payloads(self, task: int) -> list[bytes]:
         """Return what came for one task."""

@@ -1,0 +1,146 @@
+"""Keys and headers between real workers: they are with their messages, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from helpers.topology import TOPOLOGY, assign, balances, has_ended, one_worker, queued, two_workers
+
+from tuplewire import Client, TaskGroup, TaskMessage, TaskMessageBatch, aio
+from tuplewire.client import Subscription
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import MalformedError, MessageError, MessageTooLargeError
+from tuplewire_service.testing import eventually
+
+TRACE = [
+    ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    ("tracestate", b"congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"),
+]
+
+
+def messages_to(task: int, count: int) -> list[TaskMessage]:
+    """Return numbered messages, every way that they can be made: with a key, headers, both, neither."""
+    keys = (None, b"key", None, b"")
+    headers: tuple[list[tuple[str, bytes]], ...] = ([], [], TRACE, [("n", b"1"), ("n", b"2")])
+    return [
+        TaskMessage(task, b"%d" % number, key=keys[number % 4], headers=headers[number % 4])
+        for number in range(count)
+    ]
+
+
+def collect(subscription: Subscription, count: int) -> list[TaskMessage]:
+    """Take so many messages, and acknowledge them."""
+    found: list[TaskMessage] = []
+    while len(found) < count:
+        found += next(subscription)
+    subscription.acknowledge()
+    return found
+
+
+def client_of(address: str) -> Client:
+    """Return a client of a worker of the tests' topology."""
+    return Client(address, topology=TOPOLOGY)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_they_cross_two_workers_and_broken_connections(tmp_path: Path, transport: str) -> None:
+    """Sent one by one and in batches, by both clients, in one order with messages that have none."""
+    messages = messages_to(1, 1200)
+
+    async def send_some(address: str) -> None:
+        async with aio.Client(address, topology=TOPOLOGY) as client:
+            for each in messages[800:1000]:
+                await client.send(each.task, each.message, key=each.key, headers=each.headers)
+            for each in messages[1000:1200]:
+                assert client.try_send(each.task, each.message, key=each.key, headers=each.headers)
+
+    with (
+        two_workers(tmp_path, transport) as (a, b, proxy),
+        client_of(a.address) as sender,
+        client_of(b.address) as consumer,
+        consumer.recv([1], timeout=30) as subscription,
+    ):
+        for start in range(0, 400, 40):
+            sender.send(messages[start : start + 40])
+            proxy.cut()
+        for each in messages[400:600]:
+            sender.send(each.task, each.message, key=each.key, headers=each.headers)
+        proxy.cut()
+        for each in messages[600:800]:
+            assert sender.try_send(each.task, each.message, key=each.key, headers=each.headers)
+        sender.flush(30)
+        asyncio.run(send_some(a.address))
+        assert collect(subscription, len(messages)) == messages
+        balances(sender, sent=800)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_they_follow_a_task_that_moves_from_a_worker_that_drains(tmp_path: Path, transport: str) -> None:
+    """Queued, delivered to a consumer that ends, moved, and passed on by a worker that drains."""
+    flags = (f"--transport={transport}", "--drain-seconds=60")
+    messages = messages_to(1, 400)
+    with (
+        one_worker("a", *flags, directory=tmp_path) as a,
+        one_worker("b", *flags, directory=tmp_path) as b,
+    ):
+        for each in (a, b):
+            assign(each, 1, {a: [1], b: []})
+        for each in (a, b):
+            with ControlClient(each.address) as control:
+                control.wait_ready(10)
+        with client_of(b.address) as sender, client_of(a.address) as first:
+            sender.send(messages[:200])
+            sender.flush(30)
+            eventually(lambda: queued(a, 1) == 200)
+            with first.recv([1], timeout=30) as subscription:
+                seen: list[TaskMessage] = []
+                while len(seen) < 100:
+                    seen += next(subscription)
+            for each in (b, a):
+                assign(each, 2, {a: [], b: [1]})
+            sender.send(messages[200:])
+            os.kill(a.process_id, signal.SIGTERM)
+            with client_of(b.address) as second, second.recv([1], timeout=30) as subscription:
+                came: list[TaskMessage] = []
+                while not came or came[-1] != messages[-1]:
+                    came += next(subscription)
+                subscription.acknowledge()
+            assert came == messages[-len(came) :]
+            assert seen == messages[: len(seen)]
+            assert len(seen) + len(came) >= len(messages)
+            sender.flush(30)
+        eventually(lambda: has_ended(a), 50, "drained")
+
+
+def test_what_is_wrong_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """A wrong key, a message that its headers make too large: nothing is accepted, and the client goes on."""
+    with one_worker("a", directory=tmp_path) as a:
+        assign(a, 1, {a: [1]})
+        with client_of(a.address) as client:
+            with pytest.raises(MessageError, match="a key is bytes, not str; encode it first"):
+                client.send(1, b"x", key="k")  # type: ignore[call-overload]
+            with pytest.raises(MessageTooLargeError):
+                client.send(1, b"x", headers=[("large", bytes(2**20))])
+            with pytest.raises(TypeError, match="in a batch, each TaskMessage has its own"):
+                client.send(TaskMessageBatch(), key=b"k")  # type: ignore[call-overload]
+            client.send(1, b"x", key=b"k")
+            client.flush(10)
+            assert client.ledger().accepted == 1
+            with client.recv([1], timeout=10) as subscription:
+                assert next(subscription).keys == [b"k"]
+
+
+def test_unread_bytes_reach_the_consumer_as_they_are(tmp_path: Path) -> None:
+    """A worker does not look at them: it is the consumer who finds that they are none."""
+    with one_worker("a", directory=tmp_path) as a:
+        assign(a, 1, {a: [1]})
+        with client_of(a.address) as client, client.recv([1], timeout=10) as subscription:
+            client.send(TaskMessageBatch.from_groups([TaskGroup.joined(1, None, [b"x"], [b"\xff\xff"])]))
+            (message,) = next(subscription)
+            assert message.message == b"x"
+            with pytest.raises(MalformedError, match="mend the program that sent the message"):
+                _ = message.headers
