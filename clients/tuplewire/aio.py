@@ -71,8 +71,9 @@ class Client(BaseClient):
 
         If it is cancelled, nothing is accepted.
         """
-        groups = as_groups(messages, payload, self.source, key, headers)
-        await self._connected().send_async(groups, timeout)
+        sender = self._connected()
+        if key is not None or headers or not sender.send_one(messages, payload, self.source):
+            await sender.send_async(as_groups(messages, payload, self.source, key, headers), timeout)
 
     @overload
     def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
@@ -90,7 +91,10 @@ class Client(BaseClient):
         headers: Headers | None = None,
     ) -> bool:
         """Hand over messages, but never wait; return False if `send` would. Needs a running loop."""
-        return self._connected().offer(as_groups(messages, payload, self.source, key, headers))
+        sender = self._connected()
+        if key is None and not headers and sender.send_one(messages, payload, self.source):
+            return True
+        return sender.offer(as_groups(messages, payload, self.source, key, headers))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged; see tuplewire.Client.flush.

@@ -20,12 +20,23 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
-from tuplewire.errors import MAX_TASK, ClosedError
+from tuplewire.errors import ClosedError
 from tuplewire.group import check_tasks
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import Headers, TaskMessage, TaskMessageBatch, as_groups
 from tuplewire.session.consume import Arrived
 from tuplewire.session.ledger import LedgerSnapshot
+
+_process = object()
+"""Stands for this process: another one after a fork. To ask the system for each message would take longer."""
+
+
+def _forked() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class BaseClient:
@@ -136,7 +147,7 @@ class Client(BaseClient):
     def _forget(self) -> None:
         """Be a client that has not connected yet, in this process."""
         super()._forget()
-        self._pid = os.getpid()
+        self._process = _process
         self._lock = threading.RLock()  # a signal handler may send while its thread connects
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -153,7 +164,7 @@ class Client(BaseClient):
         return partial(type(self), **keywords), ()
 
     def _connected(self) -> Sender:
-        if self._pid != os.getpid():
+        if self._process is not _process:
             self._forget()
         sender = self._sender
         if sender is None:
@@ -215,8 +226,10 @@ class Client(BaseClient):
             ClosedError: The client is closed.
             RefusedError: The session has ended for this reason.
         """
-        sender = self._connected()
-        if key is not None or headers or not self._sent_one(sender, messages, payload):
+        sender = self._sender
+        if sender is None or self._process is not _process:
+            sender = self._connected()
+        if key is not None or headers or not sender.send_one(messages, payload, self.source):
             sender.send(as_groups(messages, payload, self.source, key, headers), timeout=timeout)
 
     @overload
@@ -236,14 +249,9 @@ class Client(BaseClient):
     ) -> bool:
         """Hand over as `send` does, but never wait; return False if `send` would wait."""
         sender = self._connected()
-        if key is None and not headers and self._sent_one(sender, messages, payload):
+        if key is None and not headers and sender.send_one(messages, payload, self.source):
             return True
         return sender.offer(as_groups(messages, payload, self.source, key, headers))
-
-    def _sent_one(self, sender: Sender, task: Any, payload: Any) -> bool:
-        """Hand over one message where that is a matter of an append; see Sender.send_one."""
-        plain = type(task) is int and 0 <= task <= MAX_TASK and type(payload) is bytes
-        return plain and sender.send_one(task, self.source, payload)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every sent message is acknowledged, or was given up as `overflow` says.
@@ -256,7 +264,7 @@ class Client(BaseClient):
             RefusedMessagesError: The worker has refused messages since the last flush.
             RefusedError: The session has ended for this reason.
         """
-        if self._sender is not None and self._pid == os.getpid():
+        if self._sender is not None and self._process is _process:
             self._sender.flush(timeout)
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
@@ -265,13 +273,13 @@ class Client(BaseClient):
         timeout: the longest wait for each batch, in seconds. None: no limit. Raises InvalidTaskError for what
         is no task, and where there is none.
         """
-        if self._pid != os.getpid():
+        if self._process is not _process:
             self._forget()
         return Subscription(self._new_receiver(check_tasks(tasks)), timeout)
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message; a forked child has sent none yet."""
-        return super().ledger() if self._pid == os.getpid() else LedgerSnapshot()
+        return super().ledger() if self._process is _process else LedgerSnapshot()
 
     def close(self, timeout: float = 10.0) -> None:
         """Wait for acknowledgements for at most `timeout` seconds, then end.
@@ -279,7 +287,7 @@ class Client(BaseClient):
         Messages without an acknowledgement count as dropped{closed}. A second call does nothing. A forked
         child closes nothing of its parent's.
         """
-        if self._pid != os.getpid():
+        if self._process is not _process:
             self._forget()
         with self._lock:
             self._closed = True
@@ -307,12 +315,12 @@ class BaseSubscription:
         self._receiver = receiver
         self._thread = messaging_loop()
         self._timeout = timeout
-        self._pid = os.getpid()
+        self._process = _process
         self._current: Arrived | None = None
 
     def __del__(self) -> None:
         """End a subscription that nobody closed, in the background: a finaliser must not wait."""
-        if self._pid == os.getpid() and self._thread.loop.is_running() and not self._receiver.over:
+        if self._process is _process and self._thread.loop.is_running() and not self._receiver.over:
             self._thread.submit(self._receiver.close())
 
     def acknowledge(self, messages: int | None = None) -> None:
@@ -351,7 +359,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         return self._batch_of(self._take(self._timeout))
 
     def _take(self, timeout: float | None) -> Arrived | None:
-        if self._pid != os.getpid():
+        if self._process is not _process:
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
         self.acknowledge()
         return self._receiver.take(timeout)
@@ -395,7 +403,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
 
     def close(self) -> None:
         """End the subscription; a second call does nothing."""
-        if self._pid == os.getpid():
+        if self._process is _process:
             self._thread.run(self._receiver.close())
 
     def __enter__(self) -> Self:

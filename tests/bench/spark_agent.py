@@ -105,7 +105,7 @@ class Frames:
         def send(partition: Iterable[Any]) -> None:
             with handle as client:
                 for row in partition:
-                    client.send([TaskMessage(row.task, row.message.encode())])
+                    client.send(row.task, row.message.encode())
 
         answer = _timed(lambda: self._frame(rows).foreachPartition(send))
         return {**answer, "received": self._take(rows)}

@@ -43,7 +43,8 @@ def test_leaving_waits_and_the_connection_stays(workers: Pair) -> None:
     handle = pickle.loads(pickle.dumps(ClientHandle(workers.near.address, topology=TOPOLOGY)))  # noqa: S301
     for count in (10, 20):
         with handle as client:
-            client.send(numbered(task, range(10)))
+            client.send(numbered(task, range(9)))
+            client.send(task, b"9")
         assert queued(workers.near, task) == count
     with handle as client, client.recv([task], timeout=20) as batches:
         assert numbers(collect(batches, 20)) == [*range(10), *range(10)]

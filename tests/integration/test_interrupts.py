@@ -6,11 +6,12 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
-from helpers.alarms import Interrupted, OnAlarm, interrupt
+from helpers.alarms import Interrupted, OnAlarm, interrupt, interrupted_at
 from helpers.topology import TOPOLOGY, assign, collect, ledger, one_worker
 
 from tuplewire import Client, TaskMessage
@@ -72,6 +73,32 @@ def test_interrupted_sends(worker: Endpoint, on_alarm: OnAlarm, batch: int) -> N
         assert not balance.pending
     received = numbers_of(worker, balance.accepted)
     assert received == sorted(set(received))
+
+
+def test_interrupted_at_each_step(worker: Endpoint) -> None:
+    """A send of one message is whole or not at all, wherever it stops, and the next one goes out."""
+    returned: list[int] = []
+    with Client(worker.address, topology=TOPOLOGY) as client:
+        client.send(TASK, b"0")
+        steps = 0
+        while True:
+            client.flush(30)
+            number = len(returned) + steps + 1
+            accepted = client.ledger().accepted
+            if not interrupted_at(steps + 1, partial(client.send, TASK, b"%d" % number)):
+                break
+            assert client.ledger().balanced
+            assert client.ledger().accepted - accepted in (0, 1)
+            steps += 1
+            returned.append(number + 1)
+            client.send(TASK, b"%d" % returned[-1])
+        client.flush(30)
+        balance = client.ledger()
+    assert steps > 100, "the send was not traced to its end"
+    assert balance.accepted == balance.acknowledged
+    received = numbers_of(worker, balance.accepted)
+    assert received == sorted(set(received))
+    assert {*returned} <= {*received}
 
 
 def test_interrupted_flushes(worker: Endpoint, on_alarm: OnAlarm) -> None:

@@ -1,26 +1,78 @@
-"""What callers hand over: counts that an interrupt has left too high go with the next take()."""
+"""What callers hand over: how it is counted, for how much there is room, and what the loop makes of it."""
 
 from __future__ import annotations
 
-from tuplewire.connection.handover import HandOver
+from tuplewire.connection.handover import SMALL_BYTES, Batch, HandOver, batches_of
 from tuplewire.group import TaskGroup
 
+MESSAGE_LIMIT = 1 << 20
 
-def test_an_interrupted_count_is_taken_out() -> None:
-    """Counted and not appended, a message must not stay pending when nothing is sent after it."""
+
+def handed_over() -> HandOver:
+    """Return a message alone, a batch of three to two tasks, and another message alone."""
     handed = HandOver()
-    handed.messages, handed.of_flow = 1, {7: 1}  # as an interrupt in add_one leaves it
-    assert handed
-    assert not list(handed.take())
-    assert (handed.messages, handed.size_bytes, handed.of_flow) == (0, 0, {})
-    assert not handed
+    handed.entries.append((7, 1, b"a"))
+    handed.add([TaskGroup.of(7, [b"b", b"cc"], 1), TaskGroup.of(8, [b"d"])], "token", retain=True)
+    handed.entries.append((7, 1, b"e"))
+    return handed
 
 
-def test_one_plain_message_joins_the_others() -> None:
-    """Messages alone, in a row, become one group for each task and source; each counts for its task."""
+def test_counts_are_of_everything_once() -> None:
+    """However often it counts, and what comes between counts the next time."""
+    handed = handed_over()
+    for _ in range(2):
+        handed.count()
+        assert (handed.messages, handed.size_bytes, handed.of_flow) == (5, 6, {7: 4, 8: 1})
+    assert handed.pending == 5
+    assert len(handed.entries) + handed.beyond_entries == 5
+    handed.entries.append((9, None, b"f"))
+    handed.count()
+    assert (handed.messages, handed.of_flow[9]) == (6, 1)
+
+
+def test_forgotten_entries_leave_what_came_meanwhile() -> None:
+    """The loop forgets what it has seen, and no more."""
+    handed = handed_over()
+    handed.count()
+    handed.start_count()
+    handed.forget(2)
+    assert (handed.messages, handed.pending, handed.beyond_entries) == (0, 1, 0)
+    handed.count()
+    assert (handed.messages, handed.size_bytes, handed.of_flow) == (1, 1, {7: 1})
+
+
+def test_room_is_for_entries_beside_those_counted() -> None:
+    """It is the least of messages, bytes (each message may be as large as a small one) and one task's."""
+    handed = handed_over()
+    handed.count()
+    handed.make_room(100, 50 * SMALL_BYTES, 20, MESSAGE_LIMIT)
+    assert (handed.room, handed.room_elsewhere, handed.small_bytes) == (23, 53, SMALL_BYTES)
+    handed.make_room(10, 50 * SMALL_BYTES, 20, 100)
+    assert (handed.room, handed.room_elsewhere, handed.small_bytes) == (13, 13, 100)
+
+
+def test_nobody_appends_beside_a_batch_that_is_not_counted() -> None:
+    """A batch may have any number of messages: whoever comes next has to count them."""
     handed = HandOver()
-    handed.add_one(7, 1, b"a")
-    handed.add([TaskGroup.of(7, [b"b"], 1)], None, retain=False)
-    assert (handed.messages, handed.size_bytes, handed.of_flow) == (2, 2, {7: 2})
-    ((groups, token, retain),) = handed.take()
-    assert ([group.payloads() for group in groups], token, retain) == ([[b"a", b"b"]], None, False)
+    handed.make_room(100, 100 * SMALL_BYTES, 100, MESSAGE_LIMIT)
+    assert handed.room == 100
+    handed.add([TaskGroup.of(7, [b"x"] * 100)], None, retain=False)
+    assert handed.room == handed.room_elsewhere == 0
+
+
+def test_messages_alone_become_columns() -> None:
+    """Those in a row become a group for each task and source; a batch between them keeps its place."""
+    first, second, third = batches_of(handed_over().entries)
+    assert [group.payloads() for group in first.groups] == [[b"a"]]
+    assert (second.token, second.retain) == ("token", True)
+    assert [group.payloads() for group in third.groups] == [[b"e"]]
+
+    singles = [
+        (task, source, b"%d" % number) for number in range(3) for task in (7, 8) for source in (1, None)
+    ]
+    (batch,) = batches_of(singles)
+    assert [(group.task, group.source, group.payloads()) for group in batch.groups] == [
+        (task, source, [b"0", b"1", b"2"]) for task in (7, 8) for source in (1, None)
+    ]
+    assert not list(batches_of([]))
+    assert batch == Batch(batch.groups)

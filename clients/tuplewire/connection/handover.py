@@ -11,9 +11,11 @@ import contextlib
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from tuplewire.group import TaskGroup
@@ -21,84 +23,137 @@ from tuplewire.group import TaskGroup
 _Found = TypeVar("_Found")
 _LOOK_AGAIN_SECONDS = 0.5
 
-Batch = tuple[Sequence[TaskGroup], Any, bool]
-"""Groups, their token, and whether they are retained."""
+SMALL_BYTES = 4096
+"""Handing over a payload of at most so many bytes is an append; a larger one is counted first."""
+
 Single = tuple[int, int | None, bytes]
 """Task, source and payload of one message."""
 
 
 @dataclass(slots=True)
-class Offer:
-    """Messages of which the loop is to say whether there is room for them."""
+class Batch:
+    """Messages that were handed over together. token, retain: see SendingEnd.offer."""
 
     groups: Sequence[TaskGroup]
-    token: Any
-    retain: bool
+    token: Any = None
+    retain: bool = False
+
+
+@dataclass(slots=True)
+class Offer(Batch):
+    """Messages of which the loop is to say whether there is room for them."""
+
     accepted: bool | None = None
 
 
 class HandOver:
-    """Batches and single messages in the order in which they came; used with the lock of a sending end."""
+    """Batches and single messages in the order in which they came, and how many more may just be appended.
+
+    Any thread may append a small single message while there is room; everything else is done with the lock of
+    a sending end. Bounds are kept without a lock on that way, as each read and each write here is one step:
+    room falls before the entries that it was counted with are gone, and whoever appends reads the number of
+    entries before the room. A thread may be late with one message, which may be one too many.
+    """
 
     def __init__(self) -> None:
-        self._entries: list[Batch | Single] = []
-        self._forget()
+        self.entries: list[Single | Batch] = []
+        self.room = 0
+        """While there are fewer entries, there is room for a small message to any task."""
+        self.room_elsewhere = 0
+        """While there are fewer entries, there is room for a small message if its task has room."""
+        self.beyond_entries = 0
+        """At least how many more messages there are than entries."""
+        self.small_bytes = 0
+        """The largest payload of a small message."""
+        self.look = 0
+        """How often the loop has begun to take in; it sees everything that was appended before."""
+        self.told = -1
+        """What `look` was when somebody told the loop to take in."""
+        self.start_count()
 
-    def _forget(self) -> None:
-        self.messages = 0
-        self.size_bytes = 0
+    def start_count(self) -> None:
+        """Count nothing, for the loop has seen everything that was counted."""
+        self._counted = self.messages = self.size_bytes = 0
         self.of_flow: dict[int, int] = {}
-        """How many messages of each flow there are."""
+        """How many messages of each flow there are; as `messages` and `size_bytes`, see count()."""
 
-    def __bool__(self) -> bool:
-        return bool(self._entries or self.messages)  # an interrupted caller has counted alone
+    def count(self) -> None:
+        """Bring the counts up to date, and keep them too high where an interrupt comes in between."""
+        of_flow = self.of_flow
+        for entry in self.entries[self._counted :]:
+            if isinstance(entry, Batch):
+                messages = size = 0
+                for group in entry.groups:
+                    messages += len(group)
+                    size += group.size_bytes
+                    of_flow[group.flow] = of_flow.get(group.flow, 0) + len(group)
+                self.beyond_entries += messages - 1
+            else:
+                task, _, payload = entry
+                messages, size = 1, len(payload)
+                of_flow[task] = of_flow.get(task, 0) + 1
+            self.messages += messages
+            self.size_bytes += size
+            self._counted += 1
 
-    def add_one(self, task: int, source: int | None, payload: bytes) -> None:
-        """Append a message. Interrupted before that, it counts too much until take(), and is not sent."""
-        self.messages += 1
-        self.size_bytes += len(payload)
-        self.of_flow[task] = self.of_flow.get(task, 0) + 1
-        self._entries.append((task, source, payload))
+    def make_room(self, messages: int, size_bytes: int, task_messages: int, max_message_bytes: int) -> None:
+        """Say how much there is room for beside the counted entries. task_messages: for any one task."""
+        more = min(messages, size_bytes // SMALL_BYTES)
+        self.small_bytes = min(SMALL_BYTES, max_message_bytes)
+        self.room_elsewhere = self._counted + more
+        self.room = self._counted + min(more, task_messages)
+
+    def shut(self) -> None:
+        """Say that there is no room, or that nobody knows: whoever comes next counts."""
+        self.room = self.room_elsewhere = 0
 
     def add(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> None:
-        """Append a batch; interrupted, as add_one. One message that is plain becomes one."""
-        group = groups[0]
-        if len(groups) == len(group) == 1 and token is None and not retain and group.plain:
-            self.add_one(group.task, group.source, group.data)
-            return
-        for group in groups:
-            self.messages += len(group)
-            self.size_bytes += group.size_bytes
-            self.of_flow[group.flow] = self.of_flow.get(group.flow, 0) + len(group)
-        self._entries.append((groups, token, retain))
+        """Append a batch, in one step; with the lock."""
+        self.shut()
+        self.entries.append(Batch(groups, token, retain))
 
-    def take(self) -> Iterator[Batch]:
-        """Take everything out; single messages in a row become a group for each task."""
-        entries, self._entries = self._entries, []
-        self._forget()
-        columns: dict[tuple[int, int | None], list[bytes]] = {}
-        for entry in entries:
-            first, second, third = entry
-            if isinstance(first, int):
-                columns.setdefault((first, second), []).append(third)  # type: ignore[arg-type]
-                continue
-            if columns:
-                yield _groups_of(columns)
-                columns = {}
-            yield entry  # type: ignore[misc]
-        if columns:
-            yield _groups_of(columns)
+    def forget(self, entries: int) -> None:
+        """Forget the oldest, which count elsewhere by now; room was made without them."""
+        self.beyond_entries = 0
+        del self.entries[:entries]
 
-    def count(self) -> int:
-        """Return how many messages there are, entry by entry."""
-        return sum(
-            1 if isinstance(entry[0], int) else sum(map(len, entry[0])) for entry in list(self._entries)
-        )
+    @property
+    def pending(self) -> int:
+        """How many messages there are, entry by entry."""
+        entries = list(self.entries)
+        return sum(sum(map(len, each.groups)) if isinstance(each, Batch) else 1 for each in entries)
 
 
-def _groups_of(columns: dict[tuple[int, int | None], list[bytes]]) -> Batch:
-    groups = [TaskGroup.of(task, payloads, source) for (task, source), payloads in columns.items()]
-    return groups, None, False
+def batches_of(entries: Sequence[Single | Batch]) -> Iterator[Batch]:
+    """Return what was handed over; single messages in a row become a group for each task and source."""
+    if Batch not in set(map(type, entries)):
+        if entries:
+            yield Batch(_groups_of(entries))  # type: ignore[arg-type]
+        return
+    singles: list[Single] = []
+    for entry in entries:
+        if isinstance(entry, Batch):
+            if singles:
+                yield Batch(_groups_of(singles))
+                singles = []
+            yield entry
+        else:
+            singles.append(entry)
+    if singles:
+        yield Batch(_groups_of(singles))
+
+
+def _groups_of(singles: Sequence[Single]) -> list[TaskGroup]:
+    tasks, sources = set(map(_TASK, singles)), set(map(_SOURCE, singles))
+    if len(tasks) == len(sources) == 1:  # nearly always, and found out without a loop in Python
+        return [TaskGroup.joined(tasks.pop(), sources.pop(), list(map(_PAYLOAD, singles)))]
+    columns: defaultdict[tuple[int, int | None], list[bytes]] = defaultdict(list)
+    for task, source, payload in singles:
+        columns[task, source].append(payload)
+    return [TaskGroup.joined(task, source, payloads) for (task, source), payloads in columns.items()]
+
+
+_TASK, _SOURCE, _PAYLOAD = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class HandOverCondition(threading.Condition):

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tuplewire.config import Overflow, SessionSettings
-from tuplewire.connection.handover import HandOver, Offer
+from tuplewire.connection.handover import SMALL_BYTES, HandOver, Offer, batches_of
 from tuplewire.connection.sending_end import SendingEnd
+from tuplewire.errors import MAX_TASK
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 
@@ -32,7 +33,6 @@ class LoopSendingEnd(SendingEnd):
     def __init__(self, address: str, settings: SessionSettings) -> None:
         """See SendingEnd."""
         super().__init__(address, settings)
-        self._waking = False
         self._handed = HandOver()
         self._offers: list[Offer] = []
         self._loop_thread = 0
@@ -69,12 +69,40 @@ class LoopSendingEnd(SendingEnd):
             self._moved.wait_for(lambda: bool(done), None)
         return done[0].result()
 
-    def send_one(self, task: int, source: int | None, payload: bytes) -> bool:
-        """Accept one message if that is a matter of an append; otherwise False, and send() must decide."""
+    def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
+        handed = self._handed
+        entries = handed.entries
+        if (
+            type(payload) is bytes
+            and type(task) is int
+            and 0 <= task <= MAX_TASK
+            and len(payload) <= handed.small_bytes
+            and (len(entries) < handed.room or self._has_room_for(task))
+        ):
+            entries.append((task, source, payload))
+            if handed.told != handed.look:
+                self._wake()
+            return True
+        return self._send_one_counted(task, payload, source)
+
+    def _has_room_for(self, task: int) -> bool:
+        """Whether a small message fits because its task has less than others."""
+        handed, entries = self._handed, len(self._handed.entries)
+        return (
+            entries < handed.room_elsewhere
+            and entries + handed.beyond_entries + self._window.held_of(task)
+            < self._settings.max_pending_task_messages
+        )
+
+    def _send_one_counted(self, task: Any, payload: Any, source: int | None) -> bool:
+        """Accept one message if there is room for it when all that was handed over is counted."""
+        if type(payload) is not bytes or type(task) is not int or not 0 <= task <= MAX_TASK:
+            return False
         settings, window, handed = self._settings, self._window, self._handed
         size = len(payload)
         with self._lock:
             self._check_open()
+            handed.count()
             if (
                 size > window.max_message_bytes
                 or window.messages + handed.messages >= settings.max_pending_messages
@@ -82,9 +110,38 @@ class LoopSendingEnd(SendingEnd):
                 or window.held_of(task) + handed.of_flow.get(task, 0) >= settings.max_pending_task_messages
             ):
                 return False
-            handed.add_one(task, source, payload)
+            if size <= SMALL_BYTES:
+                self._make_room()
+            else:
+                handed.shut()
+            handed.entries.append((task, source, payload))
         self._wake()
         return True
+
+    def _make_room(self) -> None:
+        """Say how much room there is beside what is counted; with the lock."""
+        settings, window, handed = self._settings, self._window, self._handed
+        if self.closing or self.failed is not None:
+            handed.shut()
+            return
+        messages = window.messages + handed.messages
+        handed.make_room(
+            settings.max_pending_messages - messages,
+            settings.max_pending_bytes - window.size_bytes - handed.size_bytes,
+            settings.max_pending_task_messages - messages,
+            window.max_message_bytes,
+        )
+
+    def send(self, groups: Sequence[TaskGroup], /, *, timeout: float | None = None) -> None:
+        if not self._sent_as_one(groups):
+            super().send(groups, timeout=timeout)
+
+    def _sent_as_one(self, groups: Sequence[TaskGroup]) -> bool:
+        """Hand over a batch that is one plain message as such; False if it is none, or send() must decide."""
+        if len(groups) != 1:
+            return False
+        group = groups[0]
+        return len(group) == 1 and group.plain and self.send_one(group.task, group.data, group.source)
 
     def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         self._check_open()
@@ -93,6 +150,7 @@ class LoopSendingEnd(SendingEnd):
             return True
         if threading.get_ident() == self._loop_thread:
             self._take_in()
+            self._handed.shut()
             return self._offer_to_window(groups, token, retain=retain)
         if self._hand_over(groups, token, retain=retain):
             return True
@@ -105,6 +163,7 @@ class LoopSendingEnd(SendingEnd):
 
     def _hand_over(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool) -> bool:
         handed = self._handed
+        handed.count()
         if not self._window.fits(groups, handed.messages, handed.size_bytes, handed.of_flow):
             return False
         handed.add(groups, token, retain=retain)
@@ -123,15 +182,22 @@ class LoopSendingEnd(SendingEnd):
     def _take_in(self) -> None:
         if threading.get_ident() != self._loop_thread:
             return
-        if self._handed:
+        handed = self._handed
+        handed.look += 1
+        if entries := handed.entries[:]:
             now_micros = time.time_ns() // 1000
-            for groups, token, retain in self._handed.take():
-                self._window.accept(groups, token, retain=retain, now_micros=now_micros)
-            if self.ended:  # a signal handler has closed it in the middle of a send
-                self._settle(self._window.abandon(DropReason.CLOSED))
+            for batch in batches_of(entries):
+                self._window.accept(batch.groups, batch.token, retain=batch.retain, now_micros=now_micros)
+            handed.start_count()
+            self._make_room()
+            handed.forget(len(entries))
+            if self.ended or self.failed is not None:  # it came while another thread, or its own, closed this
+                reason = DropReason.CLOSED if self.failed is None else DropReason.REFUSED
+                self._settle(self._window.abandon(reason))
                 self._notify()
         if self._offers:
             offers, self._offers = self._offers, []
+            handed.shut()
             for offer in offers:
                 if offer.accepted is None:
                     offer.accepted = self.failed is None and self._offer_to_window(
@@ -139,24 +205,32 @@ class LoopSendingEnd(SendingEnd):
                     )
             self._moved.notify_all()
 
+    def stop_accepting(self) -> None:
+        with self._lock:
+            super().stop_accepting()
+            self._handed.shut()
+
+    def _notify(self) -> None:
+        if self.closing or self.failed is not None:
+            self._handed.shut()
+        super()._notify()
+
     @property
     def pending_messages(self) -> int:
-        return self._window.messages + self._handed.messages
+        return self._window.messages + self._handed.pending
 
     def ledger(self) -> LedgerSnapshot:
         with self._lock:
-            ledger, handed = self._window.ledger(), self._handed.count()
+            ledger, handed = self._window.ledger(), self._handed.pending
             return replace(ledger, accepted=ledger.accepted + handed, pending=ledger.pending + handed)
 
     def _wake(self) -> None:
         """See SendingEnd; from any thread, once there is what the loop is to see."""
-        if not self._waking:
-            self._waking = True
-            try:
-                self._call_soon(self._woken)
-            except BaseException:  # an interrupt: the next one wakes it
-                self._waking = False
-                raise
+        handed = self._handed
+        look = handed.look
+        if handed.told != look:
+            self._call_soon(self._woken)
+            handed.told = look  # after the call: an interrupt before it leaves the next one to tell
         if self._settled:
             self._call_soon(self.tell)
 
@@ -164,10 +238,6 @@ class LoopSendingEnd(SendingEnd):
         """Call it on the loop, which needs to be told only by other threads."""
         inside = threading.get_ident() == self._loop_thread
         (self.event_loop.call_soon if inside else self.event_loop.call_soon_threadsafe)(callback)
-
-    def _ask(self) -> None:
-        self._waking = False  # it may be set by whom this signal handler has interrupted, before the call
-        super()._ask()
 
     @abstractmethod
     def _woken(self) -> None:

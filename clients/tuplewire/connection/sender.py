@@ -89,7 +89,6 @@ class Sender(LoopSendingEnd, Resumable):
             self._take_in()
         self._due.set()
         if not self.connected:  # nobody writes
-            self._waking = False
             self.pressure.look(connected=False)
 
     def blocked_tasks(self) -> Collection[int]:
@@ -146,7 +145,6 @@ class Sender(LoopSendingEnd, Resumable):
             logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
         self._last_problem = str(error)
         self.lost(answers=self.over or isinstance(error, DrainingError))
-        self._waking = False
         self.pressure.look(connected=False)
 
     def _failed(self, error: TuplewireError) -> None:
@@ -227,7 +225,6 @@ class Sender(LoopSendingEnd, Resumable):
                 self._probing = False
                 probe = pb.Probe(acknowledged=self._window.acknowledged)
                 await stream.write(pb.SendRequest(probe=probe).SerializeToString())
-            self._waking = False
             if watched := self.next_watched():
                 request = pb.SendRequest(watch_releases=pb.WatchReleases(tasks=watched))
                 await stream.write(request.SerializeToString())

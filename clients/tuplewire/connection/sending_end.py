@@ -102,6 +102,14 @@ class SendingEnd(ReceiverReports, ABC):
                 raise self._full(patience)
         self._wake()
 
+    def send_one(self, task: Any, payload: Any, source: int | None = None) -> bool:
+        """Accept one message if that is an append and a few comparisons; otherwise False, and send() decides.
+
+        What is no task id or not bytes is send()'s, too. Raises what offer() raises.
+        """
+        del task, payload, source
+        return False
+
     def _check_open(self) -> None:
         if self.failed is not None:
             raise self.failed

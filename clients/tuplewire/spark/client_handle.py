@@ -94,11 +94,16 @@ class TaskClient:
             )
         return self._client
 
+    @overload
     def send(
-        self, messages: TaskMessageBatch | Iterable[TaskMessage], *, timeout: float | None = None
-    ) -> None:
+        self, messages: TaskMessageBatch | Iterable[TaskMessage], /, *, timeout: float | None = None
+    ) -> None: ...
+    @overload
+    def send(self, messages: int, payload: bytes, /, *, timeout: float | None = None) -> None: ...
+    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
         """See Client.send. Raises ClosedError after the block."""
-        self._open().send(messages, timeout=timeout)
+        client = self._client or self._open()
+        client.send(messages, payload, timeout=timeout)  # type: ignore[arg-type]
         self._unflushed = True
 
     def flush(self, timeout: float | None = None) -> None:

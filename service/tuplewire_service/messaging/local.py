@@ -80,7 +80,6 @@ class LocalSender(ThreadedClient, LoopSendingEnd):
             self.carry()
 
     def _woken(self) -> None:
-        self._waking = False
         self.carry()
 
     def carry(self) -> None:
@@ -189,7 +188,7 @@ class LocalClient(IRelayConnection):
 
     port, status, congested = _told("port"), _told("status"), _told("congested")
     unkept_messages = _told("unkept_messages")
-    send, try_send, forward = _passed_on("send"), _passed_on("try_send"), _passed_on("forward")
+    try_send, forward = _passed_on("try_send"), _passed_on("forward")
     flush, flush_async = _passed_on("flush"), _passed_on("flush_async")
     close, close_async, abort = _passed_on("close"), _passed_on("close_async"), _passed_on("abort")
     take_back, take_back_async = _passed_on("take_back"), _passed_on("take_back_async")
@@ -200,6 +199,10 @@ class LocalClient(IRelayConnection):
     def __init__(self, sender: LocalSender) -> None:
         self._sender = sender
         owe_goodbye(self, sender)
+
+    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
+        if not self._sender.send_one(messages, payload):  # here too: one call less for each message
+            self._sender.send(messages, payload, timeout=timeout)
 
 
 class LocalServer(ThreadedServer):

@@ -115,10 +115,11 @@ class RelayClient(SendingEnd, IRelayConnection):
         return ConnectionStatus.READY if self.connected else ConnectionStatus.CONNECTING
 
     def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
-        super().send(as_groups(messages, payload), timeout=timeout)
+        if not self.send_one(messages, payload):
+            super().send(as_groups(messages, payload), timeout=timeout)
 
     def try_send(self, messages: Any, payload: bytes | None = None, /) -> bool:
-        return self.offer(as_groups(messages, payload))
+        return self.send_one(messages, payload) or self.offer(as_groups(messages, payload))
 
     def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
         return self.offer(groups, token, retain=retain)
