@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from workload import MESSAGE_BYTES, TOPOLOGY, WAIT_SECONDS, numbered
 
 from tuplewire.client import Client
-from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.message import TaskMessageBatch
 from tuplewire.spark import ClientHandle
 from tuplewire_demos.local_session import local_session
 

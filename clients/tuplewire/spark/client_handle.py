@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 from weakref import ref
 
 from tuplewire.client import Client, Subscription
