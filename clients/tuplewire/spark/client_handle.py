@@ -16,7 +16,7 @@ from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.message import Headers, TaskMessage, TaskMessageBatch
 from tuplewire.spark.shipped import Shipped
 
 _Key = tuple[Any, ...]
@@ -99,11 +99,29 @@ class TaskClient:
         self, messages: TaskMessageBatch | Iterable[TaskMessage], /, *, timeout: float | None = None
     ) -> None: ...
     @overload
-    def send(self, messages: int, payload: bytes, /, *, timeout: float | None = None) -> None: ...
-    def send(self, messages: Any, payload: bytes | None = None, /, *, timeout: float | None = None) -> None:
+    def send(
+        self,
+        messages: int,
+        payload: bytes,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def send(
+        self,
+        messages: Any,
+        payload: bytes | None = None,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """See Client.send. Raises ClosedError after the block."""
-        client = self._client or self._open()
-        client.send(messages, payload, timeout=timeout)  # type: ignore[arg-type]
+        client: Any = self._client or self._open()
+        client.send(messages, payload, key=key, headers=headers, timeout=timeout)
         self._unflushed = True
 
     def flush(self, timeout: float | None = None) -> None:
