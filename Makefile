@@ -131,6 +131,14 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commit, ARGS='--only hop --pairs 5'
 	$(BIN)/python tests/bench/compare.py $(BASE) $(ARGS)
 
+.PHONY: bench-short
+bench-short: $(VENV)/.dev ## Glance at three rows of the bench beside ten commits before, in a minute
+	$(BIN)/python tests/bench/compare.py --short $(BASE) $(ARGS)
+
+.PHONY: bench-storm
+bench-storm: $(VENV)/.dev ## Measure one hop beside Storm's Netty transport (needs Maven and a JDK)
+	$(BIN)/python tests/bench/beside_storm.py $(ARGS)
+
 .PHONY: chaos
 chaos: $(VENV)/.dev ## Try random faults on real processes; SEED=7 MINUTES=2 TRANSPORT=zmq, ARGS=--help
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(TRANSPORT),--transport=$(TRANSPORT)) $(if $(SEED),--seed=$(SEED)) $(if $(MINUTES),--minutes=$(MINUTES)) $(ARGS)

@@ -10,7 +10,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,14 +34,22 @@ def serve(verbs: Verbs) -> None:
 
 
 class Agent:
-    """Another process, running a role of a script in this folder; the caller's side."""
+    """Another process, running a role of a script in this folder; the caller's side.
+
+    runner: what runs the script, by default this Python.
+    """
 
     def __init__(
-        self, script: str, role: str, *arguments: object, env: Mapping[str, str] | None = None
+        self,
+        script: str,
+        role: str,
+        *arguments: object,
+        runner: Sequence[str] = (sys.executable,),
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = f"{role} ({script})"
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / script), role, *map(str, arguments)],
+            [*runner, str(HERE / script), role, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **(env or {})},

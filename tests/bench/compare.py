@@ -4,6 +4,7 @@ Both run on this interpreter's packages, each with its own code and its own benc
 base. No timing decides the exit status: 1 says that a bench did not run.
 
 Example: python tests/bench/compare.py c8f4254 --only hop --pairs 5
+With --short, which CI runs: a glance at three rows, beside the commit ten before this one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ ROOT = Path(__file__).parents[2]
 GROUPS = ("sends", "hop", "hop-zmq", "hop-local", "chain", "chain-zmq", "stopped", "senders", "latency")
 NO_SUCH_ROW = 2
 """How a bench ends that is asked for a row that it does not have, as that of an old commit may not."""
+SHORT = ("sends", "hop/1000", "chain/1000")
+SHORT_SECONDS = 4.0
+BEFORE = 10
+"""How many commits back the base of a short run is: what one commit costs is less than the noise."""
 _TREES = ("clients", "service", "demos")
 
 Key = tuple[str, str]
@@ -91,20 +96,35 @@ def compare(base: Path, groups: Sequence[str], pairs: int, seconds: float) -> It
             yield " ".join(cells).rstrip()
 
 
+def _commit_before() -> str:
+    """Return the commit BEFORE this one, or the oldest that this clone has."""
+    git = ["git", "-C", str(ROOT), "rev-list", "--first-parent", f"--max-count={BEFORE + 1}", "HEAD"]
+    return subprocess.run(git, check=True, capture_output=True, text=True).stdout.split()[-1]
+
+
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("base", help="the commit to compare with")
-    parser.add_argument("--only", action="append", choices=GROUPS, help="these rows alone; may be repeated")
+    parser.add_argument(
+        "base", nargs="?", help=f"the commit to compare with; without it that of {BEFORE} commits before"
+    )
+    parser.add_argument(
+        "--only", action="append", help=f"these rows alone: {', '.join(GROUPS)}, hop/1000 ..."
+    )
     parser.add_argument("--pairs", type=int, default=3, help="runs of each commit (default: 3)")
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="of each run, less its start (default: 10)"
     )
-    arguments = parser.parse_args()
-    with _checked_out(arguments.base) as base:
-        for line in compare(base, arguments.only or GROUPS, arguments.pairs, arguments.seconds):
+    parser.add_argument("--short", action="store_true", help=f"one pair of {', '.join(SHORT)}, in a minute")
+    given = parser.parse_args()
+    groups = given.only or (SHORT if given.short else GROUPS)
+    pairs, seconds = (1, SHORT_SECONDS) if given.short else (given.pairs, given.seconds)
+    base = given.base or _commit_before()
+    print(f"beside {base[:12]}; above 1 is faster than there, or takes less processor time", flush=True)
+    with _checked_out(base) as tree:
+        for line in compare(tree, groups, pairs, seconds):
             print(line, flush=True)
     return 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from tuplewire_service.launching.local_workers import LocalWorkers
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
 HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ = "hop-zmq", "hop-local", "chain-zmq"
 SENDS, SENDS_AIO, ZMQ_FRAMES, RELAY, DIRECT = "sends", "sends-aio", "zmq-frames", "relay", "direct"
+STORM = "storm"
 SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
 
 _TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
@@ -152,8 +154,10 @@ class Links:
         """Return the links that have been asked for."""
         return list(self._links.values())
 
-    def _agent(self, script: str, role: str, *arguments: object) -> Agent:
-        return self._stack.enter_context(Agent(script, role, *arguments))
+    def _agent(
+        self, script: str, role: str, *arguments: object, runner: Sequence[str] = (sys.executable,)
+    ) -> Agent:
+        return self._stack.enter_context(Agent(script, role, *arguments, runner=runner))
 
     def _server(self, role: str, *arguments: str) -> Agent:
         """Return the peers' receiving process of this kind, which all links share."""

@@ -23,6 +23,7 @@ from links import (
     SINGLE,
     SPREAD,
     STOPPED,
+    STORM,
     UNBATCHED,
     ZMQ,
     ZMQ_FRAMES,
@@ -181,6 +182,7 @@ _TITLES = {
     DIRECT: "bare gRPC, one hop",
     ECHO: "bare gRPC, there and back",
     SENDS: "the blocking client",
+    STORM: "Storm's Netty transport",
     SPREAD: "the same, none stopped",
     SINGLE: "one sender",
 }
@@ -274,11 +276,10 @@ def latency_lines(row: LatencyRow, rounds: Sequence[Mapping[str, Latencies]]) ->
     """Compare a row's percentiles with those of its peers; a round has the latencies of each link."""
     late = {link: sum(each[link].late for each in rounds) for link in row.links}
     lines = []
-    for percentile in PERCENTILES:
-        which = f"{row.title}, {LATENCY_RATE:,} messages/s of 1 KiB: p{percentile}"
+    for percent in PERCENTILES:
+        which = f"{row.title}, {LATENCY_RATE:,} messages/s of 1 KiB: p{percent}"
         times = {
-            link: [_percentile(each[link].nanoseconds, percentile) / 1e6 for each in rounds]
-            for link in row.links
+            link: [percentile(each[link].nanoseconds, percent) / 1e6 for each in rounds] for link in row.links
         }
         for link, targets in row.against:
             line = compared(
@@ -288,15 +289,16 @@ def latency_lines(row: LatencyRow, rounds: Sequence[Mapping[str, Latencies]]) ->
                 times[row.link],
                 f"{_TITLES[link]} ({late[link]} late)",
                 times[link],
-                target=targets.get(percentile),
+                target=targets.get(percent),
             )
             lines.append(line)
     return lines
 
 
-def _percentile(values: Sequence[int], percentile: float) -> int:
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the value that so many percent of them are below."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percentile / 100))]
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def table(lines: Sequence[Line]) -> str:
