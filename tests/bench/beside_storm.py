@@ -1,0 +1,117 @@
+"""Measure one hop beside Storm's own Netty transport: two JVMs with the client library that Storm publishes.
+
+It needs Maven and a JDK of Java 17 or newer. Where the library cannot be had, it says what is missing and
+measures nothing. Storm's transport acknowledges nothing and sends nothing again; ours does both.
+
+Exit status: 0 when every message came once, or nothing could be measured; 1 when one was lost or doubled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+
+from agent import HERE, BenchError
+from links import HOP, SENDS, STORM, Link, Links
+from maven import NotHereError, free_ports, java, libraries
+from report import Against, Cell, LatencyRow, Row, table
+from run import measure_latency, measure_throughput, progress
+
+POM = HERE / "storm" / "pom.xml"
+_JVM = ("-Xmx768m", "-XX:+UseG1GC")
+"""What Storm's defaults give a worker."""
+_WARM_SECONDS = 3.0
+_LATENCY_SHARE = 0.2
+
+
+def _row(frame: int, target: float | None) -> Row:
+    return Row(
+        f"storm/{frame}",
+        f"one hop, lists of {frame}, each payload read",
+        Cell(HOP, frame, "touch"),
+        (Against(Cell(STORM, frame), target),),
+    )
+
+
+ROWS = (
+    Row(
+        "storm/sends",
+        "client.send(task, payload) in a loop, one worker, read one by one",
+        Cell(SENDS, 1, "touch"),
+        (Against(Cell(STORM, 1)),),
+    ),
+    _row(1, None),
+    _row(1000, 1.5),
+    _row(4000, 1.2),
+)
+LATENCY_ROW = LatencyRow("storm/latency", "one hop", HOP, ((STORM, {}),))
+
+
+class StormLinks(Links):
+    """The bench's links, and that of Storm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        place = libraries(POM)
+        (library,) = place.glob("storm-client-*.jar")
+        self.version = library.stem.rpartition("-")[2]
+        self._runner = (java(), *_JVM, "-Dlog4j2.level=ERROR", "-classpath", f"{place}/*")
+
+    def _start(self, name: str) -> Link:
+        if name != STORM:
+            return super()._start(name)
+        (port,) = free_ports(1)
+        script = f"{POM.parent.name}/Hop.java"
+        server = self._agent(script, "server", port, runner=self._runner)
+        server.ask("begin", look="count")  # answered once it listens
+        client = self._agent(script, "client", port, runner=self._runner)
+        link = Link(name, client, server)
+        for frame in (1, 1000):
+            progress(f"Storm's JVMs warm up: lists of {frame}")
+            link.trial(frame, _WARM_SECONDS)
+        return link
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=90.0, help="time to measure (default: 90)")
+    parser.add_argument("--only", metavar="ROW", choices=[row.name for row in (*ROWS, LATENCY_ROW)])
+    arguments = parser.parse_args()
+    rows = [row for row in ROWS if arguments.only in {None, row.name}]
+    latency = arguments.only in {None, LATENCY_ROW.name}
+    share = _LATENCY_SHARE if latency and rows else float(latency)
+    started = time.monotonic()
+    try:
+        with StormLinks() as links:
+            lines = measure_throughput(links, rows, arguments.seconds * (1 - share)) if rows else []
+            if latency:
+                lines += measure_latency(links, [LATENCY_ROW], arguments.seconds * share)
+            for link in links.started():
+                link.still()
+    except NotHereError as error:
+        progress("")
+        print(f"SKIPPED, nothing was measured: {error}", file=sys.stderr)
+        return 0
+    except BenchError as error:
+        progress("")
+        print(f"bench-storm: {error}", file=sys.stderr)
+        return 1
+    progress("")
+    print(table(lines))
+    print(
+        f"\nStorm {links.version}, Python {platform.python_version()}, {os.cpu_count()} cores, load "
+        f"{os.getloadavg()[1]:.1f} over the last 5 minutes, {time.monotonic() - started:.0f} s in all.\n"
+        "Compare the ratios; the rates belong to this machine and moment. Nothing was lost or doubled,\n"
+        "and what was numbered came in order."
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
