@@ -21,7 +21,8 @@
         ├── StaleAssignmentError    UnknownTaskError        NotLocalError
         ├── SequenceGapError        CreditExceededError     DrainingError
         ├── UnauthenticatedError    PermissionDeniedError   WrongWorkerError
-        ├── TooManyHopsError
+        ├── TooManyHopsError        StaleEpochError         StageGoneError
+        ├── EpochTooLargeError
         └── SupersededError         ResourceLimitError      RefusedMessagesError (several)
 """
 
@@ -189,6 +190,14 @@ class TooManyHopsError(RefusedError, code="TOO_MANY_HOPS"):
 
 class StaleEpochError(RefusedError, code="STALE_EPOCH"):
     """A sink's epoch is older than one that it has published, or too far ahead of it."""
+
+
+class StageGoneError(RefusedError, code="STAGE_GONE"):
+    """What an attempt of a sink has staged is gone: its worker has died, or it was not chosen in time."""
+
+
+class EpochTooLargeError(RefusedError, code="EPOCH_TOO_LARGE"):
+    """A sink's epoch is more than a worker can stage, whatever goes out of the way."""
 
 
 class ResourceLimitError(RefusedError, code="RESOURCE_LIMIT"):

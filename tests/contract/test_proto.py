@@ -64,6 +64,7 @@ def test_services() -> None:
         "GetAssignment",
         "UpdateAssignment",
         "Drain",
+        "Stage",
         "Publish",
     ]
 

@@ -13,6 +13,7 @@ import pytest
 from helpers.admin import get
 from helpers.hostile import RECV, SEND, hello, subscribe, talk
 from helpers.ports import free_port, listen_peers
+from helpers.sinks import publish, write
 from helpers.topology import (
     TOPOLOGY,
     assign,
@@ -35,7 +36,7 @@ from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import Range
 from tuplewire.spark.options import source_options
 from tuplewire.spark.reader import TuplewireBatchReader
-from tuplewire.spark.task_workers import HeldTasks, Publisher
+from tuplewire.spark.task_workers import HeldTasks
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
@@ -78,8 +79,10 @@ def test_the_name_is_looked_at_first(tmp_path: Path) -> None:
         ] == ["WRONG_WORKER"] * 3
         groups = [TaskGroup.of(0, [b"x"])]
         with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
-            control.publish("other", "s", 1, 0, groups, last=True, worker_id="v")
-        assert control.publish(TOPOLOGY, "s", 1, 0, groups, last=True, worker_id="w") == 1
+            control.stage("other", "s", 1, 0, "a", 0, groups, worker_id="v")
+        with pytest.raises(WrongWorkerError, match="the sink means 'v'"):
+            control.publish("other", "s", 1, worker_id="v")
+        assert publish(control, "s", 1, groups, worker_id="w") == 1
 
 
 def test_a_program_that_means_a_worker_waits_for_it(tmp_path: Path) -> None:
@@ -113,7 +116,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
             assign(near, 1, {near: [0], replace(stranger, worker_id="w2"): [1]})
             assign(stranger, 1, {stranger: [1]})
             with pytest.raises(WrongWorkerError):
-                Publisher(near.address, TOPOLOGY, 0.3).publish("s", 1, groups)
+                write(near.address, groups, 0.3)
             with pytest.raises(WrongWorkerError), HeldTasks(near.address, TOPOLOGY, [1], 0.3) as tasks:
                 tasks.look()
             options = source_options({**own, "timeout": "0.3"})
@@ -121,7 +124,7 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
                 list(RangeReader(Range(1, stranger.address, "w2", 7, 0, 5), options))
             assert ledger(stranger).accepted == 0
             thread = stack.enter_context(ThreadPoolExecutor(1))
-            publishing = thread.submit(Publisher(near.address, TOPOLOGY, 60).publish, "s", 1, groups)
+            publishing = thread.submit(write, near.address, groups, 60)
         far = stack.enter_context(one_worker("w2", directory=tmp_path, port=port))
         assign(far, 1, {near: [0], far: [1]})
         assert publishing.result(60) == 5

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from helpers import eventually
 from helpers.secured import denied, secret_file
+from helpers.sinks import publish
 
 from tuplewire import Client, Credentials, TaskGroup
 from tuplewire.connection.control_client import ControlClient
@@ -126,8 +127,8 @@ def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
     """Spark's sinks are held to the tasks that they may send to."""
     with ControlClient(worker.endpoint.address, credentials=worker.etl) as control:
         with pytest.raises(PermissionDeniedError, match="send to task 15"):
-            control.publish(TOPOLOGY, "sink", 1, 0, [TaskGroup.of(15, [b"a"])], last=True)
-        assert control.publish(TOPOLOGY, "sink", 1, 0, [TaskGroup.of(5, [b"a"])], last=True) == 1
+            control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(15, [b"a"])])
+        assert publish(control, "sink", 1, [TaskGroup.of(5, [b"a"])]) == 1
 
 
 def test_foreign_topology_is_refused(worker: Guarded) -> None:
@@ -166,8 +167,7 @@ def test_names_belong_to_their_owners(worker: Guarded) -> None:
     for credentials in (worker.operator, worker.etl):
         with ControlClient(worker.endpoint.address, credentials=credentials) as control:
             for epoch in (1, 2):
-                group = TaskGroup.of(7, [b"a"])
-                assert control.publish(TOPOLOGY, "shared", epoch, 0, [group], last=True) == 1
+                assert publish(control, "shared", epoch, [TaskGroup.of(7, [b"a"])]) == 1
 
 
 def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:
@@ -175,8 +175,8 @@ def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:
     group = TaskGroup.of(7, [b"a"])
     with ControlClient(worker.endpoint.address, credentials=worker.operator) as control:
         with pytest.raises(StaleEpochError, match="too far ahead"):
-            control.publish(TOPOLOGY, "jumping", 2**64 - 1, 0, [group], last=True)
-        assert control.publish(TOPOLOGY, "jumping", 0, 0, [group], last=True) == 1
+            publish(control, "jumping", 2**64 - 1, [group])
+        assert publish(control, "jumping", 0, [group]) == 1
 
 
 def test_denial_is_logged_once_for_each_client_and_reason(worker: Guarded) -> None:

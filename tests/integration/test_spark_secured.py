@@ -61,7 +61,7 @@ def test_environment_opens_every_surface(workers: list[Endpoint]) -> None:
 
     context = TaskContext()
     context._partitionId, context._taskAttemptId = 0, 1
-    context._localProperties = {"sql.streaming.queryId": "q"}
+    context._localProperties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
     TaskContext._setTaskContext(context)
     writer = TuplewireStreamWriter(sink_options(options))
     rows = pa.RecordBatch.from_pydict({"task": pa.array([1], pa.int32()), "message": pa.array(["row"])})

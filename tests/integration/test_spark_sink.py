@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.topology import TOPOLOGY, Pair, collect, ledger, numbers, queued
+from helpers.topology import TOPOLOGY, Pair, collect, ledger, metric, numbers, queued
 from helpers.traffic import client_of
 from pyspark import TaskContext
 
-from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
-    NotLocalError,
+    EpochTooLargeError,
     ProtocolError,
     RefusedMessagesError,
     ResourceLimitError,
     SequenceGapError,
+    StageGoneError,
     StaleIncarnationError,
     UnknownTaskError,
     WrongTopologyError,
 )
+from tuplewire.spark import stages
 from tuplewire.spark.options import sink_options
-from tuplewire.spark.task_workers import Publisher
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
@@ -32,6 +35,7 @@ from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 SMALL_TASK = 5
+STAGED = 'tuplewire_staged_bytes{place="memory"}'
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +45,11 @@ def _no_task_left() -> Iterator[None]:
     TaskContext._setTaskContext(None)
 
 
-def attempt(partition: int, attempt_id: int) -> None:
+def attempt(partition: int, attempt_id: int, epoch: int = 0) -> None:
     """Be an attempt of a Spark task."""
     context = TaskContext()
     context._partitionId, context._taskAttemptId = partition, attempt_id
-    context._localProperties = {"sql.streaming.queryId": "q"}
+    context._localProperties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": str(epoch)}
     TaskContext._setTaskContext(context)
 
 
@@ -80,14 +84,10 @@ def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
     parts.append(writer.write(iter([rows(task, range(5))])))
     attempt(1, 12)
     parts.append(writer.write(iter([rows(task, range(5, 9)), rows(task, range(9, 10))])))
-    assert [(part.partition, part.attempt, part.messages) for part in parts] == [
-        (0, 10, 5),
-        (0, 11, 5),
-        (1, 12, 5),
-    ]
+    assert [(part.partition, part.messages) for part in parts] == [(0, 5), (0, 5), (1, 5)]
     assert queued(workers.far, task) == 0
     TaskContext._setTaskContext(None)
-    writer.commit([parts[2], None, parts[0]], 3)
+    writer.commit([parts[2], None, parts[0]], 0)
     with client_of(workers.far.address) as client, client.recv([task], timeout=20) as batches:
         assert numbers(collect(batches, 10)) == list(range(10))
 
@@ -98,8 +98,10 @@ def test_atomic_write_that_fails_sends_nothing(workers: Pair) -> None:
     writer = TuplewireBatchWriter(sink_options(options(workers, atomic="true")))
     attempt(0, 20)
     part = writer.write(iter([rows(task, range(5))]))
+    assert metric(workers.near, STAGED) > 0
     writer.abort([part, None])
     assert queued(workers.near, task) == 0
+    assert metric(workers.near, STAGED) == 0
 
 
 def test_newer_attempt_fences_the_older(workers: Pair) -> None:
@@ -133,44 +135,132 @@ def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
     """A driver that comes back publishes its last micro-batch again; only what was missing of it is added."""
     near, far = workers.near_task(), workers.far_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
-    attempt(0, 50)
-    part = writer.write(iter([rows(near, range(5)), rows(far, range(5))]))
+
+    def computed(epoch: int) -> Part:
+        attempt(0, 50, epoch)
+        part = writer.write(iter([rows(near, range(5)), rows(far, range(5))]))
+        TaskContext._setTaskContext(None)
+        return part
+
+    part = computed(7)
     # It has died when one worker had its part.
-    Publisher(workers.near.address, TOPOLOGY, 20).publish(part.sink, 7, [part.groups[0]])
+    writer.commit([replace(part, staged=[part.staged[0]])], 7)
     assert (queued(workers.near, near), queued(workers.far, far)) == (5, 0)
     for _ in range(2):
-        writer.commit([part], 7)
+        writer.commit([again := computed(7)], 7)
         assert (queued(workers.near, near), queued(workers.far, far)) == (5, 5)
-    writer.commit([part], 8)
+    writer.commit([again], 7)
+    writer.commit([computed(8)], 8)
     assert (queued(workers.near, near), queued(workers.far, far)) == (10, 10)
     take(workers.near, near, 10)
     take(workers.far, far, 10)
+    eventually(lambda: metric(workers.near, STAGED) == metric(workers.far, STAGED) == 0, 20)
 
 
-def test_large_micro_batches_wait_for_consumers(workers: Pair) -> None:
-    """Many pieces are one micro-batch; the next waits while what is published is over the worker's bound."""
-    task = SMALL_TASK
-    with LocalWorkers(1, TOPOLOGY, flags=["--drain-seconds=1", "--receive-queue-bytes=4MiB"]) as local:
-        local.assign({0: [task]})
+@contextmanager
+def small(*flags: str) -> Iterator[tuple[Endpoint, dict[str, str]]]:
+    """Run a worker with one task and little room; the options of a sink."""
+    flags = ("--drain-seconds=1", "--receive-queue-bytes=1MiB", "--max-message-bytes=1MiB", *flags)
+    with LocalWorkers(1, TOPOLOGY, flags=flags) as local:
+        local.assign({0: [SMALL_TASK]})
         (worker,) = local.endpoints
-        writer = TuplewireStreamWriter(sink_options({**options(workers), "address": worker.address}))
-        impatient = sink_options({**options(workers, timeout="0.3"), "address": worker.address})
+        yield worker, {"address": worker.address, "topology": TOPOLOGY, "timeout": "1"}
+
+
+def large(count: int) -> pa.RecordBatch:
+    """Return so many rows of 10 kB."""
+    payloads = pa.array([b"%-10000d" % number for number in range(count)])
+    return pa.RecordBatch.from_pydict(
+        {"task": pa.array([SMALL_TASK] * count, pa.int32()), "message": payloads}
+    )
+
+
+def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three queues full, beyond the memory for staging: it waits beyond the timeout, and says for whom."""
+    monkeypatch.setattr(stages, "_FIRST_WARNING_SECONDS", 0.5)
+    with small("--staging-memory-bytes=1MiB") as (worker, opts), ThreadPoolExecutor(1) as thread:
+        writer = TuplewireStreamWriter(sink_options(opts))
         attempt(0, 60)
-        payloads = pa.array([b"%-10000d" % number for number in range(300)])
-        batch = pa.RecordBatch.from_pydict({"task": pa.array([task] * 300, pa.int32()), "message": payloads})
-        part = writer.write(iter([batch]))
-        writer.commit([part], 0)
-        assert queued(worker, task) == 300
-        with pytest.raises(ResourceLimitError, match="not consumed"):
-            TuplewireStreamWriter(impatient).commit([part], 1)
-        assert queued(worker, task) == 300
-        with Client(worker.address, topology=TOPOLOGY) as client, client.recv([task], timeout=20) as batches:
-            assert numbers(collect(batches, 300)) == list(range(300))
-            writer.commit([part], 1)
-            assert numbers(collect(batches, 300)) == list(range(300))
-        with pytest.raises(ResourceLimitError, match="raise receive-queue-bytes"):
-            writer.commit([part, part], 2)
+        part = writer.write(iter([large(300)]))
+        assert metric(worker, 'tuplewire_staged_bytes{place="disk"}') > 2e6
+        committed = thread.submit(writer.commit, [part], 0)
+        eventually(lambda: "tasks 5" in caplog.text, 20)
+        assert not wait([committed], timeout=2).done, "the timeout is for workers that are out of reach"
+        assert 100 <= queued(worker, SMALL_TASK) < 170
+        assert metric(worker, "tuplewire_publishing_messages") == 300 - queued(worker, SMALL_TASK)
+        assert take(worker, SMALL_TASK, 300) == list(range(300))
+        committed.result(20)
+        eventually(lambda: metric(worker, STAGED) == 0, 20)
+        assert metric(worker, 'tuplewire_staged_bytes{place="disk"}') == 0
         assert ledger(worker).balanced
+
+
+def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) -> None:
+    """While another sink's epoch is in the way it waits, and says so; what can never fit is an error."""
+    flags = ("--staging-memory-bytes=2MiB", "--staging-disk-bytes=1MiB")
+    with small(*flags) as (worker, opts), ThreadPoolExecutor(1) as thread:
+        other = TuplewireBatchWriter(sink_options({**opts, "atomic": "true"}))
+        attempt(0, 61)
+        part = other.write(iter([large(200)]))
+        writer = TuplewireStreamWriter(sink_options(opts))
+
+        def staged(count: int) -> Part:
+            attempt(0, 62)
+            return writer.write(iter([large(count)]))
+
+        waiting = thread.submit(staged, 150)
+
+        eventually(lambda: "no room to stage at worker" in caplog.text, 20)
+        assert metric(worker, "tuplewire_staging_waits_total") > 0
+        assert not wait([waiting], timeout=2).done
+        other.abort([part])
+        writer.commit([waiting.result(20)], 0)
+        assert take(worker, SMALL_TASK, 150) == list(range(150))
+        with pytest.raises(EpochTooLargeError, match="raise its staging-disk-bytes"):
+            staged(300)
+        eventually(lambda: metric(worker, STAGED) == 0, 20)
+
+
+def test_a_directory_that_cannot_be_written_is_named() -> None:
+    """The attempt fails with what to change, and not with the driver's commit."""
+    with small("--staging-memory-bytes=1KiB", "--staging-directory=/nowhere") as (_, opts):
+        attempt(0, 63)
+        with pytest.raises(ResourceLimitError, match="set its staging-directory"):
+            TuplewireStreamWriter(sink_options(opts)).write(iter([large(10)]))
+
+
+def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
+    """A worker that knows nothing of what was staged says so; nothing is taken for published."""
+    task = workers.near_task()
+    writer = TuplewireStreamWriter(sink_options(options(workers)))
+    attempt(0, 64, 9)
+    part = writer.write(iter([rows(task, range(5))]))
+    lost = replace(part, attempt="lost")
+    with pytest.raises(StageGoneError, match="start the query"):
+        writer.commit([lost], 9)
+    with pytest.raises(StageGoneError, match="start the query"):
+        writer.commit([part], 10)
+    writer.commit([part], 9)
+    assert queued(workers.near, task) == 5
+
+
+def test_a_failed_attempt_leaves_nothing(workers: Pair) -> None:
+    """What it has staged goes with it."""
+    task = workers.near_task()
+    writer = TuplewireStreamWriter(sink_options(options(workers)))
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        payloads = pa.array([b"%-10000d" % number for number in range(100)])
+        yield pa.RecordBatch.from_pydict({"task": pa.array([task] * 100, pa.int32()), "message": payloads})
+        assert metric(workers.near, STAGED) > 500_000
+        raise RuntimeError("this attempt is to fail")
+
+    attempt(0, 65, 20)
+    with pytest.raises(RuntimeError):
+        writer.write(failing())
+    assert metric(workers.near, STAGED) == 0
 
 
 def test_unknown_task_publishes_nothing(workers: Pair) -> None:
@@ -178,9 +268,8 @@ def test_unknown_task_publishes_nothing(workers: Pair) -> None:
     task = workers.near_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
     attempt(0, 70)
-    part = writer.write(iter([rows(task, range(5)), rows(99_999, range(1))]))
     with pytest.raises(UnknownTaskError, match="task 99999 is not in assignment version 1"):
-        writer.commit([part], 0)
+        writer.write(iter([rows(task, range(5)), rows(99_999, range(1))]))
     assert queued(workers.near, task) == 0
 
 
@@ -198,20 +287,21 @@ ONE = {"lengths": b"\1\0\0\0", "data": b"x"}
         ({"frame": b"\xff"}, ProtocolError),
         ({"sink": ""}, ProtocolError),
         ({"sink": "s" * 1000}, ProtocolError),
+        ({"attempt": ""}, ProtocolError),
         ({"topology": "other"}, WrongTopologyError),
         ({"frame": frame(task=1, lengths=b"abc")}, ProtocolError),
         ({"frame": frame(task=1, forwarded=7, **ONE)}, ProtocolError),
-        ({"frame": frame(task=1500, **ONE)}, NotLocalError),
+        ({"frame": frame(task=99_999, **ONE)}, UnknownTaskError),
         ({"frame": b""}, ProtocolError),
         ({"frame": frame(task=1, **ONE), "piece": 3}, SequenceGapError),
     ],
 )
 def test_wrong_requests_are_refused(workers: Pair, changes: dict[str, Any], error: type[Exception]) -> None:
     """A request that does not hold together is refused by name, and changes nothing."""
-    request = control_pb2.PublishRequest(topology=TOPOLOGY, sink="wrong", epoch=1, last=True)
+    request = control_pb2.StageRequest(topology=TOPOLOGY, sink="wrong", epoch=1, attempt="a")
     for name, value in changes.items():
         setattr(request, name, value)
-    before = ledger(workers.near)
+    before = metric(workers.near, STAGED), metric(workers.far, STAGED)
     with ControlClient(workers.near.address) as control, pytest.raises(error):
-        control._call("Publish", request)
-    assert ledger(workers.near) == before
+        control._call("Stage", request)
+    assert (metric(workers.near, STAGED), metric(workers.far, STAGED)) == before

@@ -19,6 +19,7 @@ from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
 from tuplewire_service.worker.worker_snapshot import (
     PeerSnapshot,
+    SinkSnapshot,
     TaskSnapshot,
     Timings,
     WorkerSnapshot,
@@ -55,6 +56,7 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
             {("1", "local"): 0.5},
             *(Durations() for _ in range(4)),
         ),
+        sinks=SinkSnapshot(1, 2, 3, 4),
         redelivered_messages=0,
         addresses=(),
         peer_addresses=(),

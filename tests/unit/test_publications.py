@@ -1,18 +1,31 @@
-"""What sinks publish: all of an epoch at once, and once for each task."""
+"""What sinks publish: as queues have room, and once for each task."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-from tuplewire.errors import ResourceLimitError, SequenceGapError, StaleEpochError
+from tuplewire.errors import StaleEpochError
 from tuplewire.group import TaskGroup
 from tuplewire_service.worker import publications
-from tuplewire_service.worker.publications import IDLE_SECONDS, MOST_AHEAD, Publications, Sink
+from tuplewire_service.worker.publications import MOST_AHEAD, Publications
+from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
 
-def group(task: int, *payloads: bytes) -> TaskGroup:
-    """Return messages to a task."""
-    return TaskGroup.of(task, list(payloads))
+class Tasks(set[int]):
+    """Tasks that somebody holds, and what was told of room."""
+
+    told = 0
+
+    def tell(self) -> None:
+        """Count."""
+        self.told += 1
+
+
+def made(messages: int = 1000, size_bytes: int = 100_000, holds: Iterable[int] = range(10)) -> Publications:
+    """Return publications to queues of a size."""
+    return Publications(messages, size_bytes, Tasks(holds).__contains__, lambda: None)
 
 
 def sink(name: str, owner: str = "me") -> Sink:
@@ -20,21 +33,37 @@ def sink(name: str, owner: str = "me") -> Sink:
     return owner, name
 
 
+def stage(*groups: TaskGroup) -> Stage:
+    """Return an attempt in memory."""
+    kept = Stage(0, 0.0)
+    kept.groups = [StagedGroup(kept, each.task, len(each), each.size_bytes, each) for each in groups]
+    return kept
+
+
+def group(task: int, *payloads: bytes) -> TaskGroup:
+    """Return messages to a task."""
+    return TaskGroup.of(task, list(payloads))
+
+
+def taken(state: Publications) -> list[TaskGroup]:
+    """Take what has room."""
+    return [each.group for each, _ in state.take(0) if each.group is not None]
+
+
 def publish(state: Publications, of: Sink, epoch: int, *groups: TaskGroup) -> list[TaskGroup]:
-    """Publish an epoch in pieces of one group; return what is new."""
-    for piece, each in enumerate(groups):
-        state.add(of, epoch, piece, [each], 0.0)
-    collected = state.collected(of)
-    state.publish(of, collected)
-    return collected
+    """Publish an epoch of one attempt; return what is new."""
+    state.check(of, epoch)
+    state.choose(of, epoch, [f"{epoch}"], [stage(*groups)])
+    return taken(state)
 
 
 def test_an_epoch_is_published_once() -> None:
     """The same epoch again has nothing new; the next has, and another sink's."""
-    state = Publications(1000)
+    state = made()
     parts = [group(1, b"a"), group(2, b"b")]
     assert publish(state, sink("s"), 3, *parts) == parts
-    assert publish(state, sink("s"), 3, *parts) == []
+    chosen, left_out = state.choose(sink("s"), 3, ["again"], [stage(*parts)])
+    assert (chosen, [each.task for each in left_out]) == (0, [1, 2])
     assert publish(state, sink("s"), 4, *parts) == parts
     assert publish(state, sink("t"), 3, *parts) == parts
 
@@ -42,88 +71,86 @@ def test_an_epoch_is_published_once() -> None:
 @pytest.mark.parametrize("epoch", [2, 3 + MOST_AHEAD + 1, 2**64 - 1])
 def test_an_epoch_that_does_not_follow_is_refused(epoch: int) -> None:
     """Its rows or those of all later epochs would be taken for seen."""
-    state = Publications(1000)
+    state = made()
     publish(state, sink("s"), 3, group(1, b"a"))
     with pytest.raises(StaleEpochError):
-        state.add(sink("s"), epoch, 0, [group(1, b"b")], 0.0)
+        state.check(sink("s"), epoch)
     assert len(publish(state, sink("s"), 4, group(1, b"c"))) == 1
 
 
 def test_sinks_have_owners() -> None:
-    """Another's sink of the same name neither ends an open epoch nor goes on with its numbers."""
-    state = Publications(1000)
-    state.add(sink("s"), 1, 0, [group(1, b"a")], 0.0)
+    """Another's sink of the same name does not go on with its numbers."""
+    state = made()
+    publish(state, sink("s"), 1, group(1, b"a"))
     assert len(publish(state, sink("s", "somebody"), MOST_AHEAD, group(1, b"x"))) == 1
-    state.add(sink("s"), 1, 1, [group(1, b"b")], 0.0)
-    assert [each.data for each in state.collected(sink("s"))] == [b"a", b"b"]
+    assert len(publish(state, sink("s"), 2, group(1, b"b"))) == 1
 
 
 def test_a_task_that_comes_later_gets_its_part() -> None:
     """A task that an epoch did not have here before, as it has moved here meanwhile, is not left out."""
-    state = Publications(1000)
+    state = made()
     publish(state, sink("s"), 3, group(1, b"a"))
     late = group(2, b"b")
     assert publish(state, sink("s"), 3, group(1, b"a"), late) == [late]
 
 
-def test_pieces_follow_each_other() -> None:
-    """One that is missing is told; piece 0 begins anew, and the last one may come again."""
-    state = Publications(1000)
-    with pytest.raises(SequenceGapError, match="begin again with piece 0"):
-        state.add(sink("s"), 1, 1, [], 0.0)
-    state.add(sink("s"), 1, 0, [group(1, b"a")], 0.0)
-    with pytest.raises(SequenceGapError):
-        state.add(sink("s"), 1, 2, [], 0.0)
-    with pytest.raises(SequenceGapError):
-        state.add(sink("s"), 2, 1, [], 0.0)
-    last = [group(1, b"b")]
-    state.add(sink("s"), 1, 1, last, 0.0)
-    state.add(sink("s"), 1, 1, last, 0.0)
-    with pytest.raises(SequenceGapError):
-        state.add(sink("s"), 1, 3, [], 0.0)
-    assert [each.data for each in state.collected(sink("s"))] == [b"a", b"b"]
-    state.add(sink("s"), 1, 0, [group(1, b"c")], 0.0)
-    assert [each.data for each in state.collected(sink("s"))] == [b"c"]
+def test_a_choice_stays() -> None:
+    """What was chosen for a task is what it gets, though the epoch was computed again with other rows."""
+    state = made(messages=1)
+    first, second = group(1, b"a"), group(1, b"b")
+    assert publish(state, sink("s"), 3, first, second) == [first]
+    assert publish(state, sink("s"), 3, group(1, b"other"), group(2, b"new"))[0].data == b"new"
+    state.release(1, 1, 1)
+    assert taken(state) == [second]
 
 
-def test_what_is_not_complete_is_bounded() -> None:
-    """Over the limit an epoch is refused and forgotten, so that there is room for others."""
-    state = Publications(150)
-    state.add(sink("s"), 1, 0, [group(1, b"x" * 50)], 0.0)  # and 52 bytes for its length and the group
-    with pytest.raises(ResourceLimitError, match="write less at once"):
-        state.add(sink("t"), 1, 0, [group(1, b"x" * 50)], 0.0)
-    with pytest.raises(ResourceLimitError):
-        state.add(sink("s"), 1, 1, [group(1, b"")], 0.0)
-    state.add(sink("t"), 1, 0, [group(1, b"x" * 50)], 0.0)
-    assert len(publish(state, sink("t"), 1, group(1, b"x" * 50))) == 1
+def test_what_has_no_room_waits() -> None:
+    """Within messages and bytes; another task's goes on, and order stays."""
+    state = made(messages=2, size_bytes=100)
+    parts = [group(1, b"a", b"b"), group(1, b"c"), group(2, b"x" * 200), group(2, b"y"), group(3, b"z")]
+    assert publish(state, sink("s"), 1, *parts) == [parts[0], parts[2], parts[4]]
+    assert state.waiting(sink("s"), 1) == (2, [1, 2])
+    assert state.waiting_messages == 2
+    state.release(1, 1, 1)
+    assert taken(state) == [parts[1]]
+    assert taken(state) == []
+    state.release(2, 1, 200)
+    assert taken(state) == [parts[3]]
+    assert state.waiting(sink("s"), 1) == (0, [])
+    assert state.waiting(sink("s"), 2) is None
 
 
-def test_what_nobody_goes_on_with_makes_room() -> None:
-    """The epoch of a driver that has died does not keep others out for ever."""
-    state = Publications(150)
-    state.add(sink("dead"), 1, 0, [group(1, b"x" * 50)], 0.0)
-    with pytest.raises(ResourceLimitError):
-        state.add(sink("s"), 1, 0, [group(1, b"x" * 50)], IDLE_SECONDS)
-    state.add(sink("s"), 1, 0, [group(1, b"x" * 50)], IDLE_SECONDS + 1)
-    with pytest.raises(SequenceGapError):
-        state.add(sink("dead"), 1, 1, [group(1, b"x")], IDLE_SECONDS + 2)
+def test_what_nobody_holds_waits() -> None:
+    """A task that has left the assignment keeps its place, and goes on when it is back."""
+    tasks = Tasks([1])
+    state = Publications(10, 1000, tasks.__contains__, tasks.tell)
+    parts = [group(1, b"a"), group(2, b"b"), group(2, b"c")]
+    assert publish(state, sink("s"), 1, *parts) == [parts[0]]
+    assert state.waiting(sink("s"), 1) == (2, [2])
+    tasks.add(2)
+    assert state.look_again()
+    chosen = state.take(0)
+    state.put_back(chosen)
+    assert state.waiting(sink("s"), 1) == (2, [2])
+    assert state.look_again()
+    assert taken(state) == parts[1:]
 
 
-def test_what_nobody_consumes_is_bounded() -> None:
-    """The last piece waits for consumers."""
-    state = Publications(200)
-    publish(state, sink("s"), 1, group(1, b"x" * 90, b""))  # and four bytes for each message
-    state.add(sink("s"), 2, 0, [group(1, b"y" * 100)], 0.0)
-    with pytest.raises(ResourceLimitError, match="try again later"):
-        state.collected(sink("s"))
-    state.release(1, 1, 0)
-    assert len(state.collected(sink("s"))) == 1
+def test_room_is_told() -> None:
+    """A release of a task that something waits for says so; any other is silent."""
+    tasks = Tasks([1, 2])
+    state = Publications(1, 1000, tasks.__contains__, tasks.tell)
+    publish(state, sink("s"), 1, group(1, b"a"), group(1, b"b"), group(2, b"c"))
+    state.release(2, 1, 1)
+    assert tasks.told == 0
+    state.release(1, 1, 1)
+    assert tasks.told == 1
 
 
 def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond so many pairs of sink and task those are forgotten that published longest ago."""
-    monkeypatch.setattr(publications, "MAX_REMEMBERED", 2)
-    state = Publications(10_000)
+    """Beyond so many tasks and attempts those sinks are forgotten that published longest ago."""
+    monkeypatch.setattr(publications, "MAX_REMEMBERED", 4)
+    state = made()
     for name in ("a", "b", "a", "c"):
         publish(state, sink(name), 1, group(1, b"x"))
     publish(state, sink("a"), 2, group(1, b"x"))

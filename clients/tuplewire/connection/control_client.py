@@ -15,9 +15,9 @@ from tuplewire.errors import ClosedError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials
 from tuplewire.wire import control_pb2, health_pb2
+from tuplewire.wire.codec import plain_frame
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
-from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
 
 _POLL_SECONDS = 0.1
 
@@ -102,49 +102,72 @@ class ControlClient:
         millis = 0 if deadline is None else max(1, round(deadline * 1000))
         return bool(self._call("Drain", control_pb2.DrainRequest(deadline_millis=millis)).started)
 
+    def stage(
+        self,
+        topology: str,
+        sink: str,
+        epoch: int,
+        partition: int,
+        attempt: str,
+        piece: int,
+        groups: Iterable[TaskGroup],
+        *,
+        worker_id: str = "",
+    ) -> str:
+        """Hand over a piece of what an attempt of a sink writes; nobody sees it before the attempt is chosen.
+
+        attempt: names it, as no other one. piece: from 0, in order. groups: at most a frame's worth.
+        worker_id: the worker that is meant; empty: whoever answers. Returns what there is no room for now
+        (send the piece again later), or nothing once it is kept.
+
+        Raises SequenceGapError when pieces before it are not there any more, StaleEpochError,
+        EpochTooLargeError when there will never be room, UnknownTaskError and WrongWorkerError.
+        """
+        request = control_pb2.StageRequest(
+            topology=topology,
+            sink=sink,
+            epoch=epoch,
+            partition=partition,
+            attempt=attempt,
+            piece=piece,
+            frame=plain_frame(groups),
+            receiver_id=worker_id,
+        )
+        response = self._call("Stage", request)
+        return "" if response.taken else str(response.waits_for or "another piece")
+
+    def discard(
+        self, topology: str, sink: str, epoch: int, attempt: str = "", *, worker_id: str = ""
+    ) -> None:
+        """Throw away what an attempt has staged; without an attempt, what was not chosen of an epoch."""
+        request = control_pb2.StageRequest(
+            topology=topology, sink=sink, epoch=epoch, attempt=attempt, receiver_id=worker_id, discard=True
+        )
+        self._call("Stage", request)
+
     def publish(
         self,
         topology: str,
         sink: str,
         epoch: int,
-        piece: int,
-        groups: Iterable[TaskGroup],
+        attempts: Iterable[control_pb2.StagedAttempt] = (),
         *,
-        last: bool,
+        check: bool = False,
         worker_id: str = "",
-    ) -> int:
-        """Hand over a piece of what a sink writes in an epoch: all are seen at once, and once for each task.
+    ) -> control_pb2.PublishResponse:
+        """Choose what of an epoch is to be seen; without attempts, ask how far what was chosen is.
 
-        piece: from 0, in order. last: whether this completes the epoch. groups: for tasks of this worker, at
-        most a frame's worth. worker_id: the worker that is meant; empty: whoever answers. Returns, with the
-        last piece, how many messages were not published before.
+        The worker puts it into the queues as these have room, each task's once. check: choose nothing, and
+        ask only whether all of it could be. worker_id: as for stage.
 
-        Raises SequenceGapError when pieces before it are missing (begin with the first), ResourceLimitError
-        when there is no room for the epoch, or, at its last piece, not yet (send that one again later), and
+        Raises StageGoneError when an attempt is not there as it was staged, StaleEpochError and
         WrongWorkerError.
         """
-        columns = (
-            OpaqueGroup(
-                task=group.task,
-                source=group.source,
-                lengths=group.lengths,
-                data=group.data,
-                header_lengths=group.header_lengths,
-                header_data=group.header_data,
-            )
-            for group in groups
-        )
-        frame = OpaqueFrame(groups=columns).SerializeToString()
         request = control_pb2.PublishRequest(
-            topology=topology,
-            sink=sink,
-            epoch=epoch,
-            piece=piece,
-            last=last,
-            frame=frame,
-            receiver_id=worker_id,
+            topology=topology, sink=sink, epoch=epoch, receiver_id=worker_id, attempts=attempts, check=check
         )
-        return int(self._call("Publish", request).published)
+        response: control_pb2.PublishResponse = self._call("Publish", request)
+        return response
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.

@@ -1,8 +1,8 @@
 """Batch and stream writers of the format `tuplewire`.
 
-Two ways. Sent as it is computed: fast, of any size, and at-least-once, since a task that Spark runs again
-sends again. Or gathered: each attempt hands its messages to the driver with its commit message, Spark chooses
-one attempt of each partition, and the driver publishes those, as an epoch that workers take once.
+Two ways. Sent as it is computed: at least once, since a task that Spark runs again sends again. Or staged:
+each attempt hands its messages to the workers of their tasks, where nobody sees them. Spark chooses one
+attempt of each partition, and the driver has those published, by name, as an epoch that tasks get once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tuplewire.client import Client
 from tuplewire.config import MIB
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.grpc_channel import resolve_address
-from tuplewire.errors import TuplewireError
+from tuplewire.errors import NotLocalError, TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
 from tuplewire.spark.data_source_api import (
@@ -32,39 +32,44 @@ from tuplewire.spark.data_source_api import (
 )
 from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.spark.shipped import Shipped
-from tuplewire.spark.task_workers import Publisher, check_topology
+from tuplewire.spark.stages import AttemptStage, Publisher, StagedPart
+from tuplewire.spark.task_workers import At, check_topology
 from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
 from tuplewire.topology.load_aware import LoadAwareShuffle
+from tuplewire.wire.control_pb2 import StagedAttempt
 
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 8 * MIB
 _QUERY_ID = "sql.streaming.queryId"
 """The property by which Spark tells its tasks; it is kept in the checkpoint."""
+_BATCH_ID = "streaming.sql.batchId"
+"""The same for the micro-batch."""
 _REFRESH_SECONDS = 1.0
 _LOAD_SECONDS = 1.0
 
 
 @dataclass
 class Part(WriterCommitMessage):
-    """What one attempt of one partition has to say: its messages, or (sent already) nothing but their number.
+    """What one attempt of one partition has to say: how much it has sent, or where it has staged how much.
 
-    sink: names the streaming query, also after a restart, or the batch write. attempt: Spark's taskAttemptId;
-    attempt *numbers* repeat.
+    sink: names the streaming query, also after a restart, or the batch write. attempt: its name where it has
+    staged. versions: those of the assignment by which it has found the workers.
     """
 
     sink: str
     partition: int
-    attempt: int
+    attempt: str
     messages: int
-    groups: Sequence[TaskGroup]
+    staged: Sequence[StagedPart] = ()
+    versions: frozenset[int] = frozenset()
 
 
 class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
     """Sends the rows of a DataFrame.
 
     Guarantee: when the write has succeeded, the worker has acknowledged every row's message. With atomic,
-    exactly one attempt of each partition is seen, and nothing before all of them are computed. Without it a
+    exactly one attempt of each partition is seen, and nothing before all of them are computed. Without it, a
     task that Spark runs again sends again: at least once.
     """
 
@@ -77,7 +82,7 @@ class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
         """Send one partition, or gather it; in a Spark task."""
         if self._options.atomic:
-            return _gathered(self._options, f"spark-{self._write_id}", iterator)
+            return _staged(self._options, f"spark-{self._write_id}", 0, iterator)
         return self._sent(iterator)
 
     def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
@@ -105,14 +110,15 @@ class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
             client.close(timeout=0)  # what was not sent yet is the next attempt's
             raise
         client.close()
-        return Part(self._write_id, partition, attempt, count, ())
+        return Part(self._write_id, partition, str(attempt), count)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what was gathered; in the driver, once all partitions are there."""
-        _publish(self._options, 0, messages)
+        """Publish what was staged; in the driver, once all partitions are there."""
+        _publish(self._options, 0, messages, repeated=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish nothing."""
+        """Throw away what was staged, where that is possible; in the driver."""
+        _discard(self._options, 0, messages)
 
 
 class TuplewireStreamWriter(Shipped, DataSourceStreamArrowWriter):
@@ -128,17 +134,20 @@ class TuplewireStreamWriter(Shipped, DataSourceStreamArrowWriter):
         self._options = dataclasses.replace(options, address=resolve_address(options.address))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        """Gather one partition; in a Spark task."""
-        query = _context().getLocalProperty(_QUERY_ID)
+        """Stage one partition; in a Spark task."""
+        context = _context()
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
-        return _gathered(self._options, f"spark-{query}", iterator)
+        assert batch is not None, "a streaming query's tasks know the micro-batch"  # noqa: S101
+        return _staged(self._options, f"spark-{query}", int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish the micro-batch; in the driver."""
-        _publish(self._options, batchId, messages)
+        _publish(self._options, batchId, messages, repeated=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish nothing."""
+        """Throw away what was staged, where that is possible; in the driver."""
+        _discard(self._options, batchId, messages)
 
 
 def _context() -> TaskContext:
@@ -154,24 +163,60 @@ def _check_worker(options: SinkOptions) -> None:
         check_topology(control.address, control.status().topology, options.topology)
 
 
-def _gathered(options: SinkOptions, sink: str, batches: Iterable[pa.RecordBatch]) -> Part:
-    context = _context()
-    router = RowRouter(options, context.partitionId())
-    groups = [group for batch in batches for group in router.groups(batch)]
-    return Part(sink, context.partitionId(), context.taskAttemptId(), sum(map(len, groups)), groups)
+def _staged(options: SinkOptions, sink: str, epoch: int, batches: Iterable[pa.RecordBatch]) -> Part:
+    partition = _context().partitionId()
+    router = RowRouter(options, partition)
+    count = 0
+    with AttemptStage(
+        resolve_address(options.address), options.topology, options.timeout, sink, epoch, partition
+    ) as stage:
+        try:
+            for batch in batches:
+                stage.add(router.groups(batch))
+                count += batch.num_rows
+            staged = stage.end()
+        except BaseException:
+            stage.abandon()
+            raise
+        return Part(sink, partition, stage.attempt, count, staged, frozenset(stage.versions))
 
 
-def _publish(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
-    parts = sorted((part for part in messages if isinstance(part, Part)), key=lambda part: part.partition)
-    groups = [group for part in parts for group in part.groups]
-    if groups:
-        publisher = Publisher(resolve_address(options.address), options.topology, options.timeout)
-        published = publisher.publish(parts[0].sink, epoch, groups)
-        attempts = [part.attempt for part in parts]
-        logger.info(
-            "spark.published",
-            extra={"sink": parts[0].sink, "epoch": epoch, "messages": published, "attempts": attempts},
-        )
+def _publish(
+    options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None], *, repeated: bool
+) -> None:
+    """Publish the chosen attempts. repeated: whether a driver that comes back publishes the epoch again."""
+    parts = [part for part in messages if isinstance(part, Part)]
+    chosen: dict[At, list[StagedAttempt]] = {}
+    for part in parts:
+        for at in part.staged:
+            named = StagedAttempt(
+                partition=part.partition, attempt=part.attempt, messages=at.messages, pieces=at.pieces
+            )
+            chosen.setdefault((at.address, at.worker_id), []).append(named)
+    if not chosen:
+        return
+    sink = parts[0].sink
+    versions = sorted(frozenset().union(*(part.versions for part in parts)))
+    with Publisher(resolve_address(options.address), options.topology, options.timeout) as publisher:
+        if len(versions) > 1 or not repeated:
+            moved = publisher.check(sink, epoch, chosen)
+            if repeated and moved:
+                raise NotLocalError(
+                    f"task {', '.join(map(str, moved[:10]))} moved while epoch {epoch} was computed "
+                    f"(assignment versions {versions[0]} to {versions[-1]}), so that its messages are at two "
+                    "workers. Nothing was published: start the query again, to compute the epoch again"
+                )
+        published = publisher.publish(sink, epoch, chosen)
+    extra = {"sink": sink, "epoch": epoch, "messages": published, "workers": len(chosen)}
+    logger.info("spark.published", extra=extra)
+
+
+def _discard(options: SinkOptions, epoch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
+    """Throw away what attempts have staged of an epoch that fails; else it dies with the next, or in time."""
+    parts = [part for part in messages if isinstance(part, Part)]
+    with Publisher(resolve_address(options.address), options.topology, options.timeout) as publisher:
+        for at in {(each.address, each.worker_id) for part in parts for each in part.staged}:
+            publisher.discard(at, parts[0].sink, epoch)
 
 
 class RowRouter:

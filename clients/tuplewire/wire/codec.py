@@ -7,7 +7,7 @@ hold it against the generated code. Decoding is the protobuf library's, through 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup, flow_of, task_and_forwarded
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
-from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
 
 _Message = TypeVar("_Message", SendRequest, RecvResponse)
 
@@ -148,6 +148,22 @@ def _frame_body(data: bytes) -> bytes | None:
             return data[start:] if size == len(data) - start else None
         shift += 7
     return None
+
+
+def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
+    """Return a Frame with what a program says of its groups: for what goes through no session."""
+    columns = (
+        OpaqueGroup(
+            task=group.task,
+            source=group.source,
+            lengths=group.lengths,
+            data=group.data,
+            header_lengths=group.header_lengths,
+            header_data=group.header_data,
+        )
+        for group in groups
+    )
+    return OpaqueFrame(groups=columns).SerializeToString()
 
 
 def closed_flows_of(frame: OpaqueFrame) -> list[int]:

@@ -221,26 +221,72 @@ class DrainResponse(_message.Message):
     started: bool
     def __init__(self, started: bool = ...) -> None: ...
 
-class PublishRequest(_message.Message):
-    __slots__ = ("topology", "sink", "epoch", "piece", "last", "frame", "receiver_id")
+class StageRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "partition", "attempt", "piece", "frame", "receiver_id", "discard")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
     topology: str
     sink: str
     epoch: int
+    partition: int
+    attempt: str
     piece: int
-    last: bool
     frame: bytes
     receiver_id: str
-    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., piece: _Optional[int] = ..., last: bool = ..., frame: _Optional[bytes] = ..., receiver_id: _Optional[str] = ...) -> None: ...
+    discard: bool
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., partition: _Optional[int] = ..., attempt: _Optional[str] = ..., piece: _Optional[int] = ..., frame: _Optional[bytes] = ..., receiver_id: _Optional[str] = ..., discard: bool = ...) -> None: ...
+
+class StageResponse(_message.Message):
+    __slots__ = ("taken", "waits_for")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    taken: bool
+    waits_for: str
+    def __init__(self, taken: bool = ..., waits_for: _Optional[str] = ...) -> None: ...
+
+class StagedAttempt(_message.Message):
+    __slots__ = ("partition", "attempt", "messages", "pieces")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    attempt: str
+    messages: int
+    pieces: int
+    def __init__(self, partition: _Optional[int] = ..., attempt: _Optional[str] = ..., messages: _Optional[int] = ..., pieces: _Optional[int] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "check")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    sink: str
+    epoch: int
+    receiver_id: str
+    attempts: _containers.RepeatedCompositeFieldContainer[StagedAttempt]
+    check: bool
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., check: bool = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("published",)
-    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
-    published: int
-    def __init__(self, published: _Optional[int] = ...) -> None: ...
+    __slots__ = ("chosen", "waiting", "waiting_tasks", "moved_tasks")
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TASKS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    chosen: int
+    waiting: int
+    waiting_tasks: _containers.RepeatedScalarFieldContainer[int]
+    moved_tasks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, chosen: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tasks: _Optional[_Iterable[int]] = ..., moved_tasks: _Optional[_Iterable[int]] = ...) -> None: ...

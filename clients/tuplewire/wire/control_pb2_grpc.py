@@ -60,6 +60,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Stage = channel.unary_unary(
+                '/tuplewire.v1.Control/Stage',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
+                _registered_method=True)
         self.Publish = channel.unary_unary(
                 '/tuplewire.v1.Control/Publish',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
@@ -107,13 +112,25 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Publish(self, request, context):
-        """Publish takes a piece of what a sink writes in one epoch. Nothing of it is seen before the last piece is
-        there, then all of it at once, and each epoch of a sink once for each task, however often it is published.
+    def Stage(self, request, context):
+        """Stage keeps a piece of what one attempt of a sink writes in one epoch; nobody sees it before Publish has
+        chosen the attempt. The tasks need not be this worker's: what has moved by then follows its task.
 
-        The pieces of an epoch come one after the other. Refused are: a task of another worker (NOT_LOCAL,
-        UNKNOWN_TASK), a piece that does not follow the one before (SEQUENCE_GAP: begin again with the first),
-        and, for want of room, the last piece (RESOURCE_LIMIT: send that one again later).
+        The pieces of an attempt come one after the other. Refused are: a task that nobody has (UNKNOWN_TASK), a
+        piece that does not follow the one before (SEQUENCE_GAP), an epoch before the sink's last one (STALE_EPOCH),
+        and an epoch that this worker can never hold (EPOCH_TOO_LARGE).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Publish(self, request, context):
+        """Publish puts the chosen attempts of an epoch into the queues of their tasks, in the order of their
+        partitions and as these have room, and throws away what was staged for this epoch and earlier ones, and was
+        not chosen. Each task gets an epoch of a sink once, however often it is published, and whatever is chosen.
+
+        It is called until nothing waits any more; what was chosen goes on by itself meanwhile. An attempt that is
+        not here as it was staged is refused with STAGE_GONE, and then nothing is chosen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,6 +163,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'Stage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stage,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.StageRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.StageResponse.SerializeToString,
             ),
             'Publish': grpc.unary_unary_rpc_method_handler(
                     servicer.Publish,
@@ -289,6 +311,33 @@ class Control(object):
             '/tuplewire.v1.Control/Drain',
             tuplewire_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/Stage',
+            tuplewire_dot_v1_dot_control__pb2.StageRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.StageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_WRONG_WORKER: _ClassVar[ErrorCode]
     ERROR_CODE_TOO_MANY_HOPS: _ClassVar[ErrorCode]
     ERROR_CODE_STALE_EPOCH: _ClassVar[ErrorCode]
+    ERROR_CODE_STAGE_GONE: _ClassVar[ErrorCode]
+    ERROR_CODE_EPOCH_TOO_LARGE: _ClassVar[ErrorCode]
 
 class AckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +63,8 @@ ERROR_CODE_PERMISSION_DENIED: ErrorCode
 ERROR_CODE_WRONG_WORKER: ErrorCode
 ERROR_CODE_TOO_MANY_HOPS: ErrorCode
 ERROR_CODE_STALE_EPOCH: ErrorCode
+ERROR_CODE_STAGE_GONE: ErrorCode
+ERROR_CODE_EPOCH_TOO_LARGE: ErrorCode
 ACK_MODE_UNSPECIFIED: AckMode
 ACK_MODE_QUEUED: AckMode
 ACK_MODE_PROCESSED: AckMode

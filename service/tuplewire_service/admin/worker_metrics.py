@@ -25,7 +25,13 @@ from tuplewire_service.messaging.base import ReceiveCount
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
 from tuplewire_service.process.worker_config import WorkerConfig
-from tuplewire_service.worker.worker_snapshot import PeerSnapshot, TaskSnapshot, Timings, WorkerSnapshot
+from tuplewire_service.worker.worker_snapshot import (
+    PeerSnapshot,
+    SinkSnapshot,
+    TaskSnapshot,
+    Timings,
+    WorkerSnapshot,
+)
 
 _CODES = [
     name.removeprefix("ERROR_CODE_")
@@ -185,6 +191,7 @@ class WorkerCollector(Collector):
         yield from self._lost_families(snapshot)
         yield from self._peer_families(snapshot.peers)
         yield from self._task_families(snapshot.tasks)
+        yield from _sinks(snapshot.sinks)
         yield from _times(snapshot.timings)
 
     def _received_families(self, received: Sequence[ReceiveCount]) -> Iterator[Metric]:
@@ -301,6 +308,25 @@ def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
         "redelivered_messages",
         "Messages handed to a consumer that another one may have had before.",
         snapshot.redelivered_messages,
+    )
+
+
+def _sinks(sinks: SinkSnapshot) -> Iterator[Metric]:
+    yield gauges(
+        "staged_bytes",
+        "What Spark's sinks have staged, or published without room in the queues, by place: memory or disk.",
+        "place",
+        {"memory": sinks.memory_bytes, "disk": sinks.disk_bytes}.items(),
+    )
+    yield gauge(
+        "publishing_messages",
+        "Messages that Spark's sinks have published, and that wait for room in their tasks' queues.",
+        sinks.waiting_messages,
+    )
+    yield counter(
+        "staging_waits",
+        "How often Spark's sinks have found no room to stage; they ask again within two seconds.",
+        sinks.waits,
     )
 
 

@@ -31,6 +31,7 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
 )
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.stop import Stop, StopRequest
+from tuplewire_service.worker.staging import AttemptName
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_snapshot import WorkerState
 
@@ -51,7 +52,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
 
     def __init__(self, worker: Worker, stop: Stop, admit: Callable[[Context], IAccess]) -> None:
-        """Serve it. admit: what the caller of Publish may send; who may call what is checked before."""
+        """Serve it. admit: what the caller of Stage may send; who may call what is checked before."""
         self._worker = worker
         self._admit = admit
         self._stop = stop
@@ -83,26 +84,46 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             raise MalformedError(str(error)) from error
         return pb.UpdateAssignmentResponse(version=assignment.version, changed=changed)
 
-    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
-        """Take a piece of an epoch."""
+    async def Stage(self, request: pb.StageRequest, context: Context) -> pb.StageResponse:
+        """Keep a piece of what an attempt writes."""
         access = self._admit(context)
         settings = self._worker.settings
         check_id("sink", request.sink)
         check_receiver(settings.worker_id, settings.topology, "sink", request)
+        sink = access.owner, request.sink
+        if request.discard:
+            self._worker.discard(sink, request.epoch, request.attempt)
+            return pb.StageResponse(taken=True)
+        check_id("attempt", request.attempt)
         try:
             groups = groups_of(OpaqueFrame.FromString(request.frame))
         except DecodeError as error:
             raise MalformedError(f"{len(request.frame)} bytes are not a Frame: {error}") from error
         if not groups:
-            raise MalformedError("a piece of an epoch has at least one message")
+            raise MalformedError("a piece of an attempt has at least one message")
         if any(group.forwarded or group.entry_sequence for group in groups):
             raise MalformedError("only a worker forwards messages")
         for _, denied in access.refused(groups):
             raise denied
         check_sizes(groups, settings.session.max_message_bytes)
+        name = AttemptName(request.partition, request.attempt, 0, 0)
+        waits_for = await self._worker.stage(sink, request.epoch, name, request.piece, groups)
+        return pb.StageResponse(taken=not waits_for, waits_for=waits_for)
+
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
+        """Choose attempts of an epoch, or look how far it is."""
+        access = self._admit(context)
+        settings = self._worker.settings
+        check_id("sink", request.sink)
+        check_receiver(settings.worker_id, settings.topology, "sink", request)
+        names = [
+            AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
+        ]
         sink = access.owner, request.sink
-        published = self._worker.publish(sink, request.epoch, request.piece, groups, last=request.last)
-        return pb.PublishResponse(published=published)
+        if request.check:
+            return pb.PublishResponse(moved_tasks=self._worker.check_staged(sink, request.epoch, names))
+        chosen, waiting, tasks = await self._worker.publish(sink, request.epoch, names)
+        return pb.PublishResponse(chosen=chosen, waiting=waiting, waiting_tasks=tasks)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""

@@ -23,8 +23,15 @@ logger = logging.getLogger(__name__)
 
 REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
 """Why somebody is denied; see service/SECURITY.md."""
-CONTROL = {"GetStatus": "", "GetLoad": "", "GetAssignment": "", "Publish": "", "Drain": "drain"}
-"""What a rule must allow for a method of Control; empty: nothing (with Publish, the tasks count)."""
+CONTROL = {
+    "GetStatus": "",
+    "GetLoad": "",
+    "GetAssignment": "",
+    "Stage": "",
+    "Publish": "",
+    "Drain": "drain",
+}
+"""What a rule must allow for a method of Control; empty: nothing (with Stage, the tasks count)."""
 OTHER_CONTROL = "assign"
 """What it must allow for every other one, also for those that are yet to come."""
 

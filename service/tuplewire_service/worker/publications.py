@@ -1,41 +1,54 @@
-"""Publications of sinks: an epoch comes in pieces, is seen all at once, and once for each task.
+"""Publications of sinks: chosen messages on their way into queues, as these have room, once for each task.
 
-A sink that does not know whether its last attempt came through publishes the epoch again. No message is seen
-twice. Pure state.
+A sink that does not know whether its last epoch came through publishes it again. No message is seen twice.
+Pure state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tuplewire.errors import ResourceLimitError, SequenceGapError, StaleEpochError
-from tuplewire.group import TaskGroup
-from tuplewire.session.pieces import LENGTH_BYTES, wire_bytes
+from tuplewire.errors import StaleEpochError
+from tuplewire.session.pieces import LENGTH_BYTES
+from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
-Sink = tuple[str, str]
-"""Whose it is, and its name: another owner's of the same name is another; see IAccess."""
 MAX_REMEMBERED = 100_000
-"""The last epoch is remembered for so many pairs of sink and task of an owner, the latest ones."""
+"""Of an owner's sinks the last epoch is remembered; with so many tasks and attempts in all, the latest."""
 MOST_AHEAD = 2**32
 """So far an epoch may be ahead of the last one. A count of batches does not jump by more; a slip may."""
-
-IDLE_SECONDS = 60.0
-"""An epoch without a new piece for so long is forgotten if others need the room."""
+_SHOWN_TASKS = 10
 
 
 @dataclass(slots=True, eq=False)
-class _Epoch:
+class LastEpoch:
+    """The last epoch of a sink. waiting: how many of its messages are not in their queues yet."""
+
     number: int
-    pieces: list[Sequence[TaskGroup]] = field(default_factory=list)
-    touched: float = 0.0
+    tasks: set[int] = field(default_factory=set)
+    attempts: set[str] = field(default_factory=set)
+    waiting: int = 0
+
+
+Chosen = tuple[StagedGroup, LastEpoch]
+"""Messages of a task, and the epoch that they belong to."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """What waits for a task's queue, and what is in it."""
+
+    waiting: deque[Chosen] = field(default_factory=deque)
+    unreleased_messages: int = 0
+    unreleased_bytes: int = 0
 
 
 class Publications:
-    """The epochs of all sinks. Belongs to the event loop.
+    """The last epoch of each sink, and the messages that wait for room. Belongs to the event loop.
 
-    limit_bytes: how many bytes of incomplete epochs may be held, counted as in frames. As many again may be
-    published and unacknowledged; there, each message counts four bytes beside its payload.
+    queue_messages, queue_bytes: what may be published to a task and not consumed; one group more may be.
+    has_holder: returns whether anybody holds a task. on_room: called when take() may return something again.
 
     The object is the inbound session of all published messages: see InboundSession.
     """
@@ -44,104 +57,146 @@ class Publications:
     worker_number = 0
     wants_releases = False
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._published: dict[str, dict[tuple[str, int], int]] = {}
-        self._open: dict[Sink, _Epoch] = {}
-        self._open_bytes = 0
-        self._unreleased_bytes = 0
+    def __init__(
+        self,
+        queue_messages: int,
+        queue_bytes: int,
+        has_holder: Callable[[int], bool],
+        on_room: Callable[[], None],
+    ) -> None:
+        self.on_room = on_room
+        self._most_messages = queue_messages
+        self._most_bytes = queue_bytes
+        self._has_holder = has_holder
+        self._last: dict[str, dict[str, LastEpoch]] = {}
+        self._lines: dict[int, _Line] = {}
+        self._ready: dict[int, None] = {}
+        self.waiting_messages = 0
+        """Chosen messages, of all sinks, that are not in their queues yet."""
 
-    def add(self, sink: Sink, epoch: int, piece: int, groups: Sequence[TaskGroup], now: float) -> None:
-        """Keep a piece; it replaces the last one if it has the same number. now: seconds of any clock.
+    def check(self, sink: Sink, epoch: int) -> None:
+        """Raise StaleEpochError for a number that is below the sink's last one, or far above."""
+        owner, name = sink
+        last = self._last.get(owner, {}).get(name)
+        number = 0 if last is None else last.number
+        if epoch < number:
+            raise StaleEpochError(
+                f"sink {name!r} has published epoch {number} already, which is after epoch {epoch}: its rows "
+                "would be taken for seen; give the sink another name (a query: another checkpointLocation)"
+            )
+        if epoch > number + MOST_AHEAD:
+            raise StaleEpochError(
+                f"sink {name!r}: epoch {epoch} is too far ahead of {number}, the last one: all lower ones "
+                "would be lost from then on"
+            )
 
-        Raises SequenceGapError if pieces before it are missing, ResourceLimitError if there is no room, and
-        StaleEpochError for a number that is below the last one of the same sink and task, or far above.
+    def has_chosen(self, sink: Sink, epoch: int, attempt: str) -> bool:
+        """Whether an attempt was chosen before."""
+        last = self._of(sink, epoch)
+        return last is not None and attempt in last.attempts
+
+    def _of(self, sink: Sink, epoch: int) -> LastEpoch | None:
+        last = self._last.get(sink[0], {}).get(sink[1])
+        return last if last is not None and last.number == epoch else None
+
+    def choose(
+        self, sink: Sink, epoch: int, attempts: Iterable[str], stages: Iterable[Stage]
+    ) -> tuple[int, list[StagedGroup]]:
+        """Publish what was staged, in this order, but for tasks that have the epoch.
+
+        Returns how many messages that are, and the groups that are left out.
         """
-        self._check_epoch(sink, epoch, groups)
-        if not piece:
-            self._drop(sink)
-            self._open[sink] = _Epoch(epoch)
-        state = self._open.get(sink)
-        if state is None or state.number != epoch or not len(state.pieces) - 1 <= piece <= len(state.pieces):
-            raise SequenceGapError(
-                f"sink {sink[1]!r}: piece {piece} of epoch {epoch} does not follow the last one that is "
-                "here; begin again with piece 0"
-            )
-        state.touched = now
-        if piece < len(state.pieces):
-            self._open_bytes -= _held_by(state.pieces.pop())
-        size = _held_by(groups)
-        if self._open_bytes + size > self.limit_bytes:
-            for idle in [name for name, each in self._open.items() if each.touched < now - IDLE_SECONDS]:
-                self._drop(idle)
-        if self._open_bytes + size > self.limit_bytes:
-            self._drop(sink)
-            raise ResourceLimitError(
-                f"sink {sink[1]!r}: an epoch of more than {self.limit_bytes} bytes, with those of other "
-                "sinks that are not complete; write less at once, or raise receive-queue-bytes of the worker"
-            )
-        state.pieces.append(groups)
-        self._open_bytes += size
-
-    def _check_epoch(self, sink: Sink, epoch: int, groups: Iterable[TaskGroup]) -> None:
         owner, name = sink
-        published = self._published.get(owner, {})
-        for group in groups:
-            last = published.get((name, group.task), 0)
-            if epoch < last:
-                raise StaleEpochError(
-                    f"sink {name!r} has published epoch {last} to task {group.task} already, which is after "
-                    f"epoch {epoch}: its rows would be taken for seen; give the sink another name"
-                )
-            if epoch > last + MOST_AHEAD:
-                raise StaleEpochError(
-                    f"sink {name!r}: epoch {epoch} is too far ahead of {last}, the last one to task "
-                    f"{group.task}: all lower ones would be lost from then on"
-                )
+        last = self._of(sink, epoch) or LastEpoch(epoch)
+        sinks = self._last.setdefault(owner, {})
+        sinks.pop(name, None)
+        sinks[name] = last
+        last.attempts.update(attempts)
+        before = last.tasks.copy()
+        chosen = 0
+        left_out: list[StagedGroup] = []
+        for stage in stages:
+            for staged in stage.groups:
+                if staged.task in before:
+                    left_out.append(staged)
+                    continue
+                last.tasks.add(staged.task)
+                self._lines.setdefault(staged.task, _Line()).waiting.append((staged, last))
+                self._ready[staged.task] = None
+                chosen += staged.messages
+            stage.groups = []
+        last.waiting += chosen
+        self.waiting_messages += chosen
+        self._forget(sinks)
+        return chosen, left_out
 
-    def _drop(self, sink: Sink) -> None:
-        state = self._open.pop(sink, None)
-        if state is not None:
-            self._open_bytes -= sum(map(_held_by, state.pieces))
+    def _forget(self, sinks: dict[str, LastEpoch]) -> None:
+        remembered = sum(len(each.tasks) + len(each.attempts) for each in sinks.values())
+        for name in list(sinks)[:-1]:
+            if remembered <= MAX_REMEMBERED:
+                break
+            if not sinks[name].waiting:
+                gone = sinks.pop(name)
+                remembered -= len(gone.tasks) + len(gone.attempts)
 
-    def collected(self, sink: Sink) -> list[TaskGroup]:
-        """Return the new messages of a sink's epoch; ResourceLimitError while too many are unconsumed."""
-        state = self._open[sink]
-        owner, name = sink
-        published = self._published.get(owner, {})
-        groups = [
-            group
-            for piece in state.pieces
-            for group in piece
-            if state.number > published.get((name, group.task), -1)
+    def waiting(self, sink: Sink, epoch: int) -> tuple[int, list[int]] | None:
+        """Return how many messages of an epoch wait, and some of their tasks; None if nothing was chosen."""
+        last = self._of(sink, epoch)
+        if last is None:
+            return None
+        tasks = [
+            task
+            for task, line in self._lines.items()
+            if last.waiting and line.waiting and any(epoch is last for _, epoch in line.waiting)
         ]
-        if self._unreleased_bytes and self._unreleased_bytes + _size_of(groups) > self.limit_bytes:
-            raise ResourceLimitError(
-                f"{self._unreleased_bytes} bytes that sinks have published are not consumed; try again later"
-            )
-        return groups
+        return last.waiting, sorted(tasks)[:_SHOWN_TASKS]
 
-    def publish(self, sink: Sink, collected: Sequence[TaskGroup]) -> None:
-        """Note that the collected messages are on their way to their queues."""
-        epoch = self._open[sink].number
-        self._drop(sink)
-        self._unreleased_bytes += _size_of(collected)
-        owner, name = sink
-        published = self._published.setdefault(owner, {})
-        for task in {group.task for group in collected}:
-            published.pop((name, task), None)
-            published[name, task] = epoch
-        while len(published) > MAX_REMEMBERED:
-            del published[next(iter(published))]
+    def take(self, read_bytes: int) -> list[Chosen]:
+        """Take out, in order for each task, what has room; of what is in files, about so many bytes."""
+        taken: list[Chosen] = []
+        for task in list(self._ready):
+            line = self._lines[task]
+            while line.waiting and self._has_room(line) and self._has_holder(task):
+                staged, last = chosen = line.waiting[0]
+                if staged.group is None:
+                    if read_bytes <= 0:
+                        break
+                    read_bytes -= staged.length
+                line.waiting.popleft()
+                self._count(line, last, staged, 1)
+                taken.append(chosen)
+            else:
+                del self._ready[task]
+        return taken
 
-    def release(self, _task: int, messages: int, size_bytes: int) -> None:
+    def _has_room(self, line: _Line) -> bool:
+        return line.unreleased_messages < self._most_messages and line.unreleased_bytes < self._most_bytes
+
+    def _count(self, line: _Line, last: LastEpoch, staged: StagedGroup, sign: int) -> None:
+        line.unreleased_messages += sign * staged.messages
+        line.unreleased_bytes += sign * (staged.group_bytes + LENGTH_BYTES * staged.messages)
+        last.waiting -= sign * staged.messages
+        self.waiting_messages -= sign * staged.messages
+
+    def put_back(self, refused: Sequence[Chosen]) -> None:
+        """Have messages wait again, before all others of their tasks: nobody holds these any more."""
+        for staged, last in reversed(refused):
+            line = self._lines[staged.task]
+            line.waiting.appendleft((staged, last))
+            self._count(line, last, staged, -1)
+
+    def look_again(self) -> bool:
+        """Look at every task again: who holds it may have changed. Return whether anything waits."""
+        self._ready = {task: None for task, line in self._lines.items() if line.waiting}
+        return bool(self._ready)
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession.release."""
-        self._unreleased_bytes -= size_bytes + LENGTH_BYTES * messages
-
-
-def _size_of(groups: Iterable[TaskGroup]) -> int:
-    return sum(group.size_bytes + LENGTH_BYTES * len(group) for group in groups)
-
-
-def _held_by(groups: Iterable[TaskGroup]) -> int:
-    return sum(map(wire_bytes, groups))
+        line = self._lines[task]
+        line.unreleased_messages -= messages
+        line.unreleased_bytes -= size_bytes + LENGTH_BYTES * messages
+        if line.waiting:
+            self._ready[task] = None
+            self.on_room()
+        elif not line.unreleased_messages:
+            del self._lines[task]

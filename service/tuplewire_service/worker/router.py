@@ -175,10 +175,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _forget(self, tasks: Iterable[int]) -> None:
         """Forget those tasks that nobody holds, and of which nothing is on the way."""
         for task in tasks:
-            if not self._holder_known(task):
+            if not self.holder_known(task):
                 self._entry_sequences.forget(task)
 
-    def _holder_known(self, task: int) -> bool:
+    def holder_known(self, task: int) -> bool:
         """Whether messages for a task can go anywhere."""
         return task in self.queues or task in self.table.owner_of or self.queues.is_leaving(task)
 
@@ -219,7 +219,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 batch.refuse(group, self.table.circling(group.task))
                 continue
             if not inbound.worker_number:
-                if not (self._holder_known(group.task) or group.task in self._moves):
+                if not (self.holder_known(group.task) or group.task in self._moves):
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
                 kept = inbound.wants_releases

@@ -15,13 +15,14 @@ from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.messaging.base import IContext, Intake, ReceivedBatch
+from tuplewire_service.messaging.base import IContext, Intake
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.connections import Peer
-from tuplewire_service.worker.publications import Publications, Sink
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
+from tuplewire_service.worker.sinks import Sinks
+from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import WorkerSnapshot, WorkerState
@@ -72,7 +73,6 @@ class Worker:
         self._clock = asyncio.get_running_loop().time
         self.servers = Servers(programs, peers, settings.topology)
         self._congested: frozenset[int] = frozenset()
-        self._publications = Publications(settings.receive_queue_bytes)
         self._advertise = advertise
         self._intake = Intake.ALL
         self._changing_intake = asyncio.Lock()
@@ -84,6 +84,7 @@ class Worker:
             peers or programs,
             draining=lambda: self.state is WorkerState.DRAINING,
         )
+        self._sinks = Sinks(settings, router)
         self.times = Timekeeper(router, self.servers, settings.metrics_tasks)
 
     # --- life ------------------------------------------------------------------------------------
@@ -103,6 +104,7 @@ class Worker:
             await self._let_in()
             self._report_load()
             self.router.refresh()
+            self._sinks.look()
             self.router.activity.set()
             await asyncio.sleep(_TICK_SECONDS if self.state is WorkerState.READY else _TICK_SECONDS / 20)
 
@@ -163,8 +165,9 @@ class Worker:
         move may depend on messages that other workers still owe us, and our successor will not know of the
         move.
 
-        Messages that nobody has taken by the deadline count as dropped{shutdown}. They are not released, so a
-        sender in the mode `processed` sends them again, to our successor.
+        What sinks have staged has the same time to be published. Messages that nobody has taken by the
+        deadline count as dropped{shutdown}. They are not released, so a sender in the mode `processed` sends
+        them again, to our successor.
         """
         now = self._clock()
         deadline = now + deadline_seconds
@@ -173,18 +176,19 @@ class Worker:
         self._enter(WorkerState.DRAINING)
 
         def stays_open() -> bool:
-            return router.passing and self._clock() < moves_deadline
+            return (router.passing or self._sinks.staged) and self._clock() < moves_deadline
 
         def finished() -> bool:
             busy = self.servers.program is not None and self.servers.program.busy
-            return stays_open() or not (router.moving_tasks or router.held_messages or busy)
+            held = router.held_messages or self._sinks.publishing
+            return stays_open() or not (router.moving_tasks or held or busy)
 
         while True:
             self.waits_for = "programs to end their streams"
             async with self._changing_intake:
                 await self.servers.stop_intake(Intake.WORKERS)
             self.waits_for = "messages on their way to other workers"
-            await router.until(lambda: not router.passing, moves_deadline)
+            await router.until(lambda: not (router.passing or self._sinks.staged), moves_deadline)
             self.waits_for = "messages that are held, and other workers to end their streams"
             await self.servers.stop_intake(Intake.LEAVING_WORKERS)
             await router.until(finished, deadline)
@@ -226,38 +230,49 @@ class Worker:
         changed = self.router.update(assignment, force=force)
         if changed:
             self.times.assigned(assignment)
+            self._sinks.look()
             self._look_at_name()
             if self.servers.program is not None:
                 self.servers.program.assigned(assignment)
             self._check_ready()
         return changed
 
-    def publish(self, sink: Sink, epoch: int, piece: int, groups: Sequence[TaskGroup], *, last: bool) -> int:
-        """Take a piece of a sink's epoch; the last piece puts the whole epoch in the queues.
+    async def stage(
+        self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup]
+    ) -> str:
+        """Keep a piece of what an attempt of a sink writes; return what it waits for, or nothing.
 
-        Returns how many messages that were. After an error nothing of the epoch is in a queue.
-
-        Raises:
-            DrainingError, NotReadyError: The worker drains, or has no assignment yet.
-            NotLocalError, UnknownTaskError: A task is not held here.
-            SequenceGapError, ResourceLimitError, StaleEpochError: See Publications.
+        Raises DrainingError for an epoch that begins while the worker drains, NotReadyError without an
+        assignment, and what Sinks.stage raises.
         """
-        if self.state in {WorkerState.DRAINING, WorkerState.STOPPED}:
-            raise DrainingError("the worker is draining; publish again later, or at another one")
-        router = self.router
-        if (error := router.not_ready) is not None:
+        self._check_sinks(goes_on=self._sinks.has(sink, epoch))
+        return await self._sinks.stage(sink, epoch, name, piece, groups)
+
+    def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
+        """See Sinks.discard."""
+        self._sinks.discard(sink, epoch, attempt)
+
+    def check_staged(self, sink: Sink, epoch: int, names: Sequence[AttemptName]) -> list[int]:
+        """See Sinks.check; raises what publish raises."""
+        self._check_sinks(goes_on=True)
+        return self._sinks.check(sink, epoch, names)
+
+    async def publish(
+        self, sink: Sink, epoch: int, names: Sequence[AttemptName]
+    ) -> tuple[int, int, list[int]]:
+        """Choose attempts of a sink's epoch, or look how far it is; see Sinks.publish.
+
+        Raises DrainingError once the worker has stopped, NotReadyError without an assignment.
+        """
+        self._check_sinks(goes_on=True)
+        return await self._sinks.publish(sink, epoch, names)
+
+    def _check_sinks(self, *, goes_on: bool) -> None:
+        ended = {WorkerState.STOPPED} if goes_on else {WorkerState.DRAINING, WorkerState.STOPPED}
+        if self.state in ended:
+            raise DrainingError("the worker is draining; write again later, or at another one")
+        if (error := self.router.not_ready) is not None:
             raise error
-        self._publications.limit_bytes = self.settings.receive_queue_bytes * max(1, len(router.table.local))
-        self._publications.add(sink, epoch, piece, groups, time.monotonic())
-        if not last:
-            return 0
-        collected = self._publications.collected(sink)
-        for group in collected:
-            if group.task not in router.queues:
-                raise router.table.not_here(group.task)
-        self._publications.publish(sink, collected)
-        router.recv(ReceivedBatch.arrived(collected, self._publications))
-        return sum(map(len, collected))
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:
         """Return the known loads, 0 to 1, of these tasks; without tasks, of all."""
@@ -309,6 +324,7 @@ class Worker:
             tasks=router.queues.snapshot(),
             servers=self.servers.statistics(),
             timings=self.times.timings(),
+            sinks=self._sinks.snapshot(),
             redelivered_messages=router.queues.redelivered_messages,
             addresses=tuple(self.servers.addresses),
             peer_addresses=tuple(self.servers.peer_addresses),

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuplewire.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
-from tuplewire.settings import REQUIRED, SIZE, Settings, count, nested, same, setting, text
+from tuplewire.settings import FILE, REQUIRED, SECONDS, SIZE, Settings, count, nested, same, setting, text
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 
@@ -28,6 +28,18 @@ class WorkerSettings(Settings):
         storm="topology.receiver.buffer.size",
     )
     receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same bound in bytes")
+    staging_memory_bytes: int = setting(
+        SIZE, 64 * MIB, "what Spark's sinks may hold in memory for all tasks, until it is in their queues"
+    )
+    staging_disk_bytes: int = setting(
+        SIZE, 4096 * MIB, "the same beyond that, in temporary files: a micro-batch has to fit"
+    )
+    staging_directory: str | None = setting(
+        FILE, None, "directory of these files, which have no names there (default: the system's)"
+    )
+    staging_seconds: float = setting(
+        SECONDS, 3600.0, "how long a sink's messages are kept that nobody adds to or publishes"
+    )
     resume_seconds: float = same(TransportSettings, "resume_seconds")
     metrics_tasks: int = setting(
         count(), 1000, "so many tasks have series of their own; the others are added up under `other`"

@@ -67,6 +67,20 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkSnapshot:
+    """What Spark's sinks occupy."""
+
+    memory_bytes: int
+    """Staged, or waiting for room in queues, in memory."""
+    disk_bytes: int
+    """The same in temporary files."""
+    waiting_messages: int
+    """Chosen messages that wait for room in their queues."""
+    waits: int
+    """How often a piece has found no room."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
     """A whole worker; its parts were read together."""
 
@@ -88,6 +102,7 @@ class WorkerSnapshot:
     servers: ServerStatistics
     """What programs and peers have sent, and what was refused to them, over all servers."""
     timings: Timings
+    sinks: SinkSnapshot
     redelivered_messages: int
     """Messages handed to a consumer, and perhaps to another one before."""
     addresses: Sequence[str]

@@ -27,7 +27,7 @@ from tuplewire.errors import (
 )
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.control_pb2 import PublishRequest
+from tuplewire.wire.control_pb2 import PublishRequest, StageRequest
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def check_id(name: str, value: str) -> None:
 
 
 def check_receiver(
-    worker_id: str, topology: str, peer: str, said: pb.Hello | pb.Subscribe | PublishRequest
+    worker_id: str, topology: str, peer: str, said: pb.Hello | pb.Subscribe | PublishRequest | StageRequest
 ) -> None:
     """Raise RefusedError for a peer that means another worker; before what only that one can answer."""
     if said.receiver_id not in {"", worker_id}:

@@ -1,0 +1,282 @@
+"""Attempts of Spark tasks stage what they write; the driver has those published that Spark has chosen."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tuplewire.config import KIB, SessionSettings
+from tuplewire.errors import (
+    DrainingError,
+    NotReadyError,
+    TuplewireError,
+    UnknownTaskError,
+    UnreachableError,
+    WrongWorkerError,
+)
+from tuplewire.group import TaskGroup
+from tuplewire.session.pieces import frame_pieces, wire_bytes
+from tuplewire.session.retry import Backoff
+from tuplewire.spark.task_workers import At, TaskWorkers
+from tuplewire.wire.control_pb2 import PublishResponse, StagedAttempt
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 512 * KIB
+_SHOWN_TASKS = 10
+_SETTINGS = SessionSettings()
+_LEAST_CALL_SECONDS = 2.0
+"""A worker takes a moment to answer that something waits, whatever the user's timeout is."""
+_FIRST_WARNING_SECONDS = 10.0
+_WARNING_SECONDS = 60.0
+_AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
+"""A worker may be back soon, or its tasks elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """What an attempt has staged at one worker: where, and how much."""
+
+    address: str
+    worker_id: str
+    messages: int
+    pieces: int
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What goes to a worker next, and what has gone there."""
+
+    groups: list[TaskGroup] = field(default_factory=list)
+    size_bytes: int = 0
+    messages: int = 0
+    pieces: int = 0
+
+
+class _Patience:
+    """Bears with trouble for some seconds, counted from when it began."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def bear(self, error: TuplewireError) -> None:
+        """Wait a moment, or raise the error if the time is over."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since > self._seconds:
+            raise error
+        time.sleep(random.random() * 0.2)  # noqa: S311 - no secret
+
+    def over(self) -> None:
+        """Take note that there is no trouble."""
+        self._since = None
+
+
+class _Warnings:
+    """Says when a wait is to be logged: after some seconds, and then each minute."""
+
+    def __init__(self, first: float) -> None:
+        self._due = time.monotonic() + first
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = now + _WARNING_SECONDS
+        return True
+
+
+class _Sinks(TaskWorkers):
+    """What attempts and the driver have in common."""
+
+    CALL_SECONDS = 10.0
+
+    def __init__(self, address: str, topology: str, timeout: float) -> None:
+        super().__init__(address, topology, max(timeout, _LEAST_CALL_SECONDS))
+        self._seconds = timeout
+
+    def _bear(self, patience: _Patience, error: TuplewireError, address: str) -> None:
+        """Wait a moment, and connect anew: gRPC waits longer each time. Raise the error if time is over."""
+        control = self._controls.pop(address, None)
+        if control is not None:
+            control.close()
+        patience.bear(error)
+
+    def discard(self, at: At, sink: str, epoch: int, attempt: str = "") -> None:
+        """Have what was staged of an attempt thrown away, or all of an epoch; log it if that fails."""
+        address, worker_id = at
+        try:
+            self._control(address).discard(self._topology, sink, epoch, attempt, worker_id=worker_id)
+        except TuplewireError as error:
+            logger.info("sink.not_discarded", extra={"address": address, "reason": str(error)})
+
+
+class AttemptStage(_Sinks):
+    """Stages what an attempt of a Spark task writes, piece by piece as it comes, at the workers of its tasks.
+
+    In the task. A task that moves meanwhile stays staged where the attempt has begun with it.
+    """
+
+    def __init__(
+        self, address: str, topology: str, timeout: float, sink: str, epoch: int, partition: int
+    ) -> None:
+        """Begin. timeout: for how long workers may be out of reach. sink, epoch, partition: see Stage."""
+        super().__init__(address, topology, timeout)
+        self._sink, self._epoch, self._partition = sink, epoch, partition
+        self.attempt = uuid.uuid4().hex
+        """Its name. Spark's numbers of attempts begin anew with every driver."""
+        self.versions: set[int] = set()
+        """The versions of the assignment by which it has found its workers."""
+        self._worker_of: dict[int, At] = {}
+        self._pieces: dict[At, _Piece] = {}
+
+    def add(self, groups: Sequence[TaskGroup]) -> None:
+        """Stage messages, or keep them for the next piece.
+
+        Waits for room as long as it takes. Raises UnknownTaskError, EpochTooLargeError and the like, and what
+        keeps a worker out of reach once the timeout has passed.
+        """
+        self._find(groups)
+        for group in groups:
+            for part in frame_pieces(group, _PIECE_BYTES):
+                piece = self._piece_for(part)
+                if piece.groups and piece.size_bytes + wire_bytes(part) > _PIECE_BYTES:
+                    self._send(self._worker_of[part.task])
+                    piece = self._piece_for(part)
+                piece.groups.append(part)
+                piece.size_bytes += wire_bytes(part)
+
+    def _piece_for(self, group: TaskGroup) -> _Piece:
+        return self._pieces.setdefault(self._worker_of[group.task], _Piece())
+
+    def end(self) -> list[StagedPart]:
+        """Stage the rest; return what is where."""
+        while waiting := [at for at, piece in self._pieces.items() if piece.groups]:
+            for at in waiting:
+                self._send(at)
+        return [
+            StagedPart(*at, piece.messages, piece.pieces)
+            for at, piece in self._pieces.items()
+            if piece.pieces
+        ]
+
+    def abandon(self) -> None:
+        """Have what was staged thrown away, where that is possible at once; else it dies with its epoch."""
+        for at, piece in self._pieces.items():
+            if piece.pieces:
+                self.discard(at, self._sink, self._epoch, self.attempt)
+
+    def _find(self, groups: Iterable[TaskGroup]) -> None:
+        """Find the workers of tasks that the attempt has not had yet."""
+        new = {group.task for group in groups}.difference(self._worker_of)
+        patience = _Patience(self._seconds)
+        while new:
+            try:
+                self._worker_of.update(self._locate(new))
+            except _AWAY as error:
+                self._bear(patience, error, self._address)
+            else:
+                self.versions.add(self._version)
+                return
+
+    def _send(self, at: At) -> None:
+        """Send the next piece to a worker; to others if it has none of ours and takes none."""
+        address, worker_id = at
+        piece = self._pieces[at]
+        patience, warnings = _Patience(self._seconds), _Warnings(0.0)
+        backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
+        what = self._topology, self._sink, self._epoch, self._partition, self.attempt
+        while True:
+            try:
+                waits_for = self._control(address).stage(
+                    *what, piece.pieces, piece.groups, worker_id=worker_id
+                )
+            except (*_AWAY, UnknownTaskError) as error:  # the worker's assignment may be older than ours
+                self._bear(patience, error, address)
+                if piece.pieces:
+                    continue
+                del self._pieces[at]
+                for group in piece.groups:
+                    self._worker_of.pop(group.task, None)
+                self._find(piece.groups)
+                if any(self._worker_of[group.task] != at for group in piece.groups):
+                    self.add(piece.groups)
+                    return
+                self._pieces[at] = piece
+                continue
+            patience.over()
+            if not waits_for:
+                break
+            if warnings.due():
+                extra = {"sink": self._sink, "epoch": self._epoch, "waits_for": waits_for}
+                logger.warning("sink.waits: no room to stage at worker %s", worker_id, extra=extra)
+            time.sleep(backoff.next())
+        piece.messages += sum(map(len, piece.groups))
+        piece.pieces += 1
+        piece.groups, piece.size_bytes = [], 0
+
+
+class Publisher(_Sinks):
+    """Publishes the chosen attempts of an epoch, by their names: in the driver."""
+
+    def __init__(self, address: str, topology: str, timeout: float) -> None:
+        """Begin. timeout: seconds for which a worker may be out of reach."""
+        super().__init__(address, topology, timeout)
+
+    def check(self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]]) -> list[int]:
+        """See that everything is there that is to be published; return tasks that have moved since.
+
+        Raises StageGoneError, or what keeps a worker out of reach once the timeout has passed.
+        """
+        moved: list[int] = []
+        for at, attempts in chosen.items():
+            moved += self._ask(at, sink, epoch, attempts, check=True).moved_tasks
+        return moved
+
+    def publish(self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]]) -> int:
+        """Have an epoch published; return how many messages were not published before.
+
+        Waits until all of it is in the tasks' queues, as long as that takes. Each task gets an epoch once,
+        while its worker lives, whoever publishes it again.
+
+        Raises StageGoneError if a worker has lost what was staged, and what keeps a worker out of reach once
+        the timeout has passed. Then other workers may have their part.
+        """
+        published = 0
+        left: dict[At, PublishResponse] = {}
+        for at, attempts in chosen.items():
+            left[at] = self._ask(at, sink, epoch, attempts)
+            published += left[at].chosen
+        warnings = _Warnings(_FIRST_WARNING_SECONDS)
+        while left := {at: each for at, each in left.items() if each.waiting}:
+            if warnings.due():
+                tasks = sorted(task for each in left.values() for task in each.waiting_tasks)
+                waiting = sum(each.waiting for each in left.values())
+                logger.warning(
+                    "sink.waits: %d messages of epoch %d wait for room in the queues of tasks %s",
+                    waiting,
+                    epoch,
+                    ", ".join(map(str, tasks[:_SHOWN_TASKS])),
+                    extra={"sink": sink, "epoch": epoch, "waiting": waiting, "tasks": tasks[:_SHOWN_TASKS]},
+                )
+            left = {at: self._ask(at, sink, epoch) for at in left}
+        return published
+
+    def _ask(
+        self, at: At, sink: str, epoch: int, attempts: Sequence[StagedAttempt] = (), *, check: bool = False
+    ) -> PublishResponse:
+        address, worker_id = at
+        patience = _Patience(self._seconds)
+        while True:
+            try:
+                control = self._control(address)
+                return control.publish(
+                    self._topology, sink, epoch, attempts, check=check, worker_id=worker_id
+                )
+            except _AWAY as error:
+                self._bear(patience, error, address)

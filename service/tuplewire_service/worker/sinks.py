@@ -1,0 +1,198 @@
+"""What sinks hand over: staged by attempt, chosen by epoch, and put into queues as these have room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from typing import cast
+
+from tuplewire.connection.log_rate import LogRate
+from tuplewire.connection.loop import watched
+from tuplewire.errors import ResourceLimitError, StageGoneError
+from tuplewire.group import TaskGroup
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.publications import Chosen, Publications
+from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.stage_file import StageFile
+from tuplewire_service.worker.staging import AttemptName, Room, Sink, Stage, StagedGroup, Staging
+from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_service.worker.worker_snapshot import SinkSnapshot
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 4 << 20
+_ANSWER_SECONDS = 0.5
+"""So long an answer about an epoch waits for news."""
+
+
+class Sinks:
+    """Stages and publishes for a worker. Belongs to the event loop; files are written and read in threads."""
+
+    def __init__(self, settings: WorkerSettings, router: Router) -> None:
+        self._router = router
+        self._directory = settings.staging_directory
+        self._staging = Staging(
+            settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_seconds
+        )
+        self._publications = Publications(
+            settings.receive_queue_messages, settings.receive_queue_bytes, router.holder_known, self._go_on
+        )
+        self._log_rate = LogRate()
+        self._pumping: asyncio.Task[None] | None = None
+
+    @property
+    def publishing(self) -> bool:
+        """Whether chosen messages wait for room."""
+        return bool(self._publications.waiting_messages or self._pumping)
+
+    @property
+    def staged(self) -> bool:
+        """Whether there are messages that were not chosen yet."""
+        return bool(len(self._staging))
+
+    def has(self, sink: Sink, epoch: int) -> bool:
+        """Whether something of an epoch is staged here already."""
+        return self._staging.has(sink, epoch)
+
+    async def stage(
+        self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup]
+    ) -> str:
+        """Keep a piece of an attempt; return what it waits for, or nothing if it is kept.
+
+        Raises:
+            UnknownTaskError: Nobody holds a task.
+            SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
+            ResourceLimitError: The file cannot be written.
+        """
+        self._publications.check(sink, epoch)
+        for group in groups:
+            if not self._router.holder_known(group.task):
+                raise self._router.table.not_here(group.task)
+        room, stage = self._staging.admit(sink, epoch, name, piece, groups, time.monotonic())
+        if room is Room.NONE:
+            held = f"{self._staging.memory_bytes} bytes in memory and {self._staging.disk_bytes} in files"
+            if self._log_rate.due(sink):
+                extra = {"sink": sink[1], "epoch": epoch, "partition": name.partition, "staged": held}
+                logger.warning("staging.full", extra=extra)
+            return f"room for what is staged: {held} are"
+        if room is Room.DISK:
+            write = asyncio.create_task(self._write(sink, stage, groups))
+            await asyncio.shield(write)
+        return ""
+
+    async def _write(self, sink: Sink, stage: Stage, groups: Sequence[TaskGroup]) -> None:
+        try:
+            if stage.file is None:
+                stage.file = await asyncio.to_thread(StageFile, self._directory)
+            file = cast("StageFile", stage.file)
+            places = await asyncio.to_thread(file.write, groups)
+        except ResourceLimitError as error:
+            self._staging.not_written(sink, stage)
+            if self._log_rate.due("file"):
+                logger.error("staging.unusable", extra={"reason": str(error)})  # noqa: TRY400 - it says all
+            raise
+        entries = [
+            StagedGroup(stage, group.task, len(group), group.size_bytes, None, *place)
+            for group, place in zip(groups, places, strict=True)
+        ]
+        if not self._staging.written(stage, entries):
+            raise StageGoneError("the attempt was dropped while a piece of it was written: run it again")
+
+    def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
+        """Drop what an attempt has staged; without an attempt, what was not chosen of the epoch."""
+        self._staging.discard(sink, epoch, attempt)
+
+    def check(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[int]:
+        """Return which tasks of attempts are not this worker's; raise what publish would raise."""
+        self._publications.check(sink, epoch)
+        new = [each for each in names if not self._publications.has_chosen(sink, epoch, each.attempt)]
+        stages = self._staging.find(sink, epoch, new)
+        tasks = {staged.task for stage in stages for staged in stage.groups}
+        return sorted(task for task in tasks if task not in self._router.queues)
+
+    async def publish(
+        self, sink: Sink, epoch: int, names: Sequence[AttemptName]
+    ) -> tuple[int, int, list[int]]:
+        """Choose attempts, or, without names, look how far the epoch is.
+
+        Returns how many messages were chosen that were not before, how many wait for room now, and some of
+        their tasks. Waits a moment for what waits.
+
+        Raises:
+            StageGoneError: An attempt is not here as it was staged, or nothing was chosen before.
+            StaleEpochError: See Publications.
+        """
+        self._publications.check(sink, epoch)
+        new = [each for each in names if not self._publications.has_chosen(sink, epoch, each.attempt)]
+        chosen = 0
+        if new:
+            stages = self._staging.choose(sink, epoch, new)
+            chosen, left_out = self._publications.choose(sink, epoch, [each.attempt for each in new], stages)
+            for staged in left_out:
+                self._staging.free(staged)
+            self._go_on()
+        if self._publications.waiting(sink, epoch) is None:
+            raise StageGoneError(
+                f"sink {sink[1]!r}: epoch {epoch} is not known here: this worker has started since it was "
+                "chosen; the epoch has to be computed again: start the query or the write again"
+            )
+        await asyncio.sleep(0)
+        deadline = asyncio.get_running_loop().time() + _ANSWER_SECONDS
+        await self._router.until(lambda: not self._left(sink, epoch)[0], deadline)
+        return chosen, *self._left(sink, epoch)
+
+    def _left(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
+        return self._publications.waiting(sink, epoch) or (0, [])
+
+    def look(self) -> None:
+        """Look after what is old, and what waits; called now and then, and after a new assignment."""
+        for (_, name), epoch in self._staging.expire(time.monotonic()):
+            logger.warning("staging.expired", extra={"sink": name, "epoch": epoch})
+        if self._publications.look_again():
+            self._go_on()
+
+    def snapshot(self) -> SinkSnapshot:
+        """Return what is occupied."""
+        staging = self._staging
+        return SinkSnapshot(
+            staging.memory_bytes, staging.disk_bytes, self._publications.waiting_messages, staging.waits
+        )
+
+    def _go_on(self) -> None:
+        if self._pumping is None:
+            self._pumping = watched(asyncio.create_task(self._pump(), name="publish"))
+
+    async def _pump(self) -> None:
+        try:
+            while taken := self._publications.take(_READ_BYTES):
+                groups = [staged.group for staged, _ in taken if staged.group is not None]
+                if len(groups) < len(taken):
+                    groups = await asyncio.to_thread(_read, taken)
+                self._deliver(taken, groups)
+        finally:
+            self._pumping = None
+            self._router.activity.set()
+
+    def _deliver(self, taken: Sequence[Chosen], groups: Sequence[TaskGroup]) -> None:
+        """Put groups on their way; those that nobody holds any more wait again."""
+        known = [self._router.holder_known(staged.task) for staged, _ in taken]
+        self._publications.put_back([each for each, holds in zip(taken, known, strict=True) if not holds])
+        held = list(compress(groups, known))
+        self._router.recv(ReceivedBatch.arrived(held, self._publications))
+        for staged, _ in compress(taken, known):
+            self._staging.free(staged)
+
+
+def _read(taken: Sequence[Chosen]) -> list[TaskGroup]:
+    """Return the groups, those in files read; in a thread."""
+    groups = []
+    for staged, _ in taken:
+        if staged.group is None:
+            file = cast("StageFile", staged.stage.file)
+            groups += file.read([(staged.offset, staged.length)])
+        else:
+            groups.append(staged.group)
+    return groups

@@ -1,0 +1,341 @@
+"""What attempts of sinks have staged, until one attempt of each partition is chosen. Pure state.
+
+Nobody sees it before. What is not chosen dies with the sink's next epoch, or after a time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tuplewire.errors import EpochTooLargeError, SequenceGapError, StageGoneError, StaleEpochError
+from tuplewire.group import TaskGroup
+from tuplewire.session.pieces import wire_bytes
+
+Sink = tuple[str, str]
+"""Whose it is, and its name: another owner's of the same name is another; see IAccess."""
+IDLE_SECONDS = 60.0
+"""Without a new piece for so long, an attempt goes out of the way of another one of its partition."""
+_ENTRY_BYTES = 200
+"""What is kept in memory for a group in a file."""
+_INDEX_SHARE = 4
+"""A part of the memory, one of so many, is for what is kept of groups in files."""
+
+
+class IStageFile(Protocol):
+    """Where an attempt's groups are beyond the bound on memory."""
+
+    def close(self) -> None:
+        """Give the space back."""
+
+
+class AttemptName(NamedTuple):
+    """What an attempt says that it has staged here."""
+
+    partition: int
+    attempt: str
+    messages: int
+    pieces: int
+
+
+class Room(enum.Enum):
+    """Where a piece goes."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    NONE = "none"
+    """There is no room now."""
+    THERE = "there"
+    """It is here already."""
+
+
+@dataclass(slots=True, eq=False)
+class StagedGroup:
+    """A group of an attempt: in memory, or a place in its file."""
+
+    stage: Stage
+    task: int
+    messages: int
+    group_bytes: int
+    group: TaskGroup | None
+    offset: int = 0
+    length: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """What one attempt has staged. writing: a piece of it is on its way into the file."""
+
+    partition: int
+    touched: float
+    groups: list[StagedGroup] = field(default_factory=list)
+    pieces: int = 0
+    messages: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    file: IStageFile | None = None
+    writing: bool = False
+    dropped: bool = False
+    left: int = 0
+    """How many of its groups are still needed."""
+
+    def close(self) -> None:
+        """Give the file back, unless somebody writes to it."""
+        if self.file is not None and not self.writing:
+            self.file.close()
+            self.file = None
+
+
+@dataclass(slots=True, eq=False)
+class _OpenEpoch:
+    number: int
+    opened: float
+    touched: float
+    stages: dict[str, Stage] = field(default_factory=dict)
+    waits_since: float | None = None
+
+
+class Staging:
+    """The open epochs of all sinks. Belongs to the event loop; the files are its owner's business.
+
+    memory_bytes, disk_bytes: the bounds. keep_seconds: how long an epoch lasts that nobody touches.
+    """
+
+    def __init__(self, memory_bytes: int, disk_bytes: int, keep_seconds: float) -> None:
+        self.memory_bytes = 0
+        """What is held in memory, published groups that wait for room included."""
+        self.disk_bytes = 0
+        """The same in files."""
+        self.waits = 0
+        """How often a piece has found no room."""
+        self._most_memory = memory_bytes
+        self._most_disk = disk_bytes
+        self._keep_seconds = keep_seconds
+        self._epochs: dict[Sink, _OpenEpoch] = {}
+
+    def __len__(self) -> int:
+        """Return how many epochs are open."""
+        return len(self._epochs)
+
+    def has(self, sink: Sink, epoch: int) -> bool:
+        """Whether something of an epoch is here that was not chosen."""
+        found = self._epochs.get(sink)
+        return found is not None and found.number == epoch
+
+    def admit(
+        self, sink: Sink, epoch: int, name: AttemptName, piece: int, groups: Sequence[TaskGroup], now: float
+    ) -> tuple[Room, Stage]:
+        """Find room for a piece, and take it; with Room.DISK, written() follows. now: seconds of any clock.
+
+        Raises SequenceGapError if pieces before it are missing, StaleEpochError if the sink has begun a later
+        epoch, EpochTooLargeError if there will never be room.
+        """
+        state = self._open(sink, epoch, now)
+        stage = state.stages.get(name.attempt)
+        if stage is None or (not piece and not stage.writing):
+            if stage is not None:
+                self._drop(state.stages.pop(name.attempt))
+            if piece:
+                raise _gap(sink, epoch, name, piece)
+            stage = state.stages[name.attempt] = Stage(name.partition, now)
+        state.touched = stage.touched = now
+        if stage.writing:
+            return Room.NONE, stage
+        if piece == stage.pieces - 1:
+            return Room.THERE, stage
+        if piece != stage.pieces:
+            raise _gap(sink, epoch, name, piece)
+        size = sum(map(wire_bytes, groups))
+        room = self._room(size, len(groups), self.memory_bytes, self.disk_bytes)
+        if room is Room.NONE:
+            self._make_room(now)
+            room = self._room(size, len(groups), self.memory_bytes, self.disk_bytes)
+        if room is Room.NONE:
+            self.waits += 1
+            state.waits_since = now if state.waits_since is None else state.waits_since
+            self._check_hope(sink, state, stage, (size, len(groups)))
+            return room, stage
+        state.waits_since = None
+        if room is Room.DISK:
+            stage.writing = True
+            self._grow(stage, _ENTRY_BYTES * len(groups), size)
+        else:
+            self._grow(stage, size, 0)
+            self._keep(stage, [StagedGroup(stage, g.task, len(g), g.size_bytes, g) for g in groups])
+        return room, stage
+
+    def written(self, stage: Stage, groups: Sequence[StagedGroup]) -> bool:
+        """Note where the groups of a piece are in the file; False if the stage was dropped meanwhile."""
+        stage.writing = False
+        if stage.dropped:
+            stage.close()
+            return False
+        self._keep(stage, groups)
+        return True
+
+    def not_written(self, sink: Sink, stage: Stage) -> None:
+        """Drop a stage whose file could not be written."""
+        stage.writing = False
+        state = self._epochs.get(sink)
+        for attempt, each in list(state.stages.items() if state is not None else ()):
+            if each is stage and state is not None:
+                self._drop(state.stages.pop(attempt))
+        stage.close()
+
+    def find(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
+        """Return attempts in the order of their partitions.
+
+        Raises StageGoneError unless each of them is here as it was staged.
+        """
+        state = self._epochs.get(sink)
+        found: list[Stage] = []
+        for name in sorted(names):
+            stage = None if state is None or state.number != epoch else state.stages.get(name.attempt)
+            if stage is None or (stage.messages, stage.pieces) != (name.messages, name.pieces):
+                raise StageGoneError(
+                    f"sink {sink[1]!r}: {name.messages} messages of partition {name.partition} in epoch "
+                    f"{epoch} are not here as they were staged: this worker has started since, or they have "
+                    "waited longer than staging-seconds; the epoch has to be computed again: start the query "
+                    "or the write again"
+                )
+            found.append(stage)
+        return found
+
+    def choose(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[Stage]:
+        """Take the chosen attempts out, in the order of their partitions; drop all others of the sink.
+
+        Raises StageGoneError, and changes nothing, unless each of them is here as it was staged.
+        """
+        chosen = self.find(sink, epoch, names)
+        if chosen:
+            for stage in self._epochs.pop(sink).stages.values():
+                if stage not in chosen:
+                    self._drop(stage)
+        return chosen
+
+    def free(self, staged: StagedGroup) -> None:
+        """Give back the room of a group that is not needed any more."""
+        stage = staged.stage
+        stage.left -= 1
+        self.memory_bytes -= _ENTRY_BYTES if staged.group is None else wire_bytes(staged.group)
+        if not stage.left:
+            self.disk_bytes -= stage.disk_bytes
+            stage.close()
+
+    def discard(self, sink: Sink, epoch: int, attempt: str) -> None:
+        """Drop what an attempt has staged; without an attempt, the whole epoch."""
+        state = self._epochs.get(sink)
+        if state is None or state.number != epoch:
+            return
+        for name in [attempt] if attempt else list(state.stages):
+            if name in state.stages:
+                self._drop(state.stages.pop(name))
+        if not state.stages:
+            del self._epochs[sink]
+
+    def expire(self, now: float) -> list[tuple[Sink, int]]:
+        """Drop the epochs that nobody has touched for too long; return them."""
+        old = [sink for sink, each in self._epochs.items() if each.touched < now - self._keep_seconds]
+        return [(sink, self._close(sink)) for sink in old]
+
+    def _open(self, sink: Sink, epoch: int, now: float) -> _OpenEpoch:
+        state = self._epochs.get(sink)
+        if state is not None and epoch < state.number:
+            raise StaleEpochError(
+                f"sink {sink[1]!r} has begun epoch {state.number}, which is after epoch {epoch}: another "
+                "program writes under its name, or this attempt belongs to one that is over"
+            )
+        if state is not None and epoch > state.number:
+            self._close(sink)
+            state = None
+        if state is None:
+            state = self._epochs[sink] = _OpenEpoch(epoch, now, now)
+        return state
+
+    def _close(self, sink: Sink) -> int:
+        state = self._epochs.pop(sink)
+        for stage in state.stages.values():
+            self._drop(stage)
+        return state.number
+
+    def _grow(self, stage: Stage, memory: int, disk: int) -> None:
+        stage.memory_bytes += memory
+        stage.disk_bytes += disk
+        self.memory_bytes += memory
+        self.disk_bytes += disk
+
+    def _keep(self, stage: Stage, groups: Sequence[StagedGroup]) -> None:
+        stage.groups += groups
+        stage.left += len(groups)
+        stage.messages += sum(each.messages for each in groups)
+        stage.pieces += 1
+
+    def _drop(self, stage: Stage) -> None:
+        stage.dropped = True
+        stage.groups.clear()
+        self.memory_bytes -= stage.memory_bytes
+        self.disk_bytes -= stage.disk_bytes
+        stage.close()
+
+    def _room(self, size: int, groups: int, memory: int, disk: int) -> Room:
+        """Return where a piece goes, while so much is held in memory and in files."""
+        if memory + size <= self._most_memory - self._most_memory // _INDEX_SHARE:
+            return Room.MEMORY
+        fits = disk + size <= self._most_disk and memory + _ENTRY_BYTES * groups <= self._most_memory
+        return Room.DISK if fits else Room.NONE
+
+    def _make_room(self, now: float) -> None:
+        """Drop attempts that have another one of their partition beside them, and have not moved lately."""
+        for state in self._epochs.values():
+            latest: dict[int, Stage] = {}
+            for stage in state.stages.values():
+                before = latest.get(stage.partition)
+                if before is None or before.touched <= stage.touched:
+                    latest[stage.partition] = stage
+            for attempt, stage in list(state.stages.items()):
+                if stage is not latest[stage.partition] and stage.touched < now - IDLE_SECONDS:
+                    self._drop(state.stages.pop(attempt))
+
+    def _check_hope(self, sink: Sink, state: _OpenEpoch, stage: Stage, piece: tuple[int, int]) -> None:
+        """Raise EpochTooLargeError if nothing that others do can make room for a piece (size and groups)."""
+        own = {each.partition: each for each in state.stages.values()}
+        own[stage.partition] = stage
+        memory, disk = (
+            sum(each.memory_bytes for each in own.values()),
+            sum(each.disk_bytes for each in own.values()),
+        )
+        why = ""
+        if self._room(*piece, memory, disk) is Room.NONE:
+            why = f"of more than {memory + disk} bytes"
+        elif self._is_stuck(state):
+            why = "beside those of other sinks, which wait for room, too,"
+        if why:
+            raise EpochTooLargeError(
+                f"sink {sink[1]!r}: an epoch {why} does not fit into what this worker stages, "
+                f"{self._most_memory} bytes in memory and {self._most_disk} in files: raise its "
+                "staging-disk-bytes (and staging-memory-bytes), or write less in a micro-batch "
+                "(maxFilesPerTrigger, maxBytesPerTrigger and the like)"
+            )
+
+    def _is_stuck(self, state: _OpenEpoch) -> bool:
+        """Whether all that is held is of epochs that have long waited for room, and this is the youngest."""
+        stages = [(each, stage) for each in self._epochs.values() for stage in each.stages.values()]
+        held = sum(stage.memory_bytes + stage.disk_bytes for _, stage in stages)
+        if held < self.memory_bytes + self.disk_bytes:
+            return False  # the rest is on its way into the queues
+        holders = [each for each, stage in stages if stage.groups]
+        oldest_news = state.touched - IDLE_SECONDS
+        return all(
+            each.waits_since is not None and each.waits_since <= oldest_news and each.opened <= state.opened
+            for each in (*holders, state)
+        )
+
+
+def _gap(sink: Sink, epoch: int, name: AttemptName, piece: int) -> SequenceGapError:
+    return SequenceGapError(
+        f"sink {sink[1]!r}: piece {piece} of attempt {name.attempt} in epoch {epoch} does not follow the "
+        "last one that is here: this worker has started since, or has dropped the attempt; run the Spark "
+        "task again"
+    )

@@ -1,0 +1,36 @@
+"""A sink's epochs without Spark: staged and published at a worker, or wherever the tasks are."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from helpers.topology import TOPOLOGY
+from tuplewire import TaskGroup
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.spark.stages import AttemptStage, Publisher
+from tuplewire.wire.control_pb2 import StagedAttempt
+
+
+def publish(
+    control: ControlClient, sink: str, epoch: int, groups: Sequence[TaskGroup], worker_id: str = ""
+) -> int:
+    """Stage one attempt at one worker and publish it; return how many messages were new."""
+    attempt = uuid.uuid4().hex
+    assert not control.stage(TOPOLOGY, sink, epoch, 0, attempt, 0, groups, worker_id=worker_id)
+    named = StagedAttempt(partition=0, attempt=attempt, messages=sum(map(len, groups)), pieces=1)
+    return control.publish(TOPOLOGY, sink, epoch, [named], worker_id=worker_id).chosen
+
+
+def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str = "s", epoch: int = 1) -> int:
+    """Stage and publish one attempt as Spark's sink does; return how many messages were new."""
+    with AttemptStage(address, TOPOLOGY, timeout, sink, epoch, 0) as stage:
+        stage.add(groups)
+        chosen = {
+            (each.address, each.worker_id): [
+                StagedAttempt(partition=0, attempt=stage.attempt, messages=each.messages, pieces=each.pieces)
+            ]
+            for each in stage.end()
+        }
+    with Publisher(address, TOPOLOGY, timeout) as publisher:
+        return publisher.publish(sink, epoch, chosen)

@@ -1,0 +1,224 @@
+"""What attempts of sinks stage: kept whole, within bounds, until some are chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.errors import EpochTooLargeError, SequenceGapError, StageGoneError, StaleEpochError
+from tuplewire.group import TaskGroup
+from tuplewire.session.pieces import wire_bytes
+from tuplewire_service.worker.staging import IDLE_SECONDS, AttemptName, Room, Stage, StagedGroup, Staging
+
+SINK = ("me", "s")
+
+
+class File:
+    """A file that knows whether it is closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        """Close it."""
+        self.closed = True
+
+
+def group(task: int, size: int = 1) -> TaskGroup:
+    """Return a message to a task."""
+    return TaskGroup.of(task, [b"x" * size])
+
+
+def name(partition: int, attempt: str, messages: int = 0, pieces: int = 0) -> AttemptName:
+    """Return an attempt's name."""
+    return AttemptName(partition, attempt, messages, pieces)
+
+
+def stage(
+    state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
+) -> Room:
+    """Stage a piece; partition and attempt as in `0a`."""
+    return staged(state, attempt, *groups, epoch=epoch, piece=piece, now=now)[0]
+
+
+def staged(
+    state: Staging, attempt: str, *groups: TaskGroup, epoch: int = 1, piece: int = 0, now: float = 0.0
+) -> tuple[Room, Stage]:
+    """Stage a piece; where it goes to disk, it is there at once."""
+    partition = int(attempt[0])
+    room, kept = state.admit(SINK, epoch, name(partition, attempt), piece, groups, now)
+    if room is Room.DISK:
+        kept.file = kept.file or File()
+        state.written(
+            kept, [StagedGroup(kept, each.task, len(each), each.size_bytes, None, 0, 1) for each in groups]
+        )
+    return room, kept
+
+
+def tasks(stages: list[Stage]) -> list[list[int]]:
+    """Return the tasks of each attempt's groups."""
+    return [[each.task for each in stage.groups] for stage in stages]
+
+
+def test_chosen_attempts_come_in_the_order_of_partitions() -> None:
+    """The others are gone; what was chosen is there as it came."""
+    state = Staging(100_000, 1, 60)
+    stage(state, "1a", group(1), group(2))
+    stage(state, "1a", group(3), piece=1)
+    stage(state, "0a", group(4))
+    stage(state, "0b", group(5))
+    held = state.memory_bytes
+    chosen = state.choose(SINK, 1, [name(1, "1a", 3, 2), name(0, "0b", 1, 1)])
+    assert tasks(chosen) == [[5], [1, 2, 3]]
+    assert (len(state), state.memory_bytes) == (0, held - wire_bytes(group(4)))
+    for each in chosen:
+        for one in each.groups:
+            state.free(one)
+    assert state.memory_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [name(0, "0b", 2, 2), name(0, "0a", 1, 2), name(0, "0a", 2, 1), name(0, "0a", 3, 3)],
+    ids=["another", "fewer messages", "fewer pieces", "more"],
+)
+def test_what_is_not_there_as_it_was_staged_is_not_chosen(wrong: AttemptName) -> None:
+    """An attempt that is unknown or not whole is an error, and the rest stays."""
+    state = Staging(100_000, 1, 60)
+    stage(state, "0a", group(1))
+    stage(state, "0a", group(2), piece=1)
+    stage(state, "1a", group(3))
+    with pytest.raises(StageGoneError, match="computed again"):
+        state.choose(SINK, 1, [name(1, "1a", 1, 1), wrong])
+    with pytest.raises(StageGoneError):
+        state.choose(SINK, 2, [name(1, "1a", 1, 1)])
+    assert tasks(state.choose(SINK, 1, [name(1, "1a", 1, 1), name(0, "0a", 2, 2)])) == [[1, 2], [3]]
+
+
+def test_pieces_follow_each_other() -> None:
+    """The last one may come again; the first begins anew; one that is missing is told."""
+    state = Staging(100_000, 1, 60)
+    with pytest.raises(SequenceGapError, match="run the Spark task again"):
+        stage(state, "0a", group(1), piece=1)
+    assert stage(state, "0a", group(1)) is Room.MEMORY
+    assert stage(state, "0a", group(2), piece=1) is Room.MEMORY
+    assert stage(state, "0a", group(2), piece=1) is Room.THERE
+    with pytest.raises(SequenceGapError):
+        stage(state, "0a", group(2), piece=3)
+    assert stage(state, "0a", group(7)) is Room.MEMORY
+    assert tasks(state.choose(SINK, 1, [name(0, "0a", 1, 1)])) == [[7]]
+
+
+def test_a_later_epoch_ends_the_one_before() -> None:
+    """Nobody can choose from it any more; an earlier one is refused."""
+    state = Staging(100_000, 1, 60)
+    stage(state, "0a", group(1), epoch=4)
+    stage(state, "0b", group(2), epoch=5)
+    assert state.memory_bytes == wire_bytes(group(2))
+    with pytest.raises(StaleEpochError, match="has begun epoch 5"):
+        stage(state, "0c", group(3), epoch=4)
+    assert tasks(state.choose(SINK, 5, [name(0, "0b", 1, 1)])) == [[2]]
+
+
+def test_beyond_memory_it_goes_to_disk() -> None:
+    """Both are bounded; there is room again once something is given back."""
+    size = wire_bytes(group(1, 1000))
+    state = Staging(4 * size, 2 * size, 60)
+    rooms = [stage(state, "0a", group(1, 1000), piece=piece) for piece in range(3)]
+    assert rooms == [Room.MEMORY] * 3  # a quarter is kept for the index
+    _, kept = staged(state, "0a", group(1, 1000), piece=3)
+    assert stage(state, "0a", group(1, 1000), piece=4) is Room.DISK
+    assert (state.disk_bytes, state.waits) == (2 * size, 0)
+    chosen = state.choose(SINK, 1, [name(0, "0a", 5, 5)])
+    file = kept.file
+    assert isinstance(file, File)
+    for each in chosen[0].groups:
+        assert not file.closed
+        state.free(each)
+    assert file.closed
+    assert (state.memory_bytes, state.disk_bytes) == (0, 0)
+
+
+def test_an_epoch_that_never_fits_is_refused() -> None:
+    """It need not wait for what would not help; while others are in the way, it waits."""
+    state = Staging(1000, 1000, 60)
+    other = ("me", "other")
+    state.admit(other, 1, name(0, "0x"), 0, [group(1, 600)], 0.0)
+    assert stage(state, "0a", group(1, 600)) is Room.DISK
+    assert stage(state, "0a", group(1, 400), piece=1) is Room.NONE
+    assert state.waits == 1
+    with pytest.raises(EpochTooLargeError, match="raise its staging-disk-bytes"):
+        stage(state, "0a", group(1, 1200), piece=1)
+
+
+def test_an_attempt_that_is_given_up_makes_room() -> None:
+    """Of two attempts of a partition the one that does not move goes, once the other needs the room."""
+    state = Staging(1000, 1, 60)
+    stage(state, "0a", group(1, 600))
+    assert stage(state, "0b", group(1, 600), now=1.0) is Room.NONE
+    assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS) is Room.NONE
+    assert stage(state, "0b", group(1, 600), now=IDLE_SECONDS + 1) is Room.MEMORY
+    with pytest.raises(StageGoneError):
+        state.choose(SINK, 1, [name(0, "0a", 1, 1)])
+
+
+def test_sinks_that_wait_for_each_other_are_told() -> None:
+    """Where nobody can go on, the one that has begun last is refused, and the first one goes on."""
+    state = Staging(2000, 1, 600)
+    other = ("me", "other")
+
+    def both(now: float) -> list[Room]:
+        first = stage(state, "0a", group(1, 700), piece=1, now=now)
+        room, _ = state.admit(other, 1, name(0, "0x"), 1, [group(1, 700)], now)
+        return [first, room]
+
+    stage(state, "0a", group(1, 600))
+    state.admit(other, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
+    assert both(2.0) == [Room.NONE] * 2
+    with pytest.raises(EpochTooLargeError, match="beside those of other sinks"):
+        both(IDLE_SECONDS + 2.0)
+    state.discard(other, 1, "0x")
+    assert stage(state, "0a", group(1, 700), piece=1, now=IDLE_SECONDS + 3.0) is Room.MEMORY
+
+
+def test_what_nobody_touches_goes() -> None:
+    """After a time the epoch of a driver that has died is gone."""
+    state = Staging(1000, 1, 60)
+    stage(state, "0a", group(1, 600))
+    assert state.expire(60.0) == []
+    assert state.expire(61.0) == [(SINK, 1)]
+    assert (len(state), state.memory_bytes) == (0, 0)
+
+
+def test_what_is_given_up_goes_at_once() -> None:
+    """An attempt, or all of an epoch; of another epoch nothing."""
+    state = Staging(100_000, 1, 60)
+    for attempt in ("0a", "0b", "1a"):
+        stage(state, attempt, group(1))
+    state.discard(SINK, 1, "0a")
+    state.discard(SINK, 2, "")
+    assert state.memory_bytes == 2 * wire_bytes(group(1))
+    state.discard(SINK, 1, "")
+    assert (len(state), state.memory_bytes) == (0, 0)
+
+
+def test_a_file_is_closed_once_nobody_writes_to_it() -> None:
+    """A stage that is dropped while a piece goes to its file waits for that."""
+    state = Staging(600, 10_000, 60)
+    room, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
+    file = kept.file = File()
+    assert (room, kept.writing) == (Room.DISK, True)
+    assert stage(state, "0a", group(1, 600)) is Room.NONE  # again, as the answer took long
+    state.discard(SINK, 1, "0a")
+    seen = [file.closed]
+    assert not state.written(kept, [])
+    assert [*seen, file.closed] == [False, True]
+    assert (state.memory_bytes, state.disk_bytes) == (0, 0)
+
+
+def test_a_file_that_cannot_be_written_ends_its_attempt() -> None:
+    """Its room is given back, and the attempt is not chosen."""
+    state = Staging(600, 10_000, 60)
+    _, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
+    state.not_written(SINK, kept)
+    assert (state.memory_bytes, state.disk_bytes) == (0, 0)
+    with pytest.raises(SequenceGapError):
+        stage(state, "0a", group(1), piece=1)
