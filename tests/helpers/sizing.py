@@ -32,6 +32,6 @@ def memory_bytes(config: WorkerConfig, *, local_tasks: int, remote_tasks: int, s
     which are programs and other workers, at the same time.
     """
     queues = (local_tasks + remote_tasks) * task_bytes(config, sessions)
-    publications = 2 * local_tasks * config.receive_queue_bytes
+    sinks = local_tasks * config.receive_queue_bytes + config.staging_memory_bytes
     streams = sessions * config.session.max_request_bytes
-    return -(-(BASE_BYTES + queues + publications + streams) // PIECE_BYTES) * PIECE_BYTES
+    return -(-(BASE_BYTES + queues + sinks + streams) // PIECE_BYTES) * PIECE_BYTES

@@ -1,0 +1,185 @@
+"""In whatever order attempts are staged and epochs published, each chosen row is seen once."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tuplewire.errors import EpochTooLargeError, SequenceGapError, StageGoneError
+from tuplewire.group import TaskGroup
+from tuplewire_service.worker.publications import Publications
+from tuplewire_service.worker.staging import AttemptName, Room, StagedGroup, Staging
+
+PARTITIONS = 2
+TASKS = 4
+SINK = ("me", "s")
+
+
+class File:
+    """Where groups are, without a disk."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def rows(epoch: int, partition: int) -> list[TaskGroup]:
+    """Return what every attempt of a partition computes: some pieces, of one group each."""
+    return [
+        TaskGroup.of((epoch + partition + number) % TASKS, [f"{epoch}/{partition}/{number}".encode()])
+        for number in range(partition + 3)
+    ]
+
+
+class Sink(RuleBasedStateMachine):
+    """A driver, its attempts, and a worker that has little room.
+
+    The driver publishes an epoch when each partition has a whole attempt, as often as it likes, and goes on
+    with the next when nothing waits. It may die, and begin the epoch again. Attempts stage at any speed, some
+    pieces twice, and some never to the end. Consumers take what they like.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.staging = Staging(1200, 400, 1e9)
+        self.publications = Publications(2, 1000, lambda _: True, lambda: None)
+        self.disk: list[TaskGroup] = []
+        self.epoch = 0
+        self.now = 0.0
+        self.names = 0
+        self.under_way: dict[str, tuple[int, int]] = {}
+        self.whole: dict[int, AttemptName] = {}
+        self.published = False
+        self.seen: list[tuple[int, bytes]] = []
+        self.queued: list[TaskGroup] = []
+
+    @rule(partition=st.integers(0, PARTITIONS - 1))
+    def start(self, partition: int) -> None:
+        """Begin an attempt."""
+        self.names += 1
+        self.under_way[f"a{self.names}"] = (partition, 0)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), again=st.booleans(), seconds=st.sampled_from([0.0, 100.0]))
+    def stage(self, data: st.DataObject, again: bool, seconds: float) -> None:  # noqa: FBT001 - by name
+        """Stage an attempt's next piece, or the last one again."""
+        self.send(data.draw(st.sampled_from(sorted(self.under_way))), again=again, seconds=seconds)
+
+    @rule()
+    def compute(self) -> None:
+        """Stage an attempt of each partition at once, as far as there is room."""
+        for partition in range(PARTITIONS):
+            self.start(partition)
+            name = f"a{self.names}"
+            for _ in rows(self.epoch, partition):
+                if name in self.under_way:
+                    self.send(name)
+
+    def send(self, name: str, *, again: bool = False, seconds: float = 0.0) -> None:
+        """Send an attempt's next piece, or the last one."""
+        partition, pieces = self.under_way[name]
+        piece = pieces - 1 if again and pieces else pieces
+        group = rows(self.epoch, partition)[piece]
+        self.now += seconds
+        what = SINK, self.epoch, AttemptName(partition, name, 0, 0), piece, [group], self.now
+        try:
+            room, stage = self.staging.admit(*what)
+        except (SequenceGapError, EpochTooLargeError):
+            del self.under_way[name]  # its epoch was published, or it was in the way
+            self.staging.discard(SINK, self.epoch, name)
+            return
+        if room is Room.DISK:
+            stage.file = File()
+            kept = StagedGroup(stage, group.task, len(group), group.size_bytes, None, len(self.disk), 1)
+            self.disk.append(group)
+            assert self.staging.written(stage, [kept])
+        if room in {Room.MEMORY, Room.DISK}:
+            pieces += 1
+        self.under_way[name] = (partition, pieces)
+        if pieces == len(rows(self.epoch, partition)):
+            del self.under_way[name]
+            self.whole[partition] = AttemptName(partition, name, pieces, pieces)
+
+    @precondition(lambda self: len(self.whole) == PARTITIONS)
+    @rule()
+    def publish(self) -> None:
+        """Publish what is whole; if something of it is gone, the epoch is computed again."""
+        names = self.whole.values()
+        new = [each for each in names if not self.publications.has_chosen(SINK, self.epoch, each.attempt)]
+        self.publications.check(SINK, self.epoch)
+        try:
+            stages = self.staging.choose(SINK, self.epoch, new)
+        except StageGoneError:
+            self.die()
+            return
+        _, left_out = self.publications.choose(SINK, self.epoch, [each.attempt for each in new], stages)
+        for staged in left_out:
+            self.staging.free(staged)
+        self.published = True
+        self.pump()
+
+    def pump(self) -> None:
+        """Put what has room into the queues."""
+        while taken := self.publications.take(60):
+            for staged, _ in taken:
+                group = self.disk[staged.offset] if staged.group is None else staged.group
+                self.seen += [(group.task, payload) for payload in group.payloads()]
+                self.queued.append(group)
+                self.staging.free(staged)
+
+    @rule()
+    def die(self) -> None:
+        """Begin the epoch again, in another driver; attempts of the last one may go on for a while."""
+        self.whole.clear()
+        self.published = False
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def consume(self, data: st.DataObject) -> None:
+        """Consume the first messages of some task."""
+        task = data.draw(st.sampled_from(sorted({group.task for group in self.queued})))
+        group = next(each for each in self.queued if each.task == task)
+        self.queued.remove(group)
+        self.publications.release(task, len(group), group.size_bytes)
+        self.pump()
+
+    @precondition(lambda self: self.published)
+    @rule()
+    def go_on(self) -> None:
+        """Commit the epoch once nothing of it waits: all of its rows were seen. Begin the next."""
+        waiting = self.publications.waiting(SINK, self.epoch)
+        assert waiting is not None
+        if waiting[0]:
+            assert self.queued, "something waits, though the queues are empty"
+            return
+        assert sorted(self.seen) == sorted(
+            (group.task, payload)
+            for partition in range(PARTITIONS)
+            for group in rows(self.epoch, partition)
+            for payload in group.payloads()
+        )
+        self.seen.clear()
+        self.epoch += 1
+        self.under_way.clear()
+        self.die()
+
+    @invariant()
+    def nothing_is_doubled(self) -> None:
+        """No row is seen twice, and the books are right."""
+        assert len(set(self.seen)) == len(self.seen)
+        assert self.staging.memory_bytes <= 1200
+        assert 0 <= self.staging.disk_bytes <= 400
+
+    def teardown(self) -> None:
+        """See that all room comes back."""
+        while self.queued:
+            group = self.queued.pop(0)
+            self.publications.release(group.task, len(group), group.size_bytes)
+            self.pump()
+        self.staging.discard(SINK, self.epoch, "")
+        self.staging.expire(1e12)
+        assert (self.staging.memory_bytes, self.staging.disk_bytes) == (0, 0)
+
+
+TestSink = Sink.TestCase
+TestSink.settings = settings(stateful_step_count=80)
