@@ -366,6 +366,68 @@ def test_a_topology_that_does_not_travel(tmp_path: Path) -> None:
         save_topology(topology, tmp_path / "topology.pickle")
 
 
+NOTEBOOK = """
+import sys
+from tuplewire.errors import TopologyError
+from tuplewire.topology import BasicBolt, Spout, TopologyBuilder
+from tuplewire_service.executors.cluster import DistributedCluster
+
+SUFFIX = "!"
+
+def louder(word):
+    return word.upper() + SUFFIX
+
+class Words(Spout):
+    outputs = ("word",)
+
+    def __init__(self, words):
+        self.left = words
+
+    def next_tuple(self):
+        self.collector.emit([self.left.pop()])
+
+    @property
+    def exhausted(self):
+        return not self.left
+
+class Shout(BasicBolt):
+    outputs = ("loud",)
+
+    def execute(self, message, collector):
+        collector.emit([louder(message["word"])])
+
+builder = TopologyBuilder()
+builder.set_spout("words", Words(["to", "be"]))
+builder.set_bolt("shout", Shout(), 2).shuffle_grouping("words")
+for missing in sys.argv[1:]:
+    sys.modules[missing] = None
+with DistributedCluster() as cluster:
+    try:
+        topology = builder.create_topology()
+        running = cluster.submit("loud", {"topology.workers": 2}, topology, collect=["shout"])
+        print(sorted(running.finish(100).tuples("shout")))
+    except TopologyError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "printed"),
+    [([], "[('BE!',), ('TO!',)]"), (["cloudpickle", "pyspark"], "pip install 'tuplewire[notebook]'")],
+)
+def test_a_notebooks_components(missing: list[str], printed: str) -> None:
+    """What a program without a file defines runs in other processes; without cloudpickle it is told."""
+    ran = subprocess.run(
+        [sys.executable, "-", *missing],
+        input=NOTEBOOK,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    assert printed in ran.stdout
+
+
 # --- what others see ------------------------------------------------------------------------------------
 
 

@@ -11,12 +11,14 @@ import pickle
 import stat
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from tuplewire.errors import ConfigError, TopologyError
 from tuplewire.processes import PRIVATE, write_private
 from tuplewire.topology.description import Topology
 
 SUFFIX = ".pickle"
+_PROGRAM = b"__main__"
 
 
 def load_topology(reference: str) -> Topology:
@@ -52,24 +54,45 @@ def load_topology(reference: str) -> Topology:
 def save_topology(topology: Topology, path: Path, user: str | None = None) -> str:
     """Write a topology, with the objects of its components, and return the path as load_topology takes it.
 
+    What the running program defines itself, such as a notebook's classes, travels as code, by cloudpickle.
     user: whose process is to read it; None: this one's. Only that user can. Raises TopologyError for a
-    component that cannot be written, or that the other process could not find.
+    component that cannot be written, or that needs cloudpickle where there is none.
     """
-    for each in topology.components.values():
-        if type(getattr(each.template, "bolt", each.template)).__module__ == "__main__":
-            raise TopologyError(
-                f"the class of {each.id!r} is defined in the program that is run: put it into a module "
-                "that can be imported, so that other processes find it"
-            )
+    write_private(path, _pickled(topology), user)
+    return str(path)
+
+
+def _pickled(topology: Topology) -> bytes:
     try:
         content = pickle.dumps(topology)
+        if _PROGRAM not in content:
+            return content
+        problem = "a class or function of it is defined in the program that is run"
+    except Exception as error:  # noqa: BLE001 - whatever the user's objects say
+        problem = str(error)
+    by_value = _cloudpickle()
+    if by_value is None:
+        raise TopologyError(
+            f"the topology cannot be written for other processes: {problem}; put its classes into a module "
+            "that can be imported, or install cloudpickle (pip install 'tuplewire[notebook]')"
+        )
+    try:
+        return bytes(by_value.dumps(topology))
     except Exception as error:
         raise TopologyError(
             f"the topology cannot be written for other processes: {error}; "
             "make in open() or prepare() what a spout or bolt cannot take along"
         ) from error
-    write_private(path, content, user)
-    return str(path)
+
+
+def _cloudpickle() -> ModuleType | None:
+    """Return cloudpickle, by itself or as PySpark carries it; None where there is neither."""
+    for name in ("cloudpickle", "pyspark.cloudpickle"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None
 
 
 def _unpickle(path: Path) -> Topology:
