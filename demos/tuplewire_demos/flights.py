@@ -25,7 +25,7 @@ from tuplewire.topology import fields
 from tuplewire_demos.attachment import Attachment, WorkerEndpoint, spread
 from tuplewire_demos.input import InputError, check_file
 from tuplewire_demos.java import cache_dir
-from tuplewire_demos.jobs import bolt_frame, check_slots, run_jobs
+from tuplewire_demos.jobs import bolt_frame, check_room, run_jobs
 from tuplewire_demos.report import Progress, RunResult, write_account, write_table
 from tuplewire_demos.stream import Outlet, receive
 from tuplewire_demos.text import REPORT, SkipTally, read_lines, report, skipped_rows
@@ -69,7 +69,7 @@ def run_flights(
     """
     path = nyc_flights() if path is None else path
     header = read_header(path)
-    check_slots(spark, n_bolts)
+    check_room(spark, n_bolts)
     progress = progress or Progress()
     flights = read_flights(spark, path, header)
 

@@ -17,9 +17,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import ConfigError, TuplewireError, UnreachableError
+from tuplewire.errors import TuplewireError, UnreachableError
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.spark.releases import inheritable_thread
+from tuplewire.spark.slots import check_slots
 from tuplewire_demos.attachment import WorkerEndpoint
 from tuplewire_demos.local_session import check_classic
 from tuplewire_demos.report import Progress, Traffic
@@ -84,7 +85,7 @@ def run_jobs(
     tasks: the bolts' task ids. Raises ConfigError when Spark has too few slots, and PipelineError with the
     first error of a spout or a bolt, or UnreachableError when a worker is gone; what runs is then cancelled.
     """
-    check_slots(spark, len(tasks))
+    check_room(spark, len(tasks))
     finished: queue.SimpleQueue[PipelineJob] = queue.SimpleQueue()
     with ExitStack() as stack:
         controls = [stack.enter_context(ControlClient(worker.address)) for worker in workers]
@@ -107,15 +108,10 @@ def run_jobs(
     return Outcome(jobs[0].result, jobs[1].result, seconds, ledgers)
 
 
-def check_slots(spark: SparkSession, n_bolts: int) -> None:
+def check_room(spark: SparkSession, n_bolts: int) -> None:
     """Raise ConfigError unless there is a slot for each bolt, and one more for the spouts."""
     check_classic(spark, "this pipeline")
-    slots = spark.sparkContext.defaultParallelism
-    if slots < n_bolts + 1:
-        raise ConfigError(
-            f"{n_bolts} bolts run at the same time and the spouts need a slot too, but Spark has only "
-            f"{slots}: give it at least {n_bolts + 1} cores, or run fewer bolts"
-        )
+    check_slots(spark, n_bolts + 1, f"a pipeline of {n_bolts} bolts, which need a slot each,")
 
 
 class PipelineJob:

@@ -32,7 +32,7 @@ from tuplewire_demos.jobs import (
     PipelineJob,
     ask_all,
     bolt_frame,
-    check_slots,
+    check_room,
     next_finished,
     settled_ledgers,
     wait_subscribed,
@@ -94,7 +94,7 @@ def run_stream(
     next run needs to go on where this one was ended, however that was; the output is then that of all runs.
     Raises InputError, ConfigError, or PipelineError, also when a worker is gone.
     """
-    check_slots(spark, n_bolts)
+    check_room(spark, n_bolts)
     keeper = CourseKeeper(checkpoint, output)
     course = keeper.begin(rows_per_second)
     progress = progress or Progress()

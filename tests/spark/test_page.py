@@ -1,29 +1,48 @@
-"""The page for Spark users: what it tells to paste runs."""
+"""The page for Spark users: what it tells to paste runs, in one fresh Python, to its end."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+
+from tuplewire_demos.java import find_java, wrapped_home
 
 pytestmark = pytest.mark.spark
 
 PAGE = Path(__file__).parents[2] / "clients" / "SPARK.md"
+SECONDS = 540.0
+_END = """
+import sys
+sys.exit(3 if hasattr(sys, "last_value") else 0)
+"""
+"""What is pasted last: an interactive Python goes on after an error, and remembers it."""
 
 
 @pytest.mark.long
-def test_five_minutes(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The blocks of the page, one after the other, in the session that is there."""
+@pytest.mark.timeout(600)
+def test_pasted_into_a_fresh_session(tmp_path: Path) -> None:
+    """Every block of the page, in order, line by line as a person pastes it; the first makes the session."""
     page = PAGE.read_text(encoding="utf-8").replace("/tmp/", f"{tmp_path}/")  # noqa: S108 - the page's own
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - our own page
-    assert names["spark"] is spark
-    shown = capfd.readouterr().out
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    activated = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input="\n".join([*blocks, _END]),
+        cwd=tmp_path,
+        env={**os.environ, "PATH": activated, "JAVA_HOME": str(wrapped_home(find_java()))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr
     for word in ("to", "be", "or", "not"):
-        assert re.search(rf"\|\s*{word}\|", shown), shown
-    assert "[54 4F]" in shown, "TO, as binary, in the last table"
-    assert re.search(r"\|9\s*\|\{.*\}\|\d+\s*\|", shown), "clicks on page 9, by window"
+        assert re.search(rf"\|\s*{word}\|", ran.stdout), ran.stdout
+    assert "[54 4F]" in ran.stdout, "TO, as binary, in the last table of the five minutes"
+    assert re.search(r"\|\s*be\|\s*2\|", ran.stdout), "the topology's counts"
+    assert re.search(r"\|9\s*\|\{.*\}\|\d+\s*\|", ran.stdout), "clicks on page 9, by window"

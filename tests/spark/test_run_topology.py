@@ -353,7 +353,7 @@ def test_too_few_slots(spark: SparkSession) -> None:
     """A topology that Spark has no room for is refused before there is a job, with what to do."""
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
     jobs = scheduler.numTotalJobs()
-    with pytest.raises(ConfigError, match=r"as 7 PySpark tasks .* has 6 slot\(s\): give it more cores"):
+    with pytest.raises(ConfigError, match=r"runs 7 PySpark tasks .* has 6 slot\(s\): give it more cores"):
         run_topology(spark, doubling(Numbers(1), Double()), conf={"topology.workers": 7})
     assert scheduler.numTotalJobs() == jobs
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
+from tuplewire.spark.slots import check_slots
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Rows, failure_in, failure_text
-from tuplewire.spark.topology.running import check_slots
 from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
@@ -339,5 +339,5 @@ def test_slots_of_another_spark() -> None:
     """Where Spark does not say what it compares with, its number of cores has to do."""
     spark: Any = OtherSpark()
     check_slots(spark, 3)
-    with pytest.raises(ConfigError, match=r"as 4 PySpark tasks .* has 3 slot\(s\)"):
-        check_slots(spark, 4)
+    with pytest.raises(ConfigError, match=r"a page runs 4 PySpark tasks .* has 3 slot\(s\).* local\[4\]"):
+        check_slots(spark, 4, "a page")

@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from tuplewire.spark.client_handle import ClientHandle
     from tuplewire.spark.executors import membership
     from tuplewire.spark.progress import lag
+    from tuplewire.spark.slots import check_slots
 
-__all__ = ["ClientHandle", "lag", "membership", "register"]
+__all__ = ["ClientHandle", "check_slots", "lag", "membership", "register"]
 _HOMES = {
     "ClientHandle": "tuplewire.spark.client_handle",
+    "check_slots": "tuplewire.spark.slots",
     "lag": "tuplewire.spark.progress",
     "membership": "tuplewire.spark.executors",
 }

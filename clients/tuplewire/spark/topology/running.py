@@ -261,38 +261,6 @@ class JobError(TuplewireError):
     """Spark has given a topology's job up; the message has its reason."""
 
 
-def check_slots(spark: SparkSession, members: int) -> None:
-    """Raise ConfigError when Spark cannot run so many PySpark tasks at the same time.
-
-    Spark itself tells that only after ten minutes. Over Spark Connect it can be known for local masters.
-    """
-    slots = _local_slots(spark.conf.get("spark.master", "") or "") if is_remote(spark) else _slots(spark)
-    if slots is not None and slots < members:
-        raise ConfigError(
-            f"the topology runs as {members} PySpark tasks at the same time, and Spark has {slots} slot(s): "
-            f"give it more cores or executors (and wait until they are there), or lower topology.workers"
-        )
-
-
-def _slots(spark: SparkSession) -> int:
-    """Return what Spark itself compares with, which is not public; where a Spark has none, the cores.
-
-    These (defaultParallelism) are too many where a task needs several (spark.task.cpus), and whatever the
-    user says where spark.default.parallelism is set.
-    """
-    context = spark.sparkContext
-    try:
-        scala: Any = context._jsc.sc()
-        return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
-    except Exception:  # noqa: BLE001 - whatever py4j says where there is no such method
-        return context.defaultParallelism
-
-
-def _local_slots(master: str) -> int | None:
-    inner = master.removeprefix("local[").removesuffix("]").partition(",")[0]
-    return int(inner) if inner.isdigit() else 1 if master == "local" else None
-
-
 class Job:
     """An action on a DataFrame. group: its job group, or its tag over Spark Connect.
 

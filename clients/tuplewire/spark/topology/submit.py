@@ -12,6 +12,7 @@ from tuplewire.errors import TopologyError
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
 from tuplewire.spark import is_remote
 from tuplewire.spark.releases import check_topology_session
+from tuplewire.spark.slots import check_slots
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
 from tuplewire.spark.topology.plan import nearest_worker
 from tuplewire.spark.topology.rows import Output, rows_spout
@@ -21,7 +22,6 @@ from tuplewire.spark.topology.running import (
     SparkTopology,
     TopologyProgress,
     TopologyResult,
-    check_slots,
 )
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology, shares_of
@@ -70,7 +70,7 @@ def submit_topology(
     check_topology_session(spark, remote=is_remote(spark))
     output = Output.of(topology, outputs)
     source = _input(spark, topology, rows, members)
-    check_slots(spark, members)
+    check_slots(spark, members, f"topology {name!r}")
     run = uuid.uuid4().hex
     with ExitStack() as stack:
         place = None
