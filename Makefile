@@ -80,6 +80,13 @@ pythons: $(VENV)/.dev ## Unit, conformance and contract tests on each other Pyth
 pythons-install: $(VENV)/.dev
 	SKIP=$(VENV_VERSION) tests/pythons.sh install
 
+.PHONY: sparks sparks-install
+sparks: ## Run one program on each Spark from 3.5 to 4.3; ONLY=4.1.4 for one of them
+	ONLY="$(ONLY)" tests/sparks.sh
+
+sparks-install:
+	ONLY="$(ONLY)" tests/sparks.sh install
+
 .PHONY: flicker
 flicker: $(VENV)/.dev ## Run a test over and over beside a load on every core: TEST=tests/...::test_x RUNS=50
 	PYTHONPATH=tests $(BIN)/python -m pytest -q -p helpers.flicker $(if $(RUNS),--runs=$(RUNS)) $(ARGS) $(TEST)

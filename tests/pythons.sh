@@ -4,19 +4,11 @@
 # versions must have run, that one included.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. tests/find_python.sh
 
 supported=(3.11 3.12 3.13 3.14)
 tests=(tests/unit tests/conformance tests/contract)
 required=${REQUIRED:-1}
-
-# Print the path of an interpreter: one on PATH that starts, else pyenv's newest of that version.
-find_python() {
-    local found
-    found=$(command -v "python$1") && "$found" -c '' 2>/dev/null && { echo "$found"; return; }
-    command -v pyenv >/dev/null || return
-    found=$(pyenv versions --bare 2>/dev/null | grep -E "^${1//./\\.}\.[0-9]+$" | sort -V | tail -1)
-    [[ $found ]] && echo "$(pyenv prefix "$found")/bin/python"
-}
 
 ran=() absent=() failed=()
 for version in "${supported[@]}"; do

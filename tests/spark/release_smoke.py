@@ -1,0 +1,386 @@
+"""All that Spark programs use, on the PySpark of this interpreter: python release_smoke.py.
+
+One program for every release (tests/sparks.sh). What a release cannot do has to be refused by name. It prints
+what passed, and ends with 1 where something does not.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tuplewire import Client, TaskMessageBatch
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.spark import ClientHandle, register, releases
+from tuplewire.spark.client_handle import close_clients
+from tuplewire.spark.topology import Rows, TopologyResult, run_topology
+from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, Tuple
+from tuplewire.topology.running.termination import ProcessFailedError
+from tuplewire_demos.local_session import local_session
+from tuplewire_service.launching.local_workers import LocalWorkers
+
+PAGE = Path(__file__).parents[2] / "clients" / "SPARK.md"
+TASKS = {0: [1, 2], 1: [3, 4]}
+COUNT = 1000
+SECONDS = 60.0
+CORES = 4
+CONF = {
+    "spark.master": f"local[{CORES},2]",  # a task may fail once
+    "spark.python.authenticate.socketTimeout": "120s",  # where the machine is busy
+    # Most plans here run once: to compile them takes longer than they do.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+class Pass(BasicBolt):
+    """Emits what it gets, and raises at one number."""
+
+    outputs = ("number", "at")
+
+    def __init__(self, raises_at: int = -1) -> None:
+        self.raises_at = raises_at
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] == self.raises_at:
+            raise LookupError("no such number")
+        collector.emit([message["number"], message["at"]])
+
+
+class Smoke:
+    """The program, with a session and two workers."""
+
+    def __init__(self, spark: SparkSession, addresses: list[str], folder: Path) -> None:
+        self.spark = spark
+        self.addresses = addresses
+        self.folder = folder
+        self.failed: list[str] = []
+
+    def run(self) -> None:
+        """Run all of it."""
+        functions = [self.functions, self.forgotten_flush, self.foreach_batch, self.topology]
+        if not releases.has_data_sources():
+            self.tell(functions, [self.no_format])
+            return
+        surfaces = [
+            *functions,
+            self.write,
+            self.atomic,
+            self.read,
+            self.errors,
+            self.available_now,
+            self.stream,
+        ]
+        limits = self.limits if releases.has_admission_control() else self.no_limits
+        self.tell(surfaces, [limits])
+
+    def tell(self, *surfaces: Iterable[Callable[[], object]]) -> None:
+        """Run each, and print how it went."""
+        for surface in (each for some in surfaces for each in some):
+            begin = time.monotonic()
+            try:
+                found = surface()
+            except Exception:  # noqa: BLE001 - the others are of interest as well
+                traceback.print_exc()
+                self.failed.append(surface.__name__)
+                found = "FAILED"
+            name = surface.__name__.replace("_", " ")
+            print(f"{name:16} {time.monotonic() - begin:5.1f} s  {found}", flush=True)
+
+    # --- without the format -----------------------------------------------------------------------------
+
+    def functions(self) -> str:
+        """Send by a handle in mapInArrow; all of it arrives."""
+        handle = ClientHandle(self.addresses[0], topology="sparks")
+
+        def send(batches: Iterator[Any]) -> Iterator[Any]:
+            with handle as client:
+                for batch in batches:
+                    client.send(TaskMessageBatch.from_arrow(batch["task"], batch["message"]))
+                    yield batch
+
+        frame = self.rows()
+        assert frame.mapInArrow(send, frame.schema).count() == COUNT
+        self.check_consumed(COUNT)
+        return f"{COUNT} messages"
+
+    def forgotten_flush(self) -> str:
+        """Fail the task that ends with a block that was not left."""
+        handle = ClientHandle(self.addresses[0], topology="sparks")
+
+        def send(batches: Iterator[Any]) -> Iterator[Any]:
+            client = handle.__enter__()
+            for batch in batches:
+                client.send(TaskMessageBatch.from_arrow(batch["task"], batch["message"]))
+                yield batch
+
+        frame = self.rows()
+        refused(lambda: frame.mapInArrow(send, frame.schema).count(), "ForgottenFlushError")
+        self.consume()
+        return "noticed"
+
+    def foreach_batch(self) -> str:
+        """Run the block of SPARK.md, a sink for streams without the format."""
+        (block,) = re.findall(r"```python\n([^`]*foreachBatch\([^`]*)```", PAGE.read_text(encoding="utf-8"))
+        block = block.replace("/tmp/", f"{self.folder}/")  # noqa: S108 - the page's own
+        names: dict[str, Any] = {"spark": self.spark, "__name__": "__main__"}
+        exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - our own page
+        assert names["received"] > 0
+        return f"the page's block, {names['received']} messages in the first batch"
+
+    def topology(self) -> str:
+        """Rows through two bolts and back, with columns as SQL writes them; a failure with its traceback."""
+        result = self.run_pass(Pass())
+        wrong = result.frame.where("unix_timestamp(at) <> number")
+        assert (result.frame.count(), wrong.count()) == (COUNT, 0)
+        notes: list[str] = []
+        try:
+            self.run_pass(Pass(77))
+        except ProcessFailedError as error:
+            notes = error.__notes__
+        assert 'raise LookupError("no such number")' in "".join(notes)
+        return f"{COUNT} rows, and a failure"
+
+    def run_pass(self, bolt: Pass) -> TopologyResult:
+        """Run rows through a bolt."""
+        builder = TopologyBuilder()
+        builder.set_spout("numbers", Rows("number", "at"), 2)
+        builder.set_bolt("pass", bolt, 2).shuffle_grouping("numbers")
+        return run_topology(
+            self.spark,
+            builder.create_topology(),
+            conf={"topology.workers": 2, "topology.max.spout.pending": 100},
+            rows=self.spark.range(COUNT).selectExpr("id as number", "timestamp_seconds(id) as at"),
+            outputs={"pass": "number long, at timestamp"},
+            progress=lambda _: None,
+        )
+
+    def no_format(self) -> str:
+        """3.5 has no formats in Python, and says what has."""
+        return refused(lambda: register(self.spark), "the format tuplewire needs Spark 4.0, this is 3.5")
+
+    # --- the format -------------------------------------------------------------------------------------
+
+    def write(self) -> str:
+        """Rows by task and by key; the format is there, and may be registered again."""
+        register(self.spark)
+        self.save(self.rows(), {})
+        self.check_consumed(COUNT)
+        keyed = self.rows().selectExpr("message", "cast(message as int) % 10 as key")
+        self.save(keyed, {"grouping": "fields", "tasks": "1-4"})
+        assert len(self.consume()) == COUNT
+        return f"{COUNT} rows by task, {COUNT} by key"
+
+    def atomic(self) -> str:
+        """One attempt of each partition is seen, though a task fails once after half of its rows."""
+        marker = self.folder / "failed"
+
+        def fails_once(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                yield batch.slice(0, batch.num_rows // 2)
+                if not marker.exists():
+                    marker.touch()
+                    raise OSError("a failure, once")
+                yield batch.slice(batch.num_rows // 2)
+
+        frame = self.rows().coalesce(1)
+        self.save(frame.mapInArrow(fails_once, frame.schema), {"atomic": "true"})
+        assert marker.exists()
+        self.check_consumed(COUNT)
+        return f"{COUNT} rows, {COUNT // 2} of them computed twice"
+
+    def read(self) -> str:
+        """Look twice; everything stays where it is."""
+        self.send(range(COUNT))
+        for _ in range(2):
+            assert (
+                self.load(self.spark.read)
+                .selectExpr("cast(cast(message as string) as int) as n")
+                .distinct()
+                .count()
+                == COUNT
+            )
+        self.check_consumed(COUNT)
+        return f"{COUNT} messages, twice"
+
+    def errors(self) -> str:
+        """See that the query tells in our own words what is wrong with a program."""
+        refused(lambda: self.save(self.rows(), {"colour": "red"}), "unknown option 'colour'")
+        refused(lambda: self.load(self.spark.read, colour="red").count(), "unknown option 'colour'")
+        refused(lambda: self.finish(self.to_parquet("wrong", colour="red")), "unknown option 'colour'")
+        return "unknown options refused: write, read, readStream"
+
+    def available_now(self) -> str:
+        """Run a query to files three times from one checkpoint: each message is in exactly one run."""
+        for total in (COUNT, 2 * COUNT, 2 * COUNT):
+            self.send(range(total - COUNT, total) if total > self.held("files") else ())
+            self.finish(self.to_parquet("files"))
+            assert self.held("files") == total, self.held("files")
+        assert not self.consume()
+        return f"{2 * COUNT} rows in 3 runs"
+
+    def stream(self) -> str:
+        """Run a query from two tasks to two others, stop it, and run it again from its checkpoint."""
+        for turn in range(2):
+            query = (
+                self.load(self.spark.readStream, tasks="1,2")
+                .selectExpr("task + 2 as task", "message")
+                .writeStream.format("tuplewire")
+                .options(**self.options(checkpointLocation=str(self.folder / "stream")))
+                .trigger(processingTime="0 seconds")
+                .start()
+            )
+            try:
+                for begin in range(turn * COUNT, (turn + 1) * COUNT, COUNT // 4):
+                    self.send(range(begin, begin + COUNT // 4), (1, 2))
+                    self.wait("3,4", begin + COUNT // 4, query)
+            finally:
+                query.stop()
+        got = self.consume()
+        assert sorted(int(payload) for _, payload in got) == list(range(2 * COUNT))
+        return f"{2 * COUNT} messages in 2 runs, through a query"
+
+    def limits(self) -> str:
+        """Bound micro-batches; availableNow makes as many as it takes."""
+        self.send(range(COUNT))
+        query = self.finish(self.to_parquet("limited", maxMessagesPerTrigger=str(COUNT // 4)))
+        batches = [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
+        assert batches == [COUNT // 4] * 4, batches
+        assert self.held("limited") == COUNT
+        return f"micro-batches of {batches}"
+
+    def no_limits(self) -> str:
+        """4.0 and 4.1 cannot be told to read less, and the option says so."""
+        query = lambda: self.finish(self.to_parquet("limited", maxBytesPerTrigger="100"))  # noqa: E731
+        return refused(query, r"the option maxBytesPerTrigger needs Spark 4\.2, this is 4\.[01]")
+
+    # --- parts ------------------------------------------------------------------------------------------
+
+    def options(self, **more: str) -> dict[str, str]:
+        """Return options that reach the workers."""
+        return {"address": self.addresses[0], "topology": "sparks", "timeout": "30", **more}
+
+    def rows(self) -> DataFrame:
+        """Return a row for each number, for the four tasks in turn."""
+        return self.spark.range(0, COUNT, 1, 2).selectExpr(
+            "cast(id % 4 + 1 as int) as task", "cast(id as string) as message"
+        )
+
+    def save(self, frame: DataFrame, more: dict[str, str]) -> None:
+        """Write a batch."""
+        frame.write.format("tuplewire").mode("append").options(**self.options(**more)).save()
+
+    def load(self, reader: Any, tasks: str = "1-4", **more: str) -> DataFrame:
+        """Return what the workers hold, or what comes."""
+        frame: DataFrame = reader.format("tuplewire").options(**self.options(tasks=tasks, **more)).load()
+        return frame
+
+    def to_parquet(self, name: str, **more: str) -> StreamingQuery:
+        """Start a query that reads what is there into files."""
+        return (
+            self.load(self.spark.readStream, **more)
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(self.folder / f"{name}.checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(self.folder / name))
+        )
+
+    def held(self, name: str) -> int:
+        """Return how many different messages are in files."""
+        folder = self.folder / name
+        if not folder.exists():
+            return 0
+        frame = self.spark.read.parquet(str(folder))
+        assert frame.count() == frame.select("message").distinct().count()
+        return frame.count()
+
+    def finish(self, query: StreamingQuery) -> StreamingQuery:
+        """Wait for a query's end; raise what has ended it."""
+        assert query.awaitTermination(int(SECONDS)), query.status
+        return query
+
+    def wait(self, tasks: str, count: int, query: StreamingQuery) -> None:
+        """Wait until a query has brought so many messages to tasks."""
+        deadline = time.monotonic() + SECONDS
+        while self.load(self.spark.read, tasks=tasks).count() != count:
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline, query.lastProgress
+            time.sleep(0.2)
+
+    def send(self, numbers: Iterable[int], tasks: tuple[int, ...] = (1, 2, 3, 4)) -> None:
+        """Send numbers to tasks in turn, as a program outside Spark does."""
+        payloads: dict[int, list[bytes]] = {}
+        for number in numbers:
+            payloads.setdefault(tasks[number % len(tasks)], []).append(b"%d" % number)
+        with Client(self.addresses[0], topology="sparks") as client:
+            for task, each in payloads.items():
+                client.send(TaskMessageBatch.from_columns(task, each))
+            client.flush(SECONDS)
+
+    def consume(self) -> list[tuple[int, bytes]]:
+        """Take all messages, and acknowledge them."""
+        got: list[tuple[int, bytes]] = []
+        for index, tasks in TASKS.items():
+            with ControlClient(self.addresses[index]) as control:
+                waiting = sum(each.queued_messages for each in control.status().tasks)
+            with (
+                Client(self.addresses[index], topology="sparks") as client,
+                client.recv(tasks, timeout=SECONDS) as batches,
+            ):
+                while waiting > 0:
+                    batch = next(batches)
+                    waiting -= len(batch)
+                    got += [(group.task, each) for group in batch.groups for each in group.payloads()]
+                batches.acknowledge()
+        return got
+
+    def check_consumed(self, count: int) -> None:
+        """Take all messages: one of each number, at its task."""
+        expected = Counter((number % 4 + 1, b"%d" % number) for number in range(count))
+        found = Counter(self.consume())
+        assert found == expected, (found - expected, expected - found)
+
+
+def refused(action: Callable[[], object], pattern: str) -> str:
+    """Return the line by which something is refused."""
+    told = "nothing"
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - each Spark has classes of its own for it
+        told = str(error)
+    found = re.search(f".*{pattern}.*", told)
+    assert found is not None, told
+    return found[0]
+
+
+def main() -> int:
+    """Run it; 1 where something has failed."""
+    print(f"Spark {pyspark.__version__} on Python {sys.version.split()[0]}", flush=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        spark = stack.enter_context(
+            local_session("sparks", cores=CORES, conf=CONF)
+        )  # before the workers: Spark forks
+        workers = stack.enter_context(LocalWorkers(2, "sparks", flags=["--drain-seconds=1"]))
+        workers.assign(TASKS)
+        stack.callback(close_clients)
+        smoke = Smoke(spark, [each.address for each in workers.endpoints], folder)
+        smoke.run()
+    print(f"FAILED: {', '.join(smoke.failed)}" if smoke.failed else "passed")
+    return bool(smoke.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
