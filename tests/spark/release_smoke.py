@@ -137,8 +137,8 @@ class Smoke:
         block = block.replace("/tmp/", f"{self.folder}/")  # noqa: S108 - the page's own
         names: dict[str, Any] = {"spark": self.spark, "__name__": "__main__"}
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102 - our own page
-        assert names["received"] > 0
-        return f"the page's block, {names['received']} messages in the first batch"
+        assert names["received"] == COUNT
+        return f"{COUNT} messages, by the page's block"
 
     def topology(self) -> str:
         """Rows through two bolts and back, with columns as SQL writes them; a failure with its traceback."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-_ADMISSION = ("maxMessagesPerTrigger", "maxBytesPerTrigger")
+_ADMISSION = ("maxMessagesPerTrigger", "maxBytesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay")
 """Options of readStream that take a Spark which asks a source for so much and no more."""
 _TIME_ZONE = "UTC"
 

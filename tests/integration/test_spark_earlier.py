@@ -1,0 +1,129 @@
+"""A stream's reader against real workers, called as Spark 4.0 and 4.1 call one, without a JVM."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers.topology import TOPOLOGY, Pair, acknowledged, collect, numbered, pair_of_workers
+from helpers.traffic import client_of
+
+from tuplewire.spark.data_source_api import EarlierStreamReader
+from tuplewire.spark.offsets import DataLossError
+from tuplewire.spark.options import source_options
+from tuplewire.spark.reader import TuplewireStreamReader
+
+
+class Maker:
+    """Makes the reader of a task's messages; travels with it."""
+
+    def __init__(self, address: str, task: int) -> None:
+        self.options = {"address": address, "topology": TOPOLOGY, "tasks": str(task), "timeout": "20"}
+
+    def __call__(self) -> TuplewireStreamReader:
+        return TuplewireStreamReader(source_options(self.options))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Pair]:
+    """Run two workers for all tests of this file."""
+    with pair_of_workers() as pair:
+        yield pair
+
+
+@contextmanager
+def query(workers: Pair, task: int) -> Iterator[EarlierStreamReader]:
+    """Make a reader as each start of a query does, and stop it."""
+    reader = EarlierStreamReader(Maker(workers.near.address, task), {})
+    yield reader
+    reader.stop()
+
+
+def planned(reader: EarlierStreamReader, start: Any, end: Any) -> list[int]:
+    """Plan a micro-batch and read it as Spark's tasks do: by a reader that nobody has asked anything."""
+    partitions = reader.partitions(start, end)
+    other = EarlierStreamReader(reader._make, {})
+    copy = pickle.loads(pickle.dumps(other))  # noqa: S301 - our own
+    return [
+        int(payload)
+        for partition in partitions
+        for batch in copy.read(partition)
+        for payload in batch.column("message").to_pylist()
+    ]
+
+
+def send(workers: Pair, task: int, numbers: range) -> None:
+    """Send numbered messages."""
+    with client_of(workers.near.address) as client:
+        client.send(numbered(task, numbers))
+        client.flush()
+
+
+def test_goes_on_where_the_last_batch_has_ended(workers: Pair) -> None:
+    """Spark does not say where a micro-batch begins: not at the start, not later, and not after a restart."""
+    task = workers.far_task()
+    send(workers, task, range(10))
+    with query(workers, task) as reader:
+        first = reader.latestOffset()
+        start = reader.initialOffset()
+        assert planned(reader, start, first) == list(range(10))
+        assert acknowledged(workers.far, task) == 0
+        send(workers, task, range(10, 20))
+        second = reader.latestOffset()
+        assert acknowledged(workers.far, task) == 10
+    with query(workers, task) as reader:  # which had logged the second, and not run it
+        assert planned(reader, second, second) == []
+        assert planned(reader, first, second) == list(range(10, 20))
+        assert reader.latestOffset() == second
+        assert acknowledged(workers.far, task) == 20
+
+
+def test_available_now_asks_before_it_tells(workers: Pair) -> None:
+    """With availableNow Spark asks for the end before it says where the last run has ended."""
+    task = workers.near_task()
+    send(workers, task, range(10))
+    with query(workers, task) as reader:
+        first = reader.latestOffset()
+        assert planned(reader, reader.initialOffset(), first) == list(range(10))
+        reader.commit(first)
+    send(workers, task, range(10, 20))
+    with query(workers, task) as reader:
+        second = reader.latestOffset()
+        assert planned(reader, first, first) == []
+        assert planned(reader, first, second) == list(range(10, 20))
+        reader.commit(second)
+    with query(workers, task) as reader:
+        assert reader.latestOffset() == second
+
+
+def test_loss_is_noticed_after_a_restart(workers: Pair) -> None:
+    """What somebody else has taken meanwhile is no part of the first micro-batch, and missed."""
+    task = workers.near_task()
+    send(workers, task, range(10))
+    with query(workers, task) as reader:
+        first = reader.latestOffset()
+        assert planned(reader, reader.initialOffset(), first) == list(range(10))
+        reader.commit(first)
+    send(workers, task, range(10, 20))
+    with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
+        collect(batches, 10)
+        batches.acknowledge()
+    send(workers, task, range(20, 30))
+    with query(workers, task) as reader:
+        second = reader.latestOffset()
+        assert planned(reader, first, first) == []
+        with pytest.raises(DataLossError, match="somebody else consumes"):
+            reader.partitions(first, second)
+
+
+def test_errors_wait_for_sparks_first_question(workers: Pair) -> None:
+    """To make it does not raise: Spark would hide that behind an error of its own."""
+    maker = Maker(workers.near.address, workers.near_task())
+    maker.options["colour"] = "red"
+    reader = EarlierStreamReader(maker, maker.options)
+    with pytest.raises(Exception, match="unknown option 'colour'"):
+        reader.latestOffset()
+    reader.stop()
