@@ -142,6 +142,10 @@ bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commi
 bench-short: $(VENV)/.dev ## Glance at three rows of the bench beside ten commits before, in a minute
 	$(BIN)/python tests/bench/compare.py --short $(BASE) $(ARGS)
 
+.PHONY: bench-kafka
+bench-kafka: $(VENV)/.dev ## Measure Spark with Tuplewire beside Spark with Kafka (needs Maven); ARGS=--quick
+	$(BIN)/python tests/bench/beside_kafka.py $(ARGS)
+
 .PHONY: bench-storm
 bench-storm: $(VENV)/.dev ## Measure one hop beside Storm's Netty transport (needs Maven and a JDK)
 	$(BIN)/python tests/bench/beside_storm.py $(ARGS)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from agent import BenchError, serve
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -28,6 +29,11 @@ WORKER_OF = {1: 0, 2: 1, 3: 1}
 """The index of each task's worker."""
 WARM_BATCHES = 3
 BATCH_SECONDS = 60.0
+
+
+def tasks_of_workers() -> dict[int, list[int]]:
+    """Return the assignment: the index of each worker and its tasks."""
+    return {index: [task for task, at in WORKER_OF.items() if at == index] for index in (0, 1)}
 
 
 class DropWriter(DataSourceArrowWriter):
@@ -58,33 +64,37 @@ class Frames:
 
     def __init__(self, spark: SparkSession, *addresses: str) -> None:
         self._spark = spark
+        by_value: Any = cloudpickle.register_pickle_by_value
+        by_value(sys.modules[DropSource.__module__])  # Spark's own processes do not find it
         spark.dataSource.register(DropSource)
-        self._frames: dict[int, DataFrame] = {}
+        self._frames: dict[tuple[int, int], DataFrame] = {}
         self._addresses = addresses
         self._where = {"address": addresses[0], "topology": TOPOLOGY}
 
-    def _frame(self, rows: int) -> DataFrame:
+    def frame(self, rows: int, size: int = MESSAGE_BYTES) -> DataFrame:
         """Return a DataFrame that is computed already, in Spark's memory."""
-        if rows not in self._frames:
-            message = f"lpad(cast(id as string), {MESSAGE_BYTES}, '0') as message"
+        if (rows, size) not in self._frames:
+            message = f"lpad(cast(id as string), {size}, '0') as message"
             frame = self._spark.range(0, rows, 1, CORES).selectExpr(
                 "cast(id % 2 + 1 as int) as task", message
             )
             frame.persist().count()
-            self._frames[rows] = frame
-        return self._frames[rows]
+            self._frames[rows, size] = frame
+        return self._frames[rows, size]
 
-    def noop(self, rows: int) -> dict[str, Any]:
+    def noop(self, rows: int, size: int = MESSAGE_BYTES) -> dict[str, Any]:
         """Write a DataFrame nowhere."""
-        return _timed(lambda: self._frame(rows).write.format("noop").mode("overwrite").save())
+        frame = self.frame(rows, size)
+        return timed(lambda: frame.write.format("noop").mode("overwrite").save())
 
-    def drop(self, rows: int) -> dict[str, Any]:
+    def drop(self, rows: int, size: int = MESSAGE_BYTES) -> dict[str, Any]:
         """Write it to a sink in Python that drops it."""
-        return _timed(lambda: self._frame(rows).write.format("drop").mode("append").save())
+        frame = self.frame(rows, size)
+        return timed(lambda: frame.write.format("drop").mode("append").save())
 
     def write(self, rows: int) -> dict[str, Any]:
         """Write it into tasks."""
-        answer = _timed(lambda: self._write(rows))
+        answer = timed(lambda: self._write(rows))
         return {**answer, "received": self._take(rows)}
 
     def there_and_back(self, rows: int) -> dict[str, Any]:
@@ -95,7 +105,7 @@ class Frames:
             frame = self._read(self._spark.read, TASKS).load()
             frame.write.format("noop").mode("overwrite").save()
 
-        answer = _timed(both)
+        answer = timed(both)
         return {**answer, "received": self._take(rows)}
 
     def each_row(self, rows: int) -> dict[str, Any]:
@@ -107,7 +117,7 @@ class Frames:
                 for row in partition:
                     client.send(row.task, row.message.encode())
 
-        answer = _timed(lambda: self._frame(rows).foreachPartition(send))
+        answer = timed(lambda: self.frame(rows).foreachPartition(send))
         return {**answer, "received": self._take(rows)}
 
     def check(self, rows: int) -> dict[str, Any]:
@@ -122,7 +132,7 @@ class Frames:
         return {"wrong": rows - once + self._take(rows) - rows}
 
     def _write(self, rows: int) -> None:
-        self._frame(rows).write.format("tuplewire").mode("append").options(**self._where).save()
+        self.frame(rows).write.format("tuplewire").mode("append").options(**self._where).save()
 
     def _read(self, reader: Any, tasks: Iterable[int], **more: str) -> Any:
         return reader.format("tuplewire").options(**self._where, tasks=",".join(map(str, tasks)), **more)
@@ -163,7 +173,7 @@ class Frames:
     ) -> dict[str, Any]:
         """Run so many micro-batches; the milliseconds of each, by Spark's own clock."""
         millis: dict[int, int] = {}
-        with tempfile.TemporaryDirectory(dir=_memory()) as directory:
+        with tempfile.TemporaryDirectory(dir=memory()) as directory:
             query = (
                 frame.writeStream.format(sink)
                 .options(**options)
@@ -185,13 +195,14 @@ class Frames:
         return {"millis": [millis[batch] for batch in sorted(millis)[WARM_BATCHES:]]}
 
 
-def _timed(action: Callable[[], object]) -> dict[str, Any]:
+def timed(action: Callable[[], object]) -> dict[str, Any]:
+    """Return how many seconds it takes."""
     start = time.monotonic()
     action()
     return {"seconds": time.monotonic() - start}
 
 
-def _memory() -> str | None:
+def memory() -> str | None:
     """Return a folder in memory: how fast a disk is, is not the question."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - a folder of our own within
 

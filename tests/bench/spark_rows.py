@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from agent import Agent, BenchError
 from report import RATE, Line, compared
-from spark_agent import WORKER_OF
+from spark_agent import tasks_of_workers
 from workload import TOPOLOGY
 
 from tuplewire_service.launching.local_workers import LocalWorkers
@@ -36,7 +36,7 @@ def measure_spark(names: Sequence[str], progress: Callable[[str], None]) -> list
     """Run the rows, by turns with what they are compared with; BenchError unless every row came once."""
     progress("starting Spark")
     with LocalWorkers(2, TOPOLOGY, flags=_ROOM) as workers:
-        workers.assign({index: [task for task, at in WORKER_OF.items() if at == index] for index in (0, 1)})
+        workers.assign(tasks_of_workers())
         with Agent("spark_agent.py", "spark", *(each.address for each in workers.endpoints)) as spark:
             wrong = spark.ask("check", within=FIRST_SECONDS, rows=CHECKED_ROWS)["wrong"]
             if wrong:

@@ -1,0 +1,137 @@
+"""Measure Spark with Tuplewire beside Spark with Kafka: one session, the same rows, by turns.
+
+It needs Maven and Java 17 for one broker and Spark's connector, which Maven fetches by its own settings.
+Where they cannot be had, it says what is missing and measures nothing.
+
+Exit status: 0 when every row came once, or nothing could be measured; 1 when a row was lost or doubled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+import pyspark
+from agent import HERE, Agent, BenchError
+from kafka_broker import Broker
+from kafka_rows import LATENCY, ROWS, SIZES, Cell, Plan, lines, name_of
+from maven import NotHereError, libraries
+from report import Line, table
+from run import progress
+from spark_agent import tasks_of_workers
+from workload import TOPOLOGY
+
+from tuplewire_service.launching.local_workers import LocalWorkers
+
+CONNECTOR = HERE / "kafka" / "connector.xml"
+CONNECTORS = ("4.2.0",)
+"""Versions to fall back to where none is published for the Spark of .venv, the nearest first."""
+_JARS = (
+    "spark-sql-kafka-0-10_2.13",
+    "spark-token-provider-kafka-0-10_2.13",
+    "kafka-clients",
+    "commons-pool2",
+)
+"""What of the connector Spark does not have itself."""
+_ROOM = ("--receive-queue-messages=1000000", "--receive-queue-bytes=268435456", "--drain-seconds=1")
+_TRIAL_SECONDS = 600.0
+
+
+def _trial(spark: Agent, plan: Plan, cell: Cell, size: int) -> Any:
+    amount = plan.amount(cell, size)
+    asked: dict[str, Any] = {"rows": amount, "size": size}
+    if cell.peer:
+        asked["peer"] = cell.peer
+    if cell.verb == "write":
+        asked["options"] = cell.options
+    if cell.verb == LATENCY:
+        asked["count"] = asked.pop("rows")
+    answer = spark.ask(cell.verb, within=_TRIAL_SECONDS, **asked)
+    if cell.verb == LATENCY:
+        return answer["milliseconds"]
+    if answer.get("received", amount) != amount:
+        raise BenchError(f"{cell.title}, {cell.verb}: {amount} rows written, {answer['received']} arrived")
+    return amount / answer["seconds"]
+
+
+def _measure(spark: Agent, plan: Plan) -> list[Line]:
+    found: list[Line] = []
+    cells = plan.cells()
+    for size in plan.sizes:
+        rounds: list[dict[Cell, Any]] = []
+        for number in range(plan.rounds + 1):  # the first warms the JVM
+            rounds.append({})
+            turns = [cell for cell in cells if number or cell.verb != LATENCY]
+            for position, cell in enumerate(turns, 1):
+                which = f"{name_of(size)}, round {number} of {plan.rounds}, {position} of {len(turns)}"
+                progress(f"{which}: {cell.verb} {cell.peer}, {cell.title}")
+                rounds[-1][cell] = _trial(spark, plan, cell, size)
+        found += lines(plan, size, rounds[1:])
+    return found
+
+
+def _connector() -> tuple[str, str]:
+    """Return the connector's version and its class path; NotHereError with all reasons without one."""
+    reasons = []
+    for version in dict.fromkeys((pyspark.__version__, *CONNECTORS)):
+        progress(f"asking Maven for Spark's connector for Kafka, {version}")
+        try:
+            place = libraries(CONNECTOR, f"spark.version={version}", only=_JARS)
+        except NotHereError as error:
+            reasons.append(str(error))
+        else:
+            return version, ":".join(map(str, sorted(place.glob("*.jar"))))
+    raise NotHereError("\n".join(reasons))
+
+
+def _arguments() -> Plan:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, help="counted rounds (default: 3, with --quick 1)")
+    parser.add_argument("--only", action="append", choices=ROWS, help="these rows alone; may be repeated")
+    parser.add_argument("--size", action="append", type=int, choices=SIZES, help="these sizes alone")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows: does it work at all?")
+    given = parser.parse_args()
+    rounds = given.rounds or (1 if given.quick else 3)
+    return Plan(tuple(given.only or ROWS), tuple(given.size or SIZES), rounds, given.quick)
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    plan = _arguments()
+    started = time.monotonic()
+    try:
+        connector, jars = _connector()
+        progress("starting a Kafka broker")
+        with Broker() as broker, LocalWorkers(2, TOPOLOGY, flags=_ROOM) as workers:
+            workers.assign(tasks_of_workers())
+            progress("starting Spark")
+            addresses = [each.address for each in workers.endpoints]
+            with Agent("kafka_agent.py", "spark", broker.address, jars, *addresses) as spark:
+                found = _measure(spark, plan)
+    except NotHereError as error:
+        progress("")
+        print(f"SKIPPED, nothing was measured: {error}", file=sys.stderr)
+        return 0
+    except BenchError as error:
+        progress("")
+        print(f"bench-kafka: {error}", file=sys.stderr)
+        return 1
+    progress("")
+    print(table(found))
+    print(
+        f"\nSpark {pyspark.__version__}, connector {connector}, Kafka {broker.version}, Python "
+        f"{platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 "
+        f"minutes, medians of {plan.rounds} rounds, {time.monotonic() - started:.0f} s in all.\nCompare the "
+        "ratios; the rates belong to this machine and moment. Every row came once."
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

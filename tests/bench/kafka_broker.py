@@ -1,0 +1,107 @@
+"""One Kafka broker in KRaft mode, with its data in a folder that ends with it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Self
+
+from agent import HERE, BenchError
+from maven import free_ports, java, libraries
+
+POM = HERE / "kafka" / "broker.xml"
+PARTITIONS = 2
+_HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
+"""What Kafka's own script gives a broker."""
+_START_SECONDS = 90.0
+_STOP_SECONDS = 30.0
+_CLUSTER = "dHVwbGV3aXJlLWJlbmNoIQ"
+_SETTINGS = """\
+process.roles=broker,controller
+node.id=1
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+controller.quorum.voters=1@127.0.0.1:{controller}
+controller.listener.names=CONTROLLER
+log.dirs={directory}/log
+offsets.topic.replication.factor=1
+group.initial.rebalance.delay.ms=0
+num.partitions={partitions}
+"""
+_LOGGING = """\
+log4j.rootLogger=WARN, out
+log4j.appender.out=org.apache.log4j.ConsoleAppender
+log4j.appender.out.layout=org.apache.log4j.PatternLayout
+log4j.appender.out.layout.ConversionPattern=%d %p %m (%c)%n
+"""
+
+
+class Broker:
+    """Starts a broker and ends it with the block. `address` is where it listens."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.version = ""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            self._start()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        """Start it; NotHereError where its libraries cannot be had, BenchError when it does not come up."""
+        place = libraries(POM)
+        (server,) = place.glob("kafka_2.13-*.jar")
+        self.version = server.stem.rpartition("-")[2]
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tuplewire-kafka-")))
+        port, controller = free_ports(2)
+        settings, logging, said = (directory / name for name in ("settings", "logging", "said"))
+        settings.write_text(
+            _SETTINGS.format(port=port, controller=controller, directory=directory, partitions=PARTITIONS),
+            encoding="utf-8",
+        )
+        logging.write_text(_LOGGING, encoding="utf-8")
+        command = [java(), *_HEAP, f"-Dlog4j.configuration={logging.as_uri()}", "-classpath", f"{place}/*"]
+        output = self._stack.enter_context(said.open("wb"))
+        _run([*command, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)], output)
+        process = subprocess.Popen(
+            [*command, "kafka.Kafka", str(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        self._stack.callback(_stop, process)
+        self.address = f"127.0.0.1:{port}"
+        deadline = time.monotonic() + _START_SECONDS
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise BenchError(f"the broker did not start: {said.read_text(encoding='utf-8')[-2000:]}")
+            time.sleep(0.2)
+
+
+def _run(command: list[str], output: IO[bytes]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+    if done.returncode:
+        raise BenchError(f"{' '.join(command)} ended with {done.returncode}")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,92 @@
+"""What bench-kafka measures, against what, and how it stands: the rows of its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from report import RATE, Line, compared, percentile
+
+EXACTLY_ONCE = {"atomic": "true"}
+"""The options of a write of which one attempt of each partition counts."""
+SIZES = {10: 400_000, 100: 400_000, 10_000: 8_000}
+"""Bytes of a message -> how many rows."""
+MESSAGES = 25
+"""Through a query, for each round."""
+QUICK_SHARE = 10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Something that is measured in each round: a verb of the process with Spark."""
+
+    title: str
+    verb: str
+    peer: str = ""
+    options: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+_WRITE = Cell("at least once", "write", "tuplewire")
+_ONCE = Cell("exactly once", "write", "tuplewire", EXACTLY_ONCE)
+_ALL = Cell("Kafka, acks=all", "write", "kafka", {"acks": "all"})
+_ONE = Cell("Kafka, acks=1", "write", "kafka", {"acks": "1"})
+_DROP = Cell("a sink in Python that drops it", "drop")
+_NOOP = Cell("Spark's noop sink", "noop")
+_READ, _READ_KAFKA = Cell("batch read", "read", "tuplewire"), Cell("Kafka", "read", "kafka")
+_STREAM, _STREAM_KAFKA = Cell("streaming read", "stream", "tuplewire"), Cell("Kafka", "stream", "kafka")
+LATENCY = "latency"
+_THROUGH, _THROUGH_KAFKA = Cell("one through a query", LATENCY, "tuplewire"), Cell("Kafka", LATENCY, "kafka")
+PERCENTILES: dict[int, float | None] = {50: 0.4, 90: None}
+"""Of the times through a query -> the ratio that is not to be exceeded."""
+
+ROWS: dict[str, tuple[str, Cell, dict[Cell, float | None]]] = {
+    "write": ("write", _WRITE, {_ALL: 2.0, _ONE: None}),
+    "once": ("write, exactly once", _ONCE, {_ALL: None, _WRITE: None}),
+    "sink": ("write", _WRITE, {_DROP: 0.9, _NOOP: None}),
+    "read": ("batch read", _READ, {_READ_KAFKA: 1.5}),
+    "stream": ("streaming read", _STREAM, {_STREAM_KAFKA: 1.2}),
+    LATENCY: ("one message through a query", _THROUGH, {_THROUGH_KAFKA: None}),
+}
+"""Row -> its title, what it measures, and what it stands beside, with the ratio to reach."""
+
+
+def name_of(size: int) -> str:
+    """Return a size as pages say it."""
+    return f"{size} B" if size < 1000 else f"{size // 1000} KB"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure, how often, and with how much."""
+
+    rows: tuple[str, ...]
+    sizes: tuple[int, ...]
+    rounds: int
+    quick: bool
+
+    def amount(self, cell: Cell, size: int) -> int:
+        """Return how many messages a trial has."""
+        whole = MESSAGES if cell.verb == LATENCY else SIZES[size]
+        return whole // (QUICK_SHARE if self.quick and cell.verb != LATENCY else 2 if self.quick else 1)
+
+    def cells(self) -> list[Cell]:
+        """Return what is measured in each round, each once."""
+        asked = [cell for row in self.rows for cell in (ROWS[row][1], *ROWS[row][2])]
+        return list(dict.fromkeys(asked))
+
+
+def lines(plan: Plan, size: int, rounds: list[dict[Cell, Any]]) -> Iterable[Line]:
+    """Yield the table's lines for a size: rates, or lists of milliseconds, of each round."""
+    for row in plan.rows:
+        title, ours, beside = ROWS[row]
+        name, title = f"{row}/{size}", f"{title}, {name_of(size)}"
+        for other, target in beside.items():
+            mine, others = ([each[cell] for each in rounds] for cell in (ours, other))
+            if row != LATENCY:
+                yield compared(name, title, RATE, mine, other.title, others, target=target)
+                continue
+            for percent, limit in PERCENTILES.items():
+                times = [[percentile(each, percent) for each in side] for side in (mine, others)]
+                named = f"{title}: p{percent}"
+                yield compared(name, named, "ms", times[0], other.title, times[1], target=limit)
