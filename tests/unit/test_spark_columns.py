@@ -14,7 +14,7 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.spark.data_source import check_read_schema, check_write_schema, read_batch
 from tuplewire.spark.fetch import within
 from tuplewire.spark.options import GroupingName, sink_options
-from tuplewire.spark.writer import RowRouter
+from tuplewire.spark.writer import RowRouter, sliced
 from tuplewire.topology.grouping import fields
 
 
@@ -112,3 +112,15 @@ def test_wrong_columns() -> None:
         check_write_schema(message.add("task", IntegerType()), GroupingName.SHUFFLE)
     with pytest.raises(ConfigError, match=r"leave \.schema\(\) out"):
         check_read_schema(message)
+
+
+def test_large_batches_are_cut_before_they_are_routed() -> None:
+    """Rows stay in order, none is missing, and what is small stays in one piece."""
+    small = pa.RecordBatch.from_pydict({"task": pa.array([1, 2], pa.int32()), "message": [b"a", b"b"]})
+    large = pa.RecordBatch.from_pydict(
+        {"task": pa.array(range(5), pa.int32()), "message": [bytes([row]) * 3_000_000 for row in range(5)]}
+    )
+    cut = list(sliced([small, small.slice(0, 0), large.slice(1, 4)]))
+    assert [rows.num_rows for rows in cut] == [2, 2, 2]
+    assert cut[0].equals(small)
+    assert pa.concat_batches(cut[1:]).equals(large.slice(1, 4))
