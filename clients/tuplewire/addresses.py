@@ -1,10 +1,15 @@
-"""Addresses as they are written: host:port, and an IPv6 host in brackets."""
+"""Addresses as they are written: host:port, an IPv6 host in brackets; where a program finds its worker."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 
 from tuplewire.errors import ConfigError
+
+ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
+_TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
+_DEFAULT_TOPOLOGY = "default"
 
 
 def split_host_port(address: str) -> tuple[str, int]:
@@ -46,3 +51,30 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def resolve_address(address: str | None) -> str:
+    """Return the address, or that of TUPLEWIRE_ADDRESS; ConfigError when it is missing or malformed.
+
+    An address is `host:port`, `[v6]:port` or `unix:///path`.
+    """
+    address = address or os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        raise ConfigError(
+            f"no worker address: pass one (host:port or unix:///path), or set {ADDRESS_VARIABLE}"
+        )
+    if address.startswith("unix:"):
+        if not address.startswith("unix:///"):
+            raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
+        return address
+    try:
+        return check_reachable(address)
+    except ConfigError as error:
+        raise ConfigError(
+            f"address {address!r} is neither host:port nor unix:///path; write 127.0.0.1:6700, or [::1]:6700"
+        ) from error
+
+
+def resolve_topology(topology: str | None) -> str:
+    """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`."""
+    return topology or os.environ.get(_TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY

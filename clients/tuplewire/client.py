@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
+from tuplewire.addresses import resolve_address, resolve_topology
 from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.connection.goodbye import owe_goodbye
-from tuplewire.connection.grpc_channel import dial_grpc, dialler_for, resolve_address, resolve_topology
+from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender

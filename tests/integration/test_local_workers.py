@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 
+from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE
 from tuplewire.processes import LaunchError
 from tuplewire.spark.topology.plan import nearest_worker
 from tuplewire.wire import control_pb2

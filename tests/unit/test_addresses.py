@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.addresses import is_loopback, join_host_port, split_host_port
-from tuplewire.connection.grpc_channel import resolve_address
+from tuplewire.addresses import is_loopback, join_host_port, resolve_address, split_host_port
 from tuplewire.errors import ConfigError
 from tuplewire.membership import Membership
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment

@@ -288,6 +288,11 @@ def test_command_is_light() -> None:
     assert not {"pyspark", "pyarrow", "pandas"} & loaded_by("import tuplewire_service.command.cli")
 
 
+def test_finding_the_format_is_light() -> None:
+    """Spark imports the format in each of the processes in which it plans, most of which send nothing."""
+    assert "grpc" not in loaded_by("import pyspark_tuplewire")
+
+
 def test_values_need_no_grpc() -> None:
     """A program that only builds batches does not pay for gRPC."""
     assert not {"grpc", "google.protobuf"} & loaded_by("from tuplewire import TaskMessageBatch")

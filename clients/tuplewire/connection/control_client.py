@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import grpc
 
-from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of, resolve_address
+from tuplewire.addresses import resolve_address
+from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of
 from tuplewire.errors import ClosedError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials

@@ -1,9 +1,8 @@
-"""Addresses, and the gRPC channels and streams to them."""
+"""The gRPC channels and streams to addresses."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -12,16 +11,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.addresses import check_reachable
 from tuplewire.config import SessionSettings
 from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
-from tuplewire.errors import ConfigError, ProtocolError, TuplewireError, UnreachableError, refused
+from tuplewire.errors import ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
-
-ADDRESS_VARIABLE = "TUPLEWIRE_ADDRESS"
-TOPOLOGY_VARIABLE = "TUPLEWIRE_TOPOLOGY"
-DEFAULT_TOPOLOGY = "default"
 
 DIRECT = (
     ("grpc.enable_retries", 0),
@@ -40,33 +34,6 @@ _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.
 """What gRPC says of a server that ends a connection during the handshake."""
 BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
 """What gRPC raises on a call that has ended."""
-
-
-def resolve_address(address: str | None) -> str:
-    """Return the address, or that of TUPLEWIRE_ADDRESS; ConfigError when it is missing or malformed.
-
-    An address is `host:port`, `[v6]:port` or `unix:///path`.
-    """
-    address = address or os.environ.get(ADDRESS_VARIABLE)
-    if not address:
-        raise ConfigError(
-            f"no worker address: pass one (host:port or unix:///path), or set {ADDRESS_VARIABLE}"
-        )
-    if address.startswith("unix:"):
-        if not address.startswith("unix:///"):
-            raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
-        return address
-    try:
-        return check_reachable(address)
-    except ConfigError as error:
-        raise ConfigError(
-            f"address {address!r} is neither host:port nor unix:///path; write 127.0.0.1:6700, or [::1]:6700"
-        ) from error
-
-
-def resolve_topology(topology: str | None) -> str:
-    """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`."""
-    return topology or os.environ.get(TOPOLOGY_VARIABLE) or DEFAULT_TOPOLOGY
 
 
 def channel_options(settings: SessionSettings) -> list[tuple[str, Any]]:

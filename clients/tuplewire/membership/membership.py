@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeAlias, TypeVar
 
-from tuplewire.addresses import check_reachable
+from tuplewire.addresses import check_reachable, resolve_topology
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.grpc_channel import resolve_topology
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
 from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials

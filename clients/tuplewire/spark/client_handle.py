@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any, Unpack, overload
 from weakref import ref
 
+from tuplewire.addresses import ADDRESS_VARIABLE, resolve_address
 from tuplewire.client import Client, Subscription
 from tuplewire.config import SessionKeywords, SessionSettings
-from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE, resolve_address
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import Headers, TaskMessage, TaskMessageBatch

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.connection.grpc_channel import resolve_address, resolve_topology
+from tuplewire.addresses import resolve_address, resolve_topology
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.group import check_task
 from tuplewire.settings import (

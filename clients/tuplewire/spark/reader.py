@@ -96,6 +96,7 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
         self._last_batch = time.monotonic()
+        self._acknowledged: Offset | None = None
         self._dropped: set[int] = set()
         """Tasks that the query does not read any more, and of which it has read everything."""
 
@@ -193,10 +194,13 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._acknowledge(Offset.from_json(end))
 
     def _acknowledge(self, offset: Offset) -> None:
-        """Acknowledge up to an offset. A failure does no harm: the next time says it again."""
+        """Acknowledge up to an offset, once. A failure does no harm: the next time says it again."""
+        if offset == self._acknowledged:
+            return
         try:
             held = self._tasks.look_at(offset.offsets.keys())
             acknowledge(offset.offsets, held, self._options.topology)
+            self._acknowledged = offset
         except (UnreachableError, RefusedError) as error:
             logger.warning("spark.not_acknowledged", extra={"reason": str(error)})
 

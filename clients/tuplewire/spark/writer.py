@@ -18,10 +18,10 @@ from functools import lru_cache
 import pyarrow as pa
 from pyspark import TaskContext
 
+from tuplewire.addresses import resolve_address
 from tuplewire.client import Client
 from tuplewire.config import MIB
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.grpc_channel import resolve_address
 from tuplewire.errors import NotLocalError, TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
+from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.connection.grpc_channel import ADDRESS_VARIABLE
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.processes import Child, bound_addresses, worker_command
