@@ -157,7 +157,7 @@ class TaskGroup:
 
     def __post_init__(self) -> None:
         self.flow = flow_of(self.task, self.forwarded) if self.forwarded else self.task
-        self.size_bytes = len(self.data) + len(self.header_data)
+        self.size_bytes = len(self.data) + len(self.header_data) if self.header_data else len(self.data)
 
     @classmethod
     def of(

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from tuplewire import Client, TaskMessageBatch
+from tuplewire import Client, TaskMessage, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.spark import lag
 from tuplewire.topology.grouping import fields
@@ -110,6 +110,52 @@ def test_batch_read_is_a_look(spark: SparkSession, workers: Any) -> None:
         assert before - timedelta(milliseconds=1) <= row.timestamp.astimezone(UTC) <= after
     assert [message for _, _, message in consume(workers, 3)] == [b"a", b"b", b"c"]
     assert read(spark, workers).count() == 0
+
+
+def test_keys_and_headers_go_through_a_query(spark: SparkSession, workers: Any, tmp_path: Path) -> None:
+    """Sent by a program, read and written by a query, read again: the same, and null where there are none."""
+    trace = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    sent = [
+        TaskMessage(task, b"%d" % number, key=key, headers=headers)
+        for task in (1, 2)
+        for number, (key, headers) in enumerate(
+            [(None, []), (b"k", []), (None, [trace]), (b"", [("n", b""), ("n", b"2")]), (b"k" * 500, [trace])]
+        )
+    ]
+    with Client(address(workers), topology=TOPOLOGY) as client:
+        client.send(sent)
+    query = (
+        spark.readStream.format("tuplewire")
+        .options(**options(workers, tasks="1,2", includeHeaders="true"))
+        .load()
+        .selectExpr("task + 2 as task", "message", "key", "headers")
+        .writeStream.format("tuplewire")
+        .options(**options(workers))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(110)
+    frame = read(spark, workers, "3,4", INCLUDEHEADERS="true")
+    got = [
+        TaskMessage(
+            row.task - 2,
+            bytes(row.message),
+            key=None if row.key is None else bytes(row.key),
+            headers=[(header.key, bytes(header.value)) for header in row.headers or ()],
+        )
+        for row in frame.orderBy("task", "sequence").collect()
+    ]
+    assert got == sent
+    assert frame.where("key is null").count() == frame.where("headers is null").count() == 4
+    assert read(spark, workers, "3,4").columns == [
+        "task",
+        "message",
+        "source",
+        "sequence",
+        "timestamp",
+        "key",
+    ]
 
 
 @pytest.mark.parametrize("grouping", ["fields", "shuffle", "loadAwareShuffle"])

@@ -6,10 +6,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+)
 
+from tuplewire.arrow_headers import HEADERS
 from tuplewire.errors import ConfigError, MalformedError
 from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessageBatch
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.data_source import check_read_schema, check_write_schema, read_batch
 from tuplewire.spark.fetch import within
@@ -42,6 +52,40 @@ def test_read_batch() -> None:
     assert batch.column("source").to_pylist() == [None, None, 3]
     assert batch.column("sequence").to_pylist() == [7, 8, 9]
     assert batch.column("timestamp").null_count == 3
+    assert batch.column("key").null_count == 3
+    assert "headers" not in batch.schema.names
+
+
+def test_keys_and_headers_are_read() -> None:
+    """A column of keys always, one of headers where it is wanted; null where a message has none."""
+    batches = [
+        TaskMessageBatch.from_columns(4, [b"a"]),
+        TaskMessageBatch.from_columns(4, [b"b", b"c"], keys=[b"k", None], headers=[None, [("n", b"1")]]),
+    ]
+    groups = [group for batch in batches for group in batch.groups]
+    deliveries = [Delivery(1, groups[0]), Delivery(2, groups[1])]
+    assert read_batch(deliveries).column("key").to_pylist() == [None, b"k", None]
+    both = read_batch(deliveries, headers=True)
+    assert both.column("key").to_pylist() == [None, b"k", None]
+    assert both.column("headers").to_pylist() == [None, None, [{"key": "n", "value": b"1"}]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "travel"),
+    [(pa.array(["k", None]), [b"k", None]), (pa.array([b"k", b""]), [b"k", b""]), (pa.array([1, 2]), None)],
+    ids=["string", "binary", "integer"],
+)
+@pytest.mark.parametrize("grouping", ["fields", "shuffle"])
+def test_keys_and_headers_are_written(
+    grouping: str, keys: pa.Array, travel: list[bytes | None] | None
+) -> None:
+    """With fields, a key says where a row goes, and goes with it; an integer is for the former alone."""
+    headers = pa.array([[("n", b"1")], None], HEADERS)
+    batch = pa.RecordBatch.from_pydict({"message": ["a", "b"], "key": keys, "headers": headers})
+    sent = TaskMessageBatch.from_groups(router(grouping).groups(batch))
+    found = {message.message: (message.key, message.headers) for message in sent}
+    first, second = travel or [None, None]
+    assert found == {b"a": (first, (("n", b"1"),)), b"b": (second, ())}
 
 
 @pytest.mark.parametrize("other", [2_000_000, 1_500_000])
@@ -110,6 +154,23 @@ def test_wrong_columns() -> None:
         check_write_schema(message, GroupingName.FIELDS)
     with pytest.raises(ConfigError, match="column task has no place in a message: with grouping=shuffle"):
         check_write_schema(message.add("task", IntegerType()), GroupingName.SHUFFLE)
+    headers = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+    check_write_schema(
+        StructType()
+        .add("message", StringType())
+        .add("task", IntegerType())
+        .add("key", StringType())
+        .add("headers", headers),
+        GroupingName.DIRECT,
+    )
+    by_turns = StructType().add("message", StringType())
+    with pytest.raises(ConfigError, match="column key is bigint: it may be string or binary, or left out"):
+        check_write_schema(by_turns.add("key", LongType()), GroupingName.SHUFFLE)
+    mapped = StructType().add("message", StringType()).add("headers", MapType(StringType(), BinaryType()))
+    with pytest.raises(ConfigError, match="column headers is map<string,binary>: it may be array<struct<key"):
+        check_write_schema(mapped, GroupingName.SHUFFLE)
+    with pytest.raises(ConfigError, match="key binary, headers array<struct<key:string,value:binary>>, not"):
+        check_read_schema(message, headers=True)
     with pytest.raises(ConfigError, match=r"leave \.schema\(\) out"):
         check_read_schema(message)
 

@@ -52,9 +52,9 @@ def cut_off(group: TaskGroup, messages: int, size_bytes: int) -> list[TaskGroup]
 
 def frame_pieces(group: TaskGroup, max_bytes: int) -> list[TaskGroup]:
     """Return the group, cut if its messages or their lengths are too large for a frame."""
-    most, count = most_messages(group, max_bytes), len(group)
-    if group.size_bytes <= max_bytes and count <= most:
+    if group.size_bytes <= max_bytes and len(group.lengths) + len(group.header_lengths) <= max_bytes:
         return [group]
+    most, count = most_messages(group, max_bytes), len(group)
     if count <= most:
         return group.split(max_bytes)
     return [

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuplewire.arrow import record_batch
+from tuplewire.arrow import key_and_headers, record_batch
+from tuplewire.arrow_headers import HEADERS, KEY
 from tuplewire.errors import ConfigError
 from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, stream_reader
-from tuplewire.spark.options import GroupingName, SinkOptions, sink_options, source_options
+from tuplewire.spark.options import GroupingName, SinkOptions, includes_headers, sink_options, source_options
 from tuplewire.spark.shipped import Shipped
 
 if TYPE_CHECKING:
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
     from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
     from tuplewire.spark.writer import TuplewireBatchWriter, TuplewireStreamWriter
 
-READ_SCHEMA = "task int, message binary, source int, sequence bigint, timestamp timestamp"
+READ_SCHEMA = "task int, message binary, source int, sequence bigint, timestamp timestamp, key binary"
 """source is null where the sender was no task. sequence counts the task's messages at its worker, from 1.
 timestamp is when the message was sent: accepted by its sender, or by the first worker where the sender does
 not tell, in whole milliseconds of that host's clock. It is the same in every attempt; null where not told.
+key is null where a message has none.
 """
+HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+"""The type of the column `headers`, which is that of Spark's Kafka connector. Null: a message has none."""
 
 _ARROW_SCHEMA = pa.schema(
     [
@@ -38,19 +42,28 @@ _ARROW_SCHEMA = pa.schema(
         ("source", pa.int32()),
         ("sequence", pa.int64()),
         ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", KEY),
     ]
 )
+_ARROW_SCHEMA_WITH_HEADERS = _ARROW_SCHEMA.append(pa.field("headers", HEADERS))
 
 _TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
-_KEY_TYPES = (*_TASK_TYPES, "string", "binary")
+_TRAVELLING_KEY_TYPES = ("string", "binary")
+_KEY_TYPES = (*_TASK_TYPES, *_TRAVELLING_KEY_TYPES)
+_OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
 
 
-def check_read_schema(schema: StructType) -> None:
+def read_schema(*, headers: bool) -> str:
+    """Return the columns that are read."""
+    return f"{READ_SCHEMA}, headers {HEADERS_TYPE}" if headers else READ_SCHEMA
+
+
+def check_read_schema(schema: StructType, *, headers: bool = False) -> None:
     """Raise ConfigError for a schema of the user's own."""
     shown = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
-    if shown != READ_SCHEMA:
+    if shown != (expected := read_schema(headers=headers)):
         raise ConfigError(
-            f"the format tuplewire has the columns {READ_SCHEMA}, not {shown}: leave .schema() out, and "
+            f"the format tuplewire has the columns {expected}, not {shown}: leave .schema() out, and "
             "convert afterwards, as in .selectExpr('cast(message as string)')"
         )
 
@@ -67,18 +80,30 @@ def check_write_schema(schema: StructType, grouping: GroupingName) -> None:
         if found.get(name) not in kinds:
             given = f"is {found[name]}" if name in found else "is missing"
             raise ConfigError(f"column {name} {given}: {_needs(grouping, wanted)}")
-    if extra := sorted(found.keys() - wanted.keys()):
+    for name, kinds in _OPTIONAL.items():
+        if name in found and found[name] not in wanted.get(name, kinds):
+            raise ConfigError(f"column {name} is {found[name]}: it may be {' or '.join(kinds)}, or left out")
+    if extra := sorted(found.keys() - wanted.keys() - _OPTIONAL.keys()):
         raise ConfigError(f"column {', '.join(extra)} has no place in a message: {_needs(grouping, wanted)}")
 
 
 def _needs(grouping: GroupingName, wanted: dict[str, tuple[str, ...]]) -> str:
     columns = " and ".join(f"{name} ({' or '.join(kinds)})" for name, kinds in sorted(wanted.items()))
-    return f"with grouping={grouping} the rows to write have {columns}; select these, with cast where needed"
+    optional = " and ".join(name for name in _OPTIONAL if name not in wanted)
+    return (
+        f"with grouping={grouping} the rows to write have {columns}, and may have {optional}; select these, "
+        "with cast where needed"
+    )
 
 
-def read_batch(deliveries: Sequence[Delivery]) -> pa.RecordBatch:
-    """Return messages of one task that follow each other, in the columns of READ_SCHEMA."""
-    columns = record_batch([delivery.group for delivery in deliveries])
+def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:
+    """Return messages of one task that follow each other, in the columns of read_schema.
+
+    Raises MalformedError for what another program has sent in place of a key and headers.
+    """
+    groups = [delivery.group for delivery in deliveries]
+    columns = record_batch(groups)
+    key, pairs = key_and_headers(groups, headers=headers)
     count = columns.num_rows
     before = deliveries[0].first_sequence - 1
     sequences = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=before)
@@ -88,10 +113,20 @@ def read_batch(deliveries: Sequence[Delivery]) -> pa.RecordBatch:
             columns.column("message"),
             columns.column("source"),
             sequences,
-            _timestamps([delivery.group for delivery in deliveries]),
+            _timestamps(groups),
+            key,
+            *([pairs] if headers else []),
         ],
-        schema=_ARROW_SCHEMA,
+        schema=_ARROW_SCHEMA_WITH_HEADERS if headers else _ARROW_SCHEMA,
     )
+
+
+def travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """Return the column of keys or of headers of rows to write; None if there is none that travels."""
+    if name not in batch.schema.names:
+        return None
+    column = batch.column(name)
+    return None if pa.types.is_integer(column.type) else column  # an integer is for the grouping alone
 
 
 def _timestamps(groups: Sequence[TaskGroup]) -> pa.Array:
@@ -117,13 +152,13 @@ class TuplewireDataSource(Shipped, DataSource):
 
     def schema(self) -> str:
         """Return the columns that are read."""
-        return READ_SCHEMA
+        return read_schema(headers=includes_headers(self.options))
 
     def reader(self, schema: StructType) -> TuplewireBatchReader:
         """Return a reader of what is there."""
         from tuplewire.spark.reader import TuplewireBatchReader
 
-        check_read_schema(schema)
+        check_read_schema(schema, headers=includes_headers(self.options))
         return TuplewireBatchReader(source_options(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
@@ -133,7 +168,7 @@ class TuplewireDataSource(Shipped, DataSource):
     def _stream_reader(self, schema: StructType) -> TuplewireStreamReader:
         from tuplewire.spark.reader import TuplewireStreamReader
 
-        check_read_schema(schema)
+        check_read_schema(schema, headers=includes_headers(self.options))
         return TuplewireStreamReader(source_options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> TuplewireBatchWriter:  # noqa: FBT001 - Spark's

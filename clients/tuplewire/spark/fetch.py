@@ -112,7 +112,7 @@ class RangeReader:
                 self._succeeded()
                 if deliveries:
                     self._position = deliveries[-1].first_sequence + len(deliveries[-1].group) - 1
-                    yield read_batch(deliveries)
+                    yield read_batch(deliveries, headers=self._options.include_headers)
 
     def _lost(self, sequence: int, why: str) -> None:
         """Give up what comes up to a sequence, where that is allowed."""

@@ -152,6 +152,7 @@ class SourceOptions(Settings):
         "where a new query begins; latest: without what is there",
         option="startingOffsets",
     )
+    include_headers: bool = setting(FLAG, False, "true: add the column headers", option="includeHeaders")
     fail_on_data_loss: bool = setting(
         FLAG, True, "false: go on when messages are gone for good", option="failOnDataLoss"
     )
@@ -210,6 +211,14 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         ):
             raise ConfigError(f"startingOffsets names task {others[0]}, which is not in the option tasks")
         return chosen
+
+
+def includes_headers(options: Mapping[str, str]) -> bool:
+    """Whether a `read` or `readStream` has the column headers; ConfigError for a wrong value."""
+    with _listing(SourceOptions, "reading"):
+        wanted = settings_of(SourceOptions)["include_headers"]
+        given = [text for name, text in options.items() if name.lower() == wanted.option.lower()]
+        return any(wanted.parse(text, f"option {wanted.option}") for text in given)
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:

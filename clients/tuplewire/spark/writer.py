@@ -25,6 +25,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import NotLocalError, TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
+from tuplewire.spark.data_source import travelling
 from tuplewire.spark.data_source_api import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -251,7 +252,10 @@ class RowRouter:
         if not batch.num_rows:
             return ()
         tasks = self._tasks(batch)
-        return TaskMessageBatch.from_arrow(tasks, batch.column("message"), self._options.source).groups
+        key, headers = travelling(batch, "key"), travelling(batch, "headers")
+        return TaskMessageBatch.from_arrow(
+            tasks, batch.column("message"), self._options.source, keys=key, headers=headers
+        ).groups
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         options = self._options
