@@ -84,9 +84,21 @@ class Sender(LoopSendingEnd, Resumable):
                 raise self._full(patience)
         self._wake()
 
+    def _wake(self) -> None:
+        """See SendingEnd. On the loop the writer is told at once: a worker's message waits a turn less."""
+        if threading.get_ident() != self._loop_thread:
+            super()._wake()
+            return
+        self._tell_writer()
+        if self._settled:
+            self._loop.call_soon(self.tell)
+
     def _woken(self) -> None:
         with self._lock:
             self._take_in()
+        self._tell_writer()
+
+    def _tell_writer(self) -> None:
         self._due.set()
         if not self.connected:  # nobody writes
             self.pressure.look(connected=False)
