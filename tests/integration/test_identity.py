@@ -32,6 +32,7 @@ from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import WrongWorkerError
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
+from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader
 from tuplewire.spark.offsets import Range
 from tuplewire.spark.options import source_options
@@ -121,7 +122,12 @@ def test_spark_means_the_workers_of_the_assignment(tmp_path: Path) -> None:
                 tasks.look()
             options = source_options({**own, "timeout": "0.3"})
             with pytest.raises(WrongWorkerError):
-                list(RangeReader(Range(1, stranger.address, "w2", 7, 0, 5), options))
+                list(
+                    RangeReader(
+                        Range(1, stranger.address, "w2", 7, 0, 5, 5, {}, {}, Runs(1, 0, ((5, 9, 1),))),
+                        options,
+                    )
+                )
             assert ledger(stranger).accepted == 0
             thread = stack.enter_context(ThreadPoolExecutor(1))
             publishing = thread.submit(write, near.address, groups, 60)

@@ -8,17 +8,22 @@ from dataclasses import replace
 import pytest
 
 from tuplewire.errors import ConfigError
+from tuplewire.spark.entry_runs import Runs, merged, still_to_come
 from tuplewire.spark.offsets import (
     DataLossError,
+    Former,
     Held,
     Offset,
     Range,
+    Standing,
     TaskOffset,
     check_dropped,
     check_held,
     check_there,
     initial_offset,
+    lost_with,
     next_offset,
+    numbered,
     ranges,
     share,
     tails,
@@ -35,12 +40,24 @@ def held(acknowledged: int, tail: int, worker: int = WORKER, size_bytes: int | N
 
 def at(sequence: int, worker: int = WORKER) -> TaskOffset:
     """Return a offset."""
-    return TaskOffset(worker, sequence)
+    return TaskOffset(worker, sequence, "w:1")
+
+
+def runs(first: int, *each: tuple[int, int, int], begin: int = 0) -> Runs:
+    """Return runs of (how many, entry worker, entry sequence)."""
+    return Runs(first, begin, each)
+
+
+def planned(start: Offset, now: dict[int, Held], numbers: dict[int, Runs]) -> Offset:
+    """Return where the next micro-batch ends, as a reader plans it."""
+    current = start.of_tasks(now)
+    return numbered(start, current, next_offset(current, now, tails(now)), numbers)
 
 
 def test_json_comes_back() -> None:
     """What Spark keeps is read as it was written."""
-    offset = Offset({1: at(5), 2: at(0, 2**63)})
+    moved = TaskOffset(7, 5, "w:1", {2**32 - 1: 7}, {3: 4}, 8, 0)
+    offset = Offset({1: at(5), 2: at(0, 2**63), 3: moved})
     assert Offset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
 
 
@@ -49,11 +66,17 @@ def test_new_tasks_begin_at_their_start() -> None:
     start = Offset({1: at(5)})
     now = {1: held(5, 6), 2: held(3, 9, worker=78)}
     current = start.of_tasks(now)
-    assert current == Offset({1: at(5), 2: at(3, 78)})
-    end = next_offset(current, now, tails(now))
-    assert ranges(start, end, now) == [
-        Range(1, "w:1", "w", WORKER, 5, 6),
-        Range(2, "w:1", "w", 78, 3, 9),
+    assert {task: (each.worker, each.sequence) for task, each in current.offsets.items()} == {
+        1: (WORKER, 5),
+        2: (78, 3),
+    }
+    numbers = {1: runs(6, (1, 9, 6)), 2: runs(4, (6, 9, 1))}
+    end = numbered(start, current, next_offset(current, now, tails(now)), numbers)
+    assert [
+        (each.task, each.start, each.end, each.messages, each.after) for each in ranges(start, end, now)
+    ] == [
+        (1, 5, 6, 1, {}),
+        (2, 3, 9, 6, {}),
     ]
 
 
@@ -96,8 +119,11 @@ def test_first_batch_has_all_that_is_not_acknowledged() -> None:
     """It begins where the last consumer has acknowledged, and ends at the tail."""
     now = {1: held(3, 10), 2: held(0, 0)}
     start = initial_offset(now)
-    end = next_offset(start, now, tails(now))
-    assert ranges(start, end, now) == [Range(1, "w:1", "w", WORKER, 3, 10)]
+    numbers = {1: runs(4, (7, 100, 1))}
+    end = planned(start, now, numbers)
+    assert ranges(start, end, now, numbers) == [
+        Range(1, "w:1", "w", WORKER, 3, 10, 7, {}, {100: 7}, numbers[1])
+    ]
 
 
 def test_nothing_new_is_the_same_offset() -> None:
@@ -154,27 +180,85 @@ def test_available_now_goes_no_further_than_its_target() -> None:
     """What comes after the target was taken is left."""
     start = Offset({1: at(0)})
     target = {1: at(10)}
-    assert next_offset(start, {1: held(0, 25)}, target).offsets == target
+    assert next_offset(start, {1: held(0, 25)}, target).offsets[1].sequence == 10
     assert next_offset(Offset(target), {1: held(10, 25)}, target).offsets == target
 
 
-@pytest.mark.parametrize(
-    ("now", "message"),
-    [
-        (held(0, 10, worker=78), "has been restarted, or has moved"),
-        (held(6, 10), "somebody else consumes the task"),
-    ],
-)
-def test_loss_is_told(now: Held, message: str) -> None:
-    """Another incarnation of the worker, or another consumer, is an error that says what to do."""
+def test_another_consumer_is_told() -> None:
+    """What somebody else has acknowledged is an error that says what to do."""
     start = Offset({1: at(5)})
-    with pytest.raises(DataLossError, match=f"(?s){message}.*failOnDataLoss=false"):
-        check_held(start, {1: now})
+    with pytest.raises(DataLossError, match=r"(?s)somebody else consumes the task.*failOnDataLoss=false"):
+        check_held(start, {1: held(6, 10)})
 
 
-def test_another_worker_is_read_from_its_beginning() -> None:
-    """When that is allowed, a query goes on with all that the new worker holds."""
-    start = Offset({1: at(5), 2: at(5)})
-    now = {1: held(0, 3, worker=78), 2: held(5, 5)}
-    end = next_offset(start, now, tails(now))
-    assert ranges(start, end, now) == [Range(1, "w:1", "w", 78, 0, 3)]
+def test_a_task_that_has_moved_is_read_by_entry_workers() -> None:
+    """What was read of each entry worker is left out at the new owner, in whatever order it comes there."""
+    at_first = {1: held(0, 10)}
+    start = initial_offset(at_first)
+    end = planned(start, at_first, {1: runs(1, (4, 100, 1), (6, 200, 7))})
+    assert end.offsets[1].entries == {100: 4, 200: 12}
+    now = {1: replace(held(0, 9, worker=78), begin=0)}
+    numbers = {1: runs(1, (2, 100, 5), (1, 100, 4), (4, 200, 11), (2, 300, 1))}
+    later = planned(end, now, numbers)
+    (wanted,) = ranges(end, later, now, numbers)
+    assert (wanted.start, wanted.end, wanted.messages) == (0, 9, 6)
+    assert numbers[1].spans(wanted.start, wanted.end, wanted.after) == [(1, 2), (6, 9)]
+    assert later.offsets[1].before == {}, "all that was read has come"
+
+
+def test_what_was_read_may_come_late() -> None:
+    """It is remembered until something later of its entry worker has come."""
+    start = Offset({1: TaskOffset(WORKER, 9, entries={100: 4, 200: 12})})
+    now = {1: held(0, 2, worker=78)}
+    one = planned(start, now, {1: runs(1, (2, 300, 1))})
+    assert (one.offsets[1].before, one.offsets[1].messages) == ({100: 4, 200: 12}, 2)
+    now = {1: held(2, 6, worker=78)}
+    two = planned(one, now, {1: runs(3, (2, 100, 3), (2, 200, 11))})
+    assert (two.offsets[1].before, two.offsets[1].messages) == ({}, 0)
+    assert two.offsets[1].first is None
+    assert ranges(one, two, now)[0].messages == 0
+
+
+def test_a_task_that_comes_back() -> None:
+    """The same worker goes on with its count; what it had before is found by its numbers."""
+    start = Offset({1: TaskOffset(WORKER, 9, entries={100: 9})})
+    now = {1: replace(held(12, 20), begin=12)}
+    numbers = {1: runs(13, (8, 100, 7))}
+    end = planned(start, now, numbers)
+    (wanted,) = ranges(start, end, now, numbers)
+    assert (wanted.start, wanted.end, wanted.messages) == (12, 20, 5)
+    check_held(start.of_tasks(now), now)
+    with pytest.raises(DataLossError, match="somebody else"):
+        check_held(start.of_tasks(now), {1: replace(held(13, 20), begin=12)})
+
+
+def test_a_planned_batch_whose_task_moves_is_found_whole() -> None:
+    """Its messages are those between what was read before, and its last ones."""
+    start = Offset({1: TaskOffset(WORKER, 3, entries={100: 3})})
+    now = {1: held(0, 8)}
+    numbers = {1: runs(1, (5, 100, 1), (3, 200, 1))}
+    end = planned(start, now, numbers)
+    (wanted,) = ranges(start, end, {1: held(0, 12, worker=78)}, {})
+    assert (wanted.runs, wanted.messages) == (None, 5)
+    there = runs(1, (4, 300, 1), (7, 100, 1), (5, 200, 1))
+    assert there.spans(0, None, wanted.after, wanted.upto) == [(8, 9), (12, 14)]
+    partly = merged(wanted.after, numbers[1].vector(6))
+    assert there.spans(0, None, partly, wanted.upto) == [(13, 14)]
+
+
+def test_vectors_stay_short() -> None:
+    """Of entry workers that send no more, the latest are remembered."""
+    before = dict.fromkeys(range(500), 1)
+    assert list(still_to_come(before, {})) == list(range(400, 500))
+
+
+def test_loss_is_told_with_how_much() -> None:
+    """The error names the worker, how much is gone, and what to do."""
+    offset = TaskOffset(WORKER, 9, "w:1")
+    died = lost_with(3, offset, Standing(Former.GONE), 7)
+    assert "task 3 was at a worker (w:1) that has been restarted" in str(died)
+    assert "7 messages that the query had not read" in str(died)
+    dropped = lost_with(3, offset, Standing(Former.DONE, 5), 7)
+    assert "up to 5 messages" in str(dropped)
+    assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))
+    assert not Standing(Former.DONE).lost

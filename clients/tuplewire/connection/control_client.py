@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -83,6 +83,19 @@ class ControlClient:
         """Return the assignment in force; None when there is none yet."""
         response = self._call("GetAssignment", control_pb2.GetAssignmentRequest())
         return response.assignment if response.HasField("assignment") else None
+
+    def entries(
+        self, last: Mapping[int, int], incarnations: Iterable[int] = ()
+    ) -> control_pb2.GetEntriesResponse:
+        """Return how the unacknowledged messages of tasks are numbered by their entry workers.
+
+        last: for each task the sequence up to which; 0: all. incarnations: of workers that may have ended, of
+        which the answer tells those that did so in good order.
+        """
+        spans = [control_pb2.TaskSpan(task=task, last=sequence) for task, sequence in last.items()]
+        request = control_pb2.GetEntriesRequest(tasks=spans, incarnations=incarnations)
+        response: control_pb2.GetEntriesResponse = self._call("GetEntries", request)
+        return response
 
     def update_assignment(self, assignment: control_pb2.Assignment, *, force: bool = False) -> bool:
         """Put an assignment in force; False when that version was in force already.

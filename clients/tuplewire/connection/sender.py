@@ -24,7 +24,13 @@ from tuplewire.session.pressure import SendingPressure
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import code_name, loads_from_wire, opened_from_wire, update_from_wire
+from tuplewire.wire.translate import (
+    code_name,
+    departure_to_wire,
+    loads_from_wire,
+    opened_from_wire,
+    update_from_wire,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +254,8 @@ class Sender(LoopSendingEnd, Resumable):
                     await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
                 if self.over:
-                    await stream.write(pb.SendRequest(goodbye=pb.Goodbye()).SerializeToString())
+                    goodbye = pb.Goodbye(departures=map(departure_to_wire, self.departures()))
+                    await stream.write(pb.SendRequest(goodbye=goodbye).SerializeToString())
                     await stream.done_writing()
                     return
                 pressure.idles()

@@ -23,6 +23,7 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import Departure
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
 from tuplewire.session.receive import AckUpdate, Opened
@@ -62,6 +63,7 @@ class SendingEnd(ReceiverReports, ABC):
         self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
         self._settled: list[Settled] = []
         self._attached: tuple[Told, Told] | None = None
+        self.departures: Callable[[], Sequence[Departure]] = tuple
         self._refused = RefusedMessages(address)
 
     def __repr__(self) -> str:
@@ -220,6 +222,10 @@ class SendingEnd(ReceiverReports, ABC):
         """Say whom to tell, and whom to ask; before the first message. See IRelayConnection."""
         self._attached = on_settled, on_released
         self.assignment_version, self.draining = assignment_version, draining
+
+    def tell_departures(self, departures: Callable[[], Sequence[Departure]]) -> None:
+        """Say whom to ask, at the goodbye, for the workers that have ended in good order."""
+        self.departures = departures
 
     def watch_releases(self, tasks: Collection[int]) -> None:
         """Ask to hear of every release of these tasks' messages, and not only once it is worth a grant."""

@@ -9,8 +9,9 @@ Source: Storm's receive queue (there a Disruptor ring without acknowledgement); 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Self
 
 from tuplewire.group import TaskGroup
@@ -36,6 +37,10 @@ class Done:
     messages: int
     size_bytes: int
     accepted_micros: int = 0
+
+
+Held = tuple[int, TaskGroup, Any]
+"""Messages that a queue holds: the sequence of the first, the messages, and their token."""
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +181,11 @@ class DeliveryLog:
         self.taken = self.received = position
         self._marks.clear()
         self._taken_bytes = 0
+
+    def held(self) -> Iterator[Held]:
+        """Return the unacknowledged messages, in order."""
+        for entry in chain(self._delivered, self._waiting):
+            yield entry.first, entry.group, entry.token
 
     def remove(self) -> list[tuple[TaskGroup, Any]]:
         """Take out the unacknowledged messages, in order, each with its token."""

@@ -7,7 +7,7 @@ import queue
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import grpc
@@ -32,8 +32,10 @@ from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.data_source import read_batch
-from tuplewire.spark.offsets import DataLossError, Held, Range, TaskOffset
+from tuplewire.spark.entry_runs import Runs, Span, count, merged
+from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
 from tuplewire.spark.options import SourceOptions
+from tuplewire.spark.task_workers import HeldTasks
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
@@ -46,23 +48,69 @@ CONSUMER_ID = "tuplewire-spark"
 second attempt of a task, the driver that acknowledges. A consumer by another name is never superseded."""
 _SESSION = SessionSettings()
 """The defaults: the format has no options for a session."""
-_POLL_SECONDS = 0.1
+_TWIN_SECONDS = 0.1
+_POLL_SECONDS = 0.05
+_RETRIED = (
+    UnreachableError,
+    SupersededError,
+    NotReadyError,
+    DrainingError,
+    WrongWorkerError,
+    NotLocalError,
+    UnknownTaskError,
+)
 _INCARNATION = 1
 _ROOM_BYTES = 2**62
 """What is read is bounded by sequences, and by what the worker's queue holds."""
 
 
-class RangeReader:
-    """Iterates over the messages of a range, as Arrow batches, through broken connections.
+@dataclass
+class _Place:
+    """Where messages of a range are: at a worker, the sequences to read of what it has of the task.
 
-    Any number of attempts may read the same range; the worker serves one at a time, the newest first, and
-    the others wait until that one has finished or is gone.
+    position: the last of these that was read, or passed over.
     """
 
-    def __init__(self, wanted: Range, options: SourceOptions) -> None:
+    address: str
+    worker_id: str
+    worker: int
+    runs: Runs
+    spans: list[Span]
+    position: int
+    _next: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.spans[-1][1] if self.spans else self.position
+
+    def take(self, frame: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+        """Return what of a frame is to be read, and pass over it."""
+        last = frame[-1].first_sequence + len(frame[-1].group) - 1
+        while self._next < len(self.spans) and self.spans[self._next][0] <= last:
+            span = self.spans[self._next]
+            if deliveries := within(frame, max(self.position, span[0] - 1), span[1]):
+                yield deliveries
+            if span[1] > last:
+                break
+            self._next += 1
+        self.position = max(self.position, last)
+
+
+class RangeReader:
+    """Iterates over the messages of a range, as Arrow batches, through broken connections and moves.
+
+    Any number of attempts may read the same range; the worker serves one at a time, the newest first, and
+    the others wait until that one has finished or is gone. Where the task has moved, its messages are found
+    by the numbers of their entry workers. They are numbered on within the range.
+    """
+
+    def __init__(self, wanted: Range, options: SourceOptions, others: tuple[str, ...] = ()) -> None:
+        """Read nothing yet. others: the addresses of more workers, should those two be gone."""
         self._wanted = wanted
         self._options = options
-        self._position = wanted.start
+        self._others = wanted.address, *others
+        self._read = 0
+        self._seen = wanted.after
         self._backoff = Backoff(_SESSION.backoff_initial_seconds, _SESSION.backoff_max_seconds, random.random)
         self._failing_since: float | None = None
 
@@ -73,69 +121,141 @@ class RangeReader:
         is, WrongWorkerError when another one is at its address, SupersededError when another consumer has the
         task; all but the first once the timeout has passed.
         """
-        wanted = self._wanted
+        options, wanted = self._options, self._wanted
+        place = self._planned()
         superseded = False
-        while self._position < wanted.end:
-            try:
-                if superseded:
-                    self._wait_for_twin()
-                    superseded = False
-                yield from self._stream()
-            except SequenceGapError:
-                superseded = True
-            except (UnreachableError, SupersededError, NotReadyError, DrainingError, WrongWorkerError):
-                now = time.monotonic()
-                self._failing_since = self._failing_since or now
-                if now - self._failing_since > self._options.timeout:
-                    raise
-                time.sleep(self._backoff.next())
-            except (NotLocalError, UnknownTaskError) as error:
-                self._lost(wanted.end, f"has left the worker at {wanted.address}: {error}")
+        at = options.address, options.topology, [wanted.task], options.timeout
+        with HeldTasks(*at, others=self._others) as tasks:
+            while self._read < wanted.messages:
+                try:
+                    if place is None:
+                        place = self._find(tasks)
+                        continue
+                    if superseded:
+                        self._wait_for_twin(place)
+                        superseded = False
+                    yield from self._stream(place, tasks)
+                    if place.position >= place.end:
+                        place = None
+                except SequenceGapError:
+                    superseded = True
+                except _RETRIED:
+                    assert place is not None  # noqa: S101 - _find() raises none of them
+                    if self._has_moved(tasks, place):
+                        self._seen = merged(self._seen, place.runs.vector(place.position))
+                        place = None
+                        continue
+                    now = time.monotonic()
+                    self._failing_since = self._failing_since or now
+                    if now - self._failing_since > options.timeout:
+                        raise
+                    time.sleep(self._backoff.next())
+
+    def _planned(self) -> _Place | None:
+        wanted = self._wanted
+        if wanted.runs is None:
+            return None
+        spans = wanted.runs.spans(wanted.start, wanted.end, wanted.after)
+        return _Place(wanted.address, wanted.worker_id, wanted.worker, wanted.runs, spans, wanted.start)
+
+    def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool:
+        """Whether the task is elsewhere by now, or has been meanwhile; False where nobody tells."""
+        try:
+            held = tasks.glance().get(self._wanted.task)
+        except (UnreachableError, NotReadyError, WrongWorkerError):
+            return False
+        return held is None or (held.worker, held.begin) != (place.worker, place.runs.begin)
+
+    def _find(self, tasks: HeldTasks) -> _Place | None:
+        """Find what is left of the range where the task is now; None if it is lost, and may be.
+
+        Waits until all of it has been handed over.
+        """
+        wanted = self._wanted
+        left = wanted.messages - self._read
+        deadline = time.monotonic() + self._options.timeout
+        former: Standing | None = None
+        while True:
+            held = tasks.look_at([wanted.task]).get(wanted.task)
+            if held is None:
+                self._lost(left, "is in no assignment any more")
+                return None
+            runs = tasks.runs({wanted.task: 0}, {wanted.task: held}).get(wanted.task)
+            if runs is None:
+                continue
+            spans = runs.spans(0, None, self._seen, wanted.upto)
+            there = count(spans)
+            if (former is not None and former.lost) or time.monotonic() > deadline:
+                if there < left:
+                    self._lost(left - there, f"was at {wanted.address}, and they have died with the worker")
+                break
+            if there >= left:
+                break
+            if held.worker != wanted.worker:
+                former = tasks.standing(wanted.task, wanted.worker, wanted.address)
+            time.sleep(_POLL_SECONDS)
+        if not spans:
+            return None
+        first = spans[0][0] - 1
+        return _Place(held.address, held.worker_id, held.worker, runs, spans, first)
 
     def _succeeded(self) -> None:
         self._backoff.succeeded()
         self._failing_since = None
 
-    def _stream(self) -> Iterator[pa.RecordBatch]:
+    def _stream(self, place: _Place, tasks: HeldTasks) -> Iterator[pa.RecordBatch]:
         wanted = self._wanted
-        cursor = _cursor(wanted.task, wanted.start, self._position, wanted.end)
-        at = wanted.address, wanted.worker_id
-        with RecvStream(*at, self._options.topology, wanted.worker, [cursor]) as stream:
-            if stream.worker != wanted.worker:
-                self._lost(wanted.end, f"was at a worker at {wanted.address} that has been restarted")
-            elif stream.starts[wanted.task] > self._position:
-                self._lost(stream.starts[wanted.task], "has another consumer, which has acknowledged them")
-            if self._position >= wanted.end:
-                return
+        cursor = _cursor(wanted.task, place.runs.first - 1, place.position, place.end)
+        at = place.address, place.worker_id
+        with RecvStream(*at, self._options.topology, place.worker, [cursor], only_reads=True) as stream:
+            start = stream.starts[wanted.task]
+            if stream.worker != place.worker:
+                raise NotLocalError(f"the worker at {place.address} has been restarted")
+            if start > place.position:
+                if self._has_moved(tasks, place):
+                    raise NotLocalError(
+                        f"task {wanted.task} has left the worker at {place.address}, and come back"
+                    )
+                gone = [(max(first, place.position + 1), min(last, start)) for first, last in place.spans]
+                place.position = start
+                why = "has another consumer, which has acknowledged them"
+                self._lost(count(span for span in gone if span[0] <= span[1]), why)
             for frame in stream.frames():
-                deliveries = within(frame, self._position, wanted.end)
                 self._succeeded()
-                if deliveries:
-                    self._position = deliveries[-1].first_sequence + len(deliveries[-1].group) - 1
-                    yield read_batch(deliveries, headers=self._options.include_headers)
+                for deliveries in place.take(frame):
+                    first = wanted.start + self._read + 1
+                    numbered = []
+                    for each in deliveries:
+                        numbered.append(Delivery(first, each.group))
+                        first += len(each.group)
+                    self._read = first - wanted.start - 1
+                    yield read_batch(numbered, headers=self._options.include_headers)
 
-    def _lost(self, sequence: int, why: str) -> None:
-        """Give up what comes up to a sequence, where that is allowed."""
-        last = min(sequence, self._wanted.end)
-        text = f"messages {self._position + 1} to {last} of task {self._wanted.task} are gone: the task {why}"
+    def _lost(self, messages: int, why: str) -> None:
+        """Give up so many messages, where that is allowed."""
+        if not messages:
+            return
+        first = self._wanted.start + self._read + 1
+        which = f"messages {first} to {first + messages - 1} of task {self._wanted.task} are gone"
+        text = f"{which}: the task {why}"
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them")
         logger.warning("spark.data_lost", extra={"reason": text})
-        self._position = last
+        self._read += messages
 
-    def _wait_for_twin(self) -> None:
+    def _wait_for_twin(self, place: _Place) -> None:
         """Wait until the attempt that has superseded this one has finished; Spark may end this one first."""
-        with ControlClient(self._wanted.address) as control:
+        with ControlClient(place.address) as control:
             while any(each.subscribed for each in control.status().tasks if each.task == self._wanted.task):
-                time.sleep(_POLL_SECONDS)
+                time.sleep(_TWIN_SECONDS)
         self._succeeded()
 
 
 def acknowledge(offsets: Mapping[int, TaskOffset], held: Mapping[int, Held], topology: str) -> None:
     """Tell the workers that a query is done with the messages up to these offsets, for good.
 
-    A offset at a worker that is gone is passed over. What was read by this module needs no reading again;
-    what the worker has given to others meanwhile is fetched and thrown away.
+    An offset at a worker that has the task no more is passed over. What was read by this module needs no
+    reading again; what the worker has given to others meanwhile is fetched and thrown away.
     """
     by_worker: dict[tuple[str, str, int], list[Cursor]] = {}
     for task, each in held.items():
@@ -160,14 +280,22 @@ def _cursor(task: int, acknowledged: int, received: int, end: int) -> Cursor:
 class RecvStream:
     """One Recv stream that gets, of each of some tasks, what its cursor gives credit for; a context manager.
 
-    worker_id: of the worker that is meant. worker: the incarnation to which the sequences belong.
+    worker_id: of the worker that is meant. worker: the incarnation to which the sequences belong. only_reads:
+    whether nothing is acknowledged, so that a task that moves away does not wait for it.
 
     Entering raises the RefusedError of the worker (SupersededError: another consumer has a task;
     WrongWorkerError), or UnreachableError; so does reading.
     """
 
     def __init__(
-        self, address: str, worker_id: str, topology: str, worker: int, cursors: Sequence[Cursor]
+        self,
+        address: str,
+        worker_id: str,
+        topology: str,
+        worker: int,
+        cursors: Sequence[Cursor],
+        *,
+        only_reads: bool = False,
     ) -> None:
         self.address = address
         self.worker = 0
@@ -182,6 +310,7 @@ class RecvStream:
             worker_incarnation=worker,
             receiver_id=worker_id,
             tasks=map(cursor_to_wire, cursors),
+            only_reads=only_reads,
         )
         self._cursors = cursors
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -5,11 +5,13 @@ Pure: what there is comes in, what to read goes out.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Container, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.spark.entry_runs import Runs, Vector, count, merged, still_to_come
 
 
 class DataLossError(TuplewireError):
@@ -21,17 +23,55 @@ class TaskOffset:
     """A place in one task's sequence.
 
     worker: the incarnation of the worker that counts. sequence: of the last message before it; 0: none.
+    address: where that worker was. entries: the messages before it that were not acknowledged at that worker,
+    by their entry workers. before: what was read at other workers, and may come again at this one. messages:
+    how many there are from the place before it to this one. first: where the place before it is at this
+    worker, if that was of another one.
     """
 
     worker: int
     sequence: int
+    address: str = ""
+    entries: Vector = field(default_factory=dict)
+    before: Vector = field(default_factory=dict)
+    messages: int = 0
+    first: int | None = None
+
+    @property
+    def passed(self) -> dict[int, int]:
+        """What was read, in numbers that hold wherever the task is."""
+        return merged(self.before, self.entries)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what Spark keeps."""
+        found: dict[str, Any] = {"worker": self.worker, "sequence": self.sequence}
+        if self.address:
+            found["address"] = self.address
+        for name, vector in ("entries", self.entries), ("before", self.before):
+            if vector:
+                found[name] = {str(worker): entry for worker, entry in vector.items()}
+        if self.messages:
+            found["messages"] = self.messages
+        if self.first is not None:
+            found["first"] = self.first
+        return found
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> TaskOffset:
+        """Read what to_json() wrote."""
+        vectors = {
+            name: {int(worker): entry for worker, entry in offset.get(name, {}).items()}
+            for name in ("entries", "before")
+        }
+        return cls(**{**offset, **vectors})
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What a worker holds of a task: the messages after `acknowledged`, up to `tail`.
 
-    worker: its incarnation. congested: whether the queue is nearly full.
+    worker: its incarnation. congested: whether the queue is nearly full. begin: the sequence after which the
+    task's messages begin there.
     """
 
     address: str
@@ -41,11 +81,16 @@ class Held:
     tail: int
     size_bytes: int
     congested: bool = False
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of one task to be read by one Spark task: after `start`, up to `end`."""
+    """Messages of one task to be read by one Spark task: after `start`, up to `end`.
+
+    messages: how many they are. after, upto: by entry workers, what was read before them, and the last of
+    them. runs: how they are numbered at the worker; None: it does not have them any more.
+    """
 
     task: int
     address: str
@@ -53,6 +98,10 @@ class Range:
     worker: int
     start: int
     end: int
+    messages: int
+    after: Vector
+    upto: Vector
+    runs: Runs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +112,43 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """Return what Spark keeps."""
-        return {"tasks": {str(task): asdict(offset) for task, offset in self.offsets.items()}}
+        return {"tasks": {str(task): offset.to_json() for task, offset in self.offsets.items()}}
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> Offset:
         """Read what to_json() wrote."""
-        return cls({int(task): TaskOffset(**each) for task, each in offset["tasks"].items()})
+        return cls({int(task): TaskOffset.from_json(each) for task, each in offset["tasks"].items()})
 
     def of_tasks(self, held: Mapping[int, Held]) -> Offset:
-        """Return the place in these tasks alone; new ones begin where initial_offset() says."""
-        if self.offsets.keys() == held.keys():
-            return self
-        offsets = {task: self.offsets.get(task) or _beginning(each) for task, each in held.items()}
-        return Offset(offsets)
+        """Return the place in these tasks alone, where they are now.
+
+        New ones begin where initial_offset() says. Those that have moved begin where they do at their new
+        worker; what was read of them is in `before`.
+        """
+        offsets = {task: _located(self.offsets.get(task), each) for task, each in held.items()}
+        same = self.offsets.keys() == held.keys() and all(
+            offsets[task] is each for task, each in self.offsets.items()
+        )
+        return self if same else Offset(offsets)
+
+
+def _located(offset: TaskOffset | None, held: Held) -> TaskOffset:
+    if offset is None:
+        return replace(_beginning(held), first=held.acknowledged)
+    if not has_moved(offset, held):
+        return offset
+    return TaskOffset(held.worker, held.begin, held.address, before=offset.passed, first=held.begin)
+
+
+def has_moved(offset: TaskOffset, held: Held) -> bool:
+    """Whether a task has moved since an offset was taken, perhaps there and back."""
+    if offset.worker != held.worker or offset.sequence < held.begin:
+        return True
+    return offset.sequence == held.begin and bool(offset.entries)
 
 
 def _beginning(held: Held) -> TaskOffset:
-    return TaskOffset(held.worker, held.acknowledged)
+    return TaskOffset(held.worker, held.acknowledged, held.address)
 
 
 def initial_offset(held: Mapping[int, Held], latest: Container[int] = ()) -> Offset:
@@ -90,19 +159,16 @@ def initial_offset(held: Mapping[int, Held], latest: Container[int] = ()) -> Off
 
 def tails(held: Mapping[int, Held]) -> dict[int, TaskOffset]:
     """Return the place after everything that is there."""
-    return {task: TaskOffset(each.worker, each.tail) for task, each in held.items()}
+    return {task: TaskOffset(each.worker, each.tail, each.address) for task, each in held.items()}
 
 
 def check_held(start: Offset, held: Mapping[int, Held]) -> None:
-    """Raise DataLossError unless the workers still hold everything after an offset."""
+    """Raise DataLossError where somebody else has acknowledged what comes after an offset.
+
+    start: located where the tasks are; see Offset.of_tasks.
+    """
     for task, each in held.items():
         offset = start.offsets[task]
-        if offset.worker != each.worker:
-            raise DataLossError(
-                f"task {task} is at a worker that has been restarted, or has moved to another one "
-                f"({each.address}): what this query has not committed may be lost, or come again. "
-                "Set failOnDataLoss=false to go on with what that worker holds"
-            )
         if each.acknowledged > offset.sequence or each.tail < offset.sequence:
             raise DataLossError(
                 f"task {task} is acknowledged up to {each.acknowledged} of {each.tail}, and this query "
@@ -110,6 +176,47 @@ def check_held(start: Offset, held: Mapping[int, Held]) -> None:
                 "one consumer: give each query tasks of its own, or set failOnDataLoss=false to go on with "
                 "what is left"
             )
+
+
+class Former(enum.Enum):
+    """What has become of a task at a worker that had it."""
+
+    HANDS_OVER = "hands over"
+    """It has still to hand messages over, or it is not known yet what has become of it."""
+    DONE = "done"
+    """It has handed all of them over, or has ended in good order."""
+    GONE = "gone"
+    """It has ended, and nobody knows that it did so in good order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a worker that had a task. dropped: how many messages it dropped at its end."""
+
+    former: Former
+    dropped: int = 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether messages were lost with it."""
+        return self.former is Former.GONE or self.dropped > 0
+
+
+def lost_with(task: int, offset: TaskOffset, standing: Standing, last_seen: int) -> DataLossError:
+    """Return the error for a worker that has ended with messages of a task.
+
+    last_seen: how many were there after the offset when the query last looked.
+    """
+    if standing.dropped:
+        why = "ended while nobody could take its messages over"
+        much = f"up to {standing.dropped} messages"
+    else:
+        why = "has been restarted, or has died, without a goodbye"
+        much = f"{last_seen} messages that the query had not read, and what came after its last look"
+    return DataLossError(
+        f"task {task} was at a worker ({offset.address}) that {why}: {much}, are gone, or come again. "
+        "Set failOnDataLoss=false to go on with what there is"
+    )
 
 
 def check_dropped(start: Offset, held: Mapping[int, Held], tasks: Collection[int]) -> None:
@@ -120,7 +227,7 @@ def check_dropped(start: Offset, held: Mapping[int, Held], tasks: Collection[int
     left = {}
     for task, each in held.items():
         offset = start.offsets[task]
-        read = offset.sequence if offset.worker == each.worker else 0
+        read = 0 if has_moved(offset, each) else offset.sequence
         if (count := each.tail - max(each.acknowledged, read)) > 0:
             left[task] = count
     if left:
@@ -180,7 +287,9 @@ def next_offset(
     if not any(taken.values()):
         return start
     offsets = {
-        task: TaskOffset(each.worker, begins[task] + taken[task]) if taken[task] else start.offsets[task]
+        task: TaskOffset(each.worker, begins[task] + taken[task], each.address)
+        if taken[task]
+        else start.offsets[task]
         for task, each in held.items()
     }
     return Offset(offsets)
@@ -199,19 +308,69 @@ def share(waiting: Mapping[int, int], bound: int) -> dict[int, int]:
     return shares
 
 
-def ranges(start: Offset, end: Offset, held: Mapping[int, Held]) -> list[Range]:
-    """Return what a micro-batch reads; from the beginning where the worker is not that of the start.
+def numbered(start: Offset, current: Offset, end: Offset, runs: Mapping[int, Runs]) -> Offset:
+    """Return where a micro-batch ends, in numbers that hold wherever its tasks move.
 
-    held: where the tasks are; one that is nowhere any more is left out. Of a task that is new to the query,
-    what nobody has acknowledged is read.
+    start: as Spark has it. current: the same where the tasks are now. runs: of the tasks that it reads.
+    """
+    offsets = dict(end.offsets)
+    for task, each in runs.items():
+        offset, last = current.offsets[task], end.offsets[task].sequence
+        first = max(each.first - 1, offset.sequence)
+        entries = each.vector(last)
+        offsets[task] = replace(
+            end.offsets[task],
+            entries=entries,
+            before=still_to_come(offset.before, entries),
+            messages=count(each.spans(first, last, offset.before)),
+            first=None if offset is start.offsets.get(task) else first,
+        )
+    return Offset(offsets)
+
+
+def changed(start: Offset, end: Offset) -> dict[int, TaskOffset]:
+    """Return the ends of those tasks of which a micro-batch reads something."""
+    return {
+        task: last
+        for task, last in end.offsets.items()
+        if last != (first := start.offsets.get(task)) and last.sequence > _start(first, last)
+    }
+
+
+def _start(first: TaskOffset | None, last: TaskOffset) -> int:
+    """Return the sequence, at the worker of the end, after which a micro-batch reads."""
+    if last.first is not None:
+        return last.first
+    return 0 if first is None else first.sequence
+
+
+def ranges(
+    start: Offset, end: Offset, held: Mapping[int, Held], runs: Mapping[int, Runs] | None = None
+) -> list[Range]:
+    """Return what a micro-batch reads.
+
+    held: where the tasks are; one that is nowhere any more is left out. runs: how the messages are numbered
+    at the workers of the end. A task without has moved since, and its messages are looked for by numbers.
     """
     found = []
-    for task, last in end.offsets.items():
+    for task, last in changed(start, end).items():
         if task not in held:
             continue
-        first = start.offsets.get(task) or _beginning(held[task])
-        begin = first.sequence if first.worker == last.worker else 0
-        if last.sequence > begin:
-            at = held[task].address, held[task].worker_id
-            found.append(Range(task, *at, last.worker, begin, last.sequence))
+        first = start.offsets.get(task)
+        each = held[task]
+        there = each.worker == last.worker
+        found.append(
+            Range(
+                task,
+                last.address,
+                each.worker_id if there else "",
+                last.worker,
+                _start(first, last),
+                last.sequence,
+                last.messages,
+                {} if first is None else first.passed,
+                last.entries,
+                runs.get(task) if runs and there else None,
+            )
+        )
     return found

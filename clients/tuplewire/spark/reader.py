@@ -21,17 +21,21 @@ from tuplewire.spark.data_source_api import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader, acknowledge
 from tuplewire.spark.offsets import (
     Held,
     Offset,
     Range,
     TaskOffset,
+    changed,
     check_dropped,
     check_held,
     check_there,
     initial_offset,
+    lost_with,
     next_offset,
+    numbered,
     ranges,
     tails,
 )
@@ -48,9 +52,10 @@ _ALL = 2**62
 
 @dataclass
 class RangePartition(InputPartition):
-    """A partition of a read; travels to the Spark task."""
+    """A partition of a read; travels to the Spark task. others: the addresses of the workers there are."""
 
     wanted: Range
+    others: tuple[str, ...] = ()
 
 
 class RangePartitionReader(Shipped):
@@ -63,7 +68,7 @@ class RangePartitionReader(Shipped):
         """Return the messages of a partition, in order."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark plans one empty partition where there are none
-        return iter(RangeReader(partition.wanted, self._options))
+        return iter(RangeReader(partition.wanted, self._options, partition.others))
 
 
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
@@ -77,9 +82,16 @@ class TuplewireBatchReader(RangePartitionReader, DataSourceReader):
         """Return one for each task of which something is held."""
         options = self._options
         with HeldTasks(options.address, options.topology, options.tasks, options.timeout) as tasks:
-            held = tasks.look()
-        begin, end = initial_offset(held), Offset(tails(held))
-        return [RangePartition(each) for each in ranges(begin, end, held)]
+            while True:
+                held = tasks.look()
+                start = initial_offset(held)
+                end = Offset(tails(held))
+                wanted = {task: each.sequence for task, each in changed(start, end).items()}
+                runs = tasks.runs(wanted, held)
+                if runs.keys() == wanted.keys():  # else one has moved meanwhile
+                    break
+        end = numbered(start, start, end, runs)
+        return [RangePartition(each, tasks.addresses) for each in ranges(start, end, held, runs)]
 
 
 class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,6 +109,10 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._held: dict[int, Held] = {}
         self._last_batch = time.monotonic()
         self._acknowledged: Offset | None = None
+        self._runs: dict[int, Runs] = {}
+        """How the messages are numbered that the last latestOffset() has found."""
+        self._followed: set[tuple[int, int]] = set()
+        """Tasks that have moved to a worker, and have left the one before in good order."""
         self._dropped: set[int] = set()
         """Tasks that the query does not read any more, and of which it has read everything."""
 
@@ -140,8 +156,10 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         deadline = time.monotonic() + _IDLE_SECONDS
         while True:
             now = time.monotonic()
-            self._held = held = self._tasks.look()
+            held = self._tasks.look()
             begin = stands.of_tasks(held)
+            self._check_former(stands, held)
+            self._held = held
             if self._options.fail_on_data_loss:
                 check_held(begin, held)
             end = next_offset(
@@ -152,9 +170,9 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 max_messages=max_messages,
                 max_bytes=max_bytes,
             )
-            if end is not begin:
+            if end is not begin and (numbers := self._numbered(stands, begin, end, held)):
                 self._last_batch = now
-                return end.to_json()
+                return numbers.to_json()
             if self._target is not None or now > deadline:
                 return start
             time.sleep(_POLL_SECONDS)
@@ -166,6 +184,26 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         if least is None or overdue or self._target is not None or isinstance(limit, ReadAllAvailable):
             return 1
         return least
+
+    def _numbered(self, stands: Offset, begin: Offset, end: Offset, held: dict[int, Held]) -> Offset | None:
+        """Return an end in numbers that hold wherever its tasks move; None if one has moved meanwhile."""
+        taken = {task: each.sequence for task, each in end.offsets.items() if each is not begin.offsets[task]}
+        self._runs = runs = self._tasks.runs(taken, held)
+        return numbered(stands, begin, end, runs) if runs.keys() == taken.keys() else None
+
+    def _check_former(self, stands: Offset, held: dict[int, Held]) -> None:
+        """Wait until the tasks' former owners have handed everything over; an error if one has died."""
+        for task, offset in stands.offsets.items():
+            each = held.get(task)
+            if each is None or each.worker == offset.worker or (task, each.worker) in self._followed:
+                continue
+            last = self._held.get(task)
+            seen = last.tail - offset.sequence if last and last.worker == offset.worker else 0
+            if self._options.fail_on_data_loss:
+                standing = self._tasks.standing(task, offset.worker, offset.address)
+                if standing.lost:
+                    raise lost_with(task, offset, standing, max(0, seen))
+            self._followed.add((task, each.worker))
 
     def _check_dropped(self, start: Offset) -> None:
         """Have an error where the query stops reading a task that still holds something; once for each."""
@@ -187,7 +225,12 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
             held = self._tasks.look_at(last.offsets.keys())
         if self._options.fail_on_data_loss:
             check_there(begin, last, held)
-        return [RangePartition(each) for each in ranges(begin, last, held)]
+        wanted = {task: each.sequence for task, each in changed(begin, last).items()}
+        lacking = {
+            task: sequence for task, sequence in wanted.items() if task not in self._runs and task in held
+        }
+        runs = self._runs | (self._tasks.runs(lacking, held) if lacking else {})
+        return [RangePartition(each, self._tasks.addresses) for each in ranges(begin, last, held, runs)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge what is committed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import ClassVar
 
@@ -15,12 +15,15 @@ from tuplewire.errors import (
     WrongTopologyError,
     WrongWorkerError,
 )
-from tuplewire.spark.offsets import Held
+from tuplewire.spark.entry_runs import Runs
+from tuplewire.spark.offsets import Former, Held, Standing
 from tuplewire.wire.control_pb2 import Assignment
 
 At = tuple[str, str]
 """A worker's address and id."""
 _POLL_SECONDS = 0.05
+_MOST_OTHERS = 100
+"""So many workers' addresses are tried where the first is out of reach."""
 
 
 class TaskWorkers(ExitStack):
@@ -40,8 +43,10 @@ class TaskWorkers(ExitStack):
         self._timeout = timeout
         self._version = 0
         self._others: tuple[str, ...] = ()
-        """The addresses of the workers that the last assignment has."""
+        """The addresses of workers that assignments have had, the last ones first."""
         self._all: dict[int, At] = {}
+        self._present: set[str] = set()
+        """The addresses of those in the last assignment."""
         self._controls: dict[str, ControlClient] = {}
 
     def _control(self, address: str) -> ControlClient:
@@ -69,7 +74,10 @@ class TaskWorkers(ExitStack):
         check_topology(self._address, assignment.topology, self._topology)
         self._version = assignment.version
         workers = assignment.workers
-        self._others = tuple(each.address for each in workers)
+        self._present = {each.address for each in workers}
+        self._others = tuple(dict.fromkeys((*(each.address for each in workers), *self._others)))[
+            :_MOST_OTHERS
+        ]
         self._all = {task: (each.address, each.worker_id) for each in workers for task in each.tasks}
         return {task: self._all[task] for task in tasks if task in self._all}
 
@@ -104,10 +112,19 @@ class HeldTasks(TaskWorkers):
 
     CALL_SECONDS = 5.0
 
-    def __init__(self, address: str, topology: str, tasks: Iterable[int], timeout: float) -> None:
+    def __init__(
+        self, address: str, topology: str, tasks: Iterable[int], timeout: float, others: Sequence[str] = ()
+    ) -> None:
+        """Ask nobody yet. others: the addresses of more workers, if the first is out of reach."""
         super().__init__(address, topology, timeout)
+        self._others = tuple(others)
         self._tasks = tuple(tasks)
         self._at: dict[int, At] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of the workers that are known."""
+        return self._others
 
     def look(self) -> dict[int, Held]:
         """Return what is held of each task now.
@@ -119,6 +136,11 @@ class HeldTasks(TaskWorkers):
         if unknown := [task for task in self._tasks if task not in found]:
             raise self._unknown(unknown)
         return found
+
+    def glance(self) -> dict[int, Held]:
+        """Do as look_at() with the tasks, by the newest assignment, and once."""
+        self._at = {}
+        return self._look(self._tasks)
 
     def look_at(self, tasks: Collection[int]) -> dict[int, Held]:
         """Return what is held now of those of some tasks that the assignment has. Raises what look() does."""
@@ -157,5 +179,56 @@ class HeldTasks(TaskWorkers):
                     each.acknowledged_sequence + each.queued_messages,
                     each.queued_bytes,
                     each.congested,
+                    each.begin_sequence,
                 )
         return {task: found[task] for task in wanted if task in found}
+
+    def runs(self, last: Mapping[int, int], held: Mapping[int, Held]) -> dict[int, Runs]:
+        """Return how messages are numbered, of those tasks that have not moved since `held` was looked at.
+
+        last: for each task the sequence up to which; 0: all. Raises UnreachableError.
+        """
+        tasks_at: dict[tuple[str, int], list[int]] = {}
+        for task in last:
+            tasks_at.setdefault((held[task].address, held[task].worker), []).append(task)
+        found: dict[int, Runs] = {}
+        for (address, worker), tasks in tasks_at.items():
+            answer = self._control(address).entries({task: last[task] for task in tasks})
+            if answer.incarnation != worker:
+                continue
+            for each in answer.tasks:
+                if each.begin == held[each.task].begin:
+                    numbered = zip(each.messages, each.workers, each.entry_sequences, strict=True)
+                    found[each.task] = Runs(each.first, each.begin, tuple(numbered))
+        return found
+
+    def standing(self, task: int, worker: int, address: str) -> Standing:
+        """Return what is known of a worker (its incarnation) that had a task, at an address.
+
+        Waits while it hands messages over, or is out of reach, for the timeout at most.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            former = self._standing(task, worker, address)
+            if former.former is not Former.HANDS_OVER:
+                return former
+            if time.monotonic() > deadline:
+                return Standing(Former.GONE)
+            time.sleep(_POLL_SECONDS)
+
+    def _standing(self, task: int, worker: int, address: str) -> Standing:
+        replaced = silent = False
+        for where in dict.fromkeys((address, *self._others, self._address)):
+            if not where:
+                continue
+            try:
+                answer = self._control(where).entries({task: 1}, [worker])
+            except UnreachableError:
+                silent = silent or where in self._present
+                continue
+            if answer.incarnation == worker:
+                return Standing(Former.HANDS_OVER if task in answer.leaving else Former.DONE)
+            for each in answer.departed:
+                return Standing(Former.DONE, each.dropped)
+            replaced = replaced or where == address
+        return Standing(Former.GONE if replaced and not silent else Former.HANDS_OVER)

@@ -54,20 +54,22 @@ class PeerStatus(_message.Message):
     def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskStatus(_message.Message):
-    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_sequence", "congested")
+    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_sequence", "congested", "begin_sequence")
     TASK_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONGESTED_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     task: int
     queued_messages: int
     queued_bytes: int
     subscribed: bool
     acknowledged_sequence: int
     congested: bool
-    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_sequence: _Optional[int] = ..., congested: bool = ...) -> None: ...
+    begin_sequence: int
+    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_sequence: _Optional[int] = ..., congested: bool = ..., begin_sequence: _Optional[int] = ...) -> None: ...
 
 class ReceiveCount(_message.Message):
     __slots__ = ("source", "messages", "batches", "bytes")
@@ -182,6 +184,60 @@ class AssignedWorker(_message.Message):
     node: str
     peer_address: str
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., tasks: _Optional[_Iterable[int]] = ..., node: _Optional[str] = ..., peer_address: _Optional[str] = ...) -> None: ...
+
+class GetEntriesRequest(_message.Message):
+    __slots__ = ("tasks", "incarnations")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskSpan]
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskSpan, _Mapping]]] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TaskSpan(_message.Message):
+    __slots__ = ("task", "last")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    last: int
+    def __init__(self, task: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class TaskEntries(_message.Message):
+    __slots__ = ("task", "first", "begin", "messages", "workers", "entry_sequences")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    first: int
+    begin: int
+    messages: _containers.RepeatedScalarFieldContainer[int]
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    entry_sequences: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, task: _Optional[int] = ..., first: _Optional[int] = ..., begin: _Optional[int] = ..., messages: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[int]] = ..., entry_sequences: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DepartedWorker(_message.Message):
+    __slots__ = ("incarnation", "dropped")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    dropped: int
+    def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class GetEntriesResponse(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "tasks", "leaving", "departed")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DEPARTED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskEntries]
+    leaving: _containers.RepeatedScalarFieldContainer[int]
+    departed: _containers.RepeatedCompositeFieldContainer[DepartedWorker]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskEntries, _Mapping]]] = ..., leaving: _Optional[_Iterable[int]] = ..., departed: _Optional[_Iterable[_Union[DepartedWorker, _Mapping]]] = ...) -> None: ...
 
 class GetAssignmentRequest(_message.Message):
     __slots__ = ()

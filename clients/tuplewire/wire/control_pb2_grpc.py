@@ -70,6 +70,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
                 _registered_method=True)
+        self.GetEntries = channel.unary_unary(
+                '/tuplewire.v1.Control/GetEntries',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -136,6 +141,14 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetEntries(self, request, context):
+        """GetEntries returns how the messages in tasks' queues are numbered by their entry workers, and what is known
+        of workers that are gone. A reader that has to follow a task to another worker finds its place by it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,6 +186,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Publish,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.SerializeToString,
+            ),
+            'GetEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEntries,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -365,6 +383,33 @@ class Control(object):
             '/tuplewire.v1.Control/Publish',
             tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/GetEntries',
+            tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

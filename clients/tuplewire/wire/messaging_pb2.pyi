@@ -271,8 +271,27 @@ class Drain(_message.Message):
     def __init__(self) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("departures",)
+    DEPARTURES_FIELD_NUMBER: _ClassVar[int]
+    departures: _containers.RepeatedCompositeFieldContainer[Departure]
+    def __init__(self, departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
+
+class Departure(_message.Message):
+    __slots__ = ("incarnation", "dropped", "others")
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    dropped: _containers.ScalarMap[int, int]
+    others: int
+    def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[_Mapping[int, int]] = ..., others: _Optional[int] = ...) -> None: ...
 
 class WatchReleases(_message.Message):
     __slots__ = ("tasks",)
@@ -333,7 +352,7 @@ class TaskCursor(_message.Message):
     def __init__(self, task: _Optional[int] = ..., acknowledged: _Optional[int] = ..., received: _Optional[int] = ..., credit: _Optional[int] = ..., credit_bytes: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id")
+    __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id", "only_reads")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +360,7 @@ class Subscribe(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_READS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     topology: str
     consumer_id: str
@@ -348,7 +368,8 @@ class Subscribe(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
     worker_incarnation: int
     receiver_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ...) -> None: ...
+    only_reads: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., only_reads: bool = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tuplewire.group import flow_of, task_and_forwarded
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
+from tuplewire.session.departure import Departure
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -94,6 +95,16 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
         welcome.assignment_version,
         welcome.worker_incarnation,
     )
+
+
+def departure_to_wire(departure: Departure) -> pb.Departure:
+    """Return what a worker has left behind as it travels."""
+    return pb.Departure(incarnation=departure.incarnation, dropped=departure.dropped, others=departure.others)
+
+
+def departure_from_wire(departure: pb.Departure) -> Departure:
+    """Return what a worker says of itself, or of another, that is gone."""
+    return Departure(departure.incarnation, dict(departure.dropped), departure.others)
 
 
 def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:

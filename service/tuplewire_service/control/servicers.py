@@ -20,7 +20,12 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc, health_pb2, health_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire_service.control.status_messages import assignment_from_wire, assignment_to_wire, status_to_wire
+from tuplewire_service.control.status_messages import (
+    assignment_from_wire,
+    assignment_to_wire,
+    entries_to_wire,
+    status_to_wire,
+)
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
@@ -124,6 +129,22 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             return pb.PublishResponse(moved_tasks=self._worker.check_staged(sink, request.epoch, names))
         chosen, waiting, tasks = await self._worker.publish(sink, request.epoch, names)
         return pb.PublishResponse(chosen=chosen, waiting=waiting, waiting_tasks=tasks)
+
+    async def GetEntries(self, request: pb.GetEntriesRequest, _context: Context) -> pb.GetEntriesResponse:
+        """Return how messages are numbered by their entry workers, and which workers are gone."""
+        router = self._worker.router
+        tasks = [each.task for each in request.tasks]
+        found = (router.queues.entries(each.task, each.last, router.number) for each in request.tasks)
+        return pb.GetEntriesResponse(
+            worker_id=self._worker.settings.worker_id,
+            incarnation=self._worker.incarnation,
+            tasks=[entries_to_wire(each) for each in found if each is not None],
+            leaving=[task for task in tasks if router.queues.is_leaving(task)],
+            departed=[
+                pb.DepartedWorker(incarnation=each.incarnation, dropped=each.lost(tasks))
+                for each in router.departures.of(request.incarnations)
+            ],
+        )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""

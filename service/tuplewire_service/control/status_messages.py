@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 import tuplewire
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.entries import Entries
 from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
 
 _MOST_BLOCKING = 10
@@ -47,6 +48,11 @@ def assignment_from_wire(assignment: pb.Assignment) -> Assignment:
     return Assignment(assignment.version, assignment.topology, tuple(workers))
 
 
+def entries_to_wire(entries: Entries) -> pb.TaskEntries:
+    """Return how messages are numbered as it travels."""
+    return _filled(pb.TaskEntries, entries)
+
+
 def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
     """Return the snapshot as it travels."""
     timings = snapshot.timings
@@ -75,6 +81,7 @@ def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
                 queued_bytes=task.queued_bytes,
                 subscribed=task.subscribed,
                 acknowledged_sequence=task.acknowledged_sequence,
+                begin_sequence=task.begin_sequence,
                 congested=task.task in snapshot.congested,
             )
             for task in snapshot.tasks

@@ -16,6 +16,7 @@ from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import LedgerSnapshot
 
 BLOCK, NO_BLOCK = 0, 1
@@ -168,6 +169,9 @@ class IConnectionCallback(ABC):
 
     def worker_is(self, number: int, *, connected: bool) -> None:  # noqa: B027 - not all need know
         """Take note that a worker (its number) is connected, or is not any more, without a goodbye."""
+
+    def workers_left(self, departures: Sequence[Departure]) -> None:  # noqa: B027 - not all need know
+        """Take note of workers that have ended in good order, and of what they left behind."""
 
 
 class IConnection(ABC):

@@ -12,6 +12,7 @@ from typing import Any
 from tuplewire.errors import ClosedError, RefusedError
 from tuplewire.group import TaskGroup, route_of
 from tuplewire.message import SHUTDOWN_TASK, TaskMessage
+from tuplewire.session.departure import Departure
 from tuplewire_service.messaging.base import (
     BLOCK,
     ConnectionStatus,
@@ -68,6 +69,11 @@ class Reception(IConnectionCallback):
         """Tell the callback that a worker is connected, or is lost; 0: it is a program."""
         if number and self.callback is not self:
             self.callback.worker_is(number, connected=connected)
+
+    def workers_left(self, departures: Sequence[Departure]) -> None:
+        """Tell the callback of workers that have ended in good order."""
+        if self.callback is not self:
+            self.callback.workers_left(departures)
 
     def counts(self) -> list[ReceiveCount]:
         """Return what has arrived, by source."""

@@ -10,6 +10,7 @@ from tuplewire.connection.loop import in_own_thread
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.group import TaskGroup
 from tuplewire.message import as_groups
+from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IClientConnection
@@ -42,6 +43,12 @@ class IRelayConnection(IClientConnection):
         done with, later, in order for each task; and what it will never be done with.
         assignment_version: asked for at every frame, for a receiver that lags behind. draining: asked for
         when connecting: whether the messages are the last of a worker that is about to go.
+        """
+
+    def tell_departures(self, departures: Callable[[], Sequence[Departure]]) -> None:
+        """Say whom to ask, when it says goodbye, for the workers that have ended in good order.
+
+        Called where the transport's I/O runs, before the first forward.
         """
 
     def expect(self, worker_id: str) -> None:

@@ -21,6 +21,7 @@ class SubscribeRequest:
 
     owner: whose consumer it is; another owner's of the same id is another.
     worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
+    only_reads: whether it acknowledges nothing that it gets, so that nobody waits for it when a task leaves.
     """
 
     owner: str
@@ -28,6 +29,7 @@ class SubscribeRequest:
     incarnation: int
     worker_incarnation: int
     cursors: Sequence[Cursor]
+    only_reads: bool = False
 
     @property
     def consumer_key(self) -> tuple[str, str]:

@@ -27,6 +27,7 @@ CONTROL = {
     "GetStatus": "",
     "GetLoad": "",
     "GetAssignment": "",
+    "GetEntries": "",
     "Stage": "",
     "Publish": "",
     "Drain": "drain",

@@ -178,16 +178,20 @@ class EntrySequences:
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
+        self._first = 1
 
     def place(self, group: TaskGroup, now_micros: int, *, kept: bool) -> TaskGroup:
-        """Return messages with their entry sequence, from 1 per task. now_micros, kept: see TaskGroup.at."""
-        entry_sequence = self._next.get(group.task, 1)
+        """Return messages with their entry sequence, which only grows. now_micros, kept: see TaskGroup.at."""
+        entry_sequence = self._next.get(group.task, self._first)
         self._next[group.task] = entry_sequence + len(group)
         return group.at(entry_sequence, now_micros, kept=kept)
 
     def forget(self, task: int) -> None:
-        """Count a task's messages anew: nobody holds it any more, and nothing of it is on the way."""
-        self._next.pop(task, None)
+        """Forget a task's count: nobody holds it any more, and nothing of it is on the way.
+
+        A number is never given twice for a task: a reader may remember it.
+        """
+        self._first = max(self._first, self._next.pop(task, 1))
 
 
 class LostWorkers:

@@ -18,6 +18,7 @@ from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
+from tuplewire_service.worker.entries import Entries
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import TaskSnapshot
 
@@ -30,6 +31,7 @@ class _Queue:
     task: int
     log: DeliveryLog
     times: QueueTimes
+    begin: int
     leaving: bool = False
     consumer: QueueSubscription | None = None
     consumer_key: tuple[str, str] = ("", "")
@@ -100,7 +102,7 @@ class ReceiveQueues:
         queue = self._leaving.pop(task, None)
         if queue is None:
             start = self._tails.pop(task, self._start)
-            queue = _Queue(task, DeliveryLog.after(start), QueueTimes(start))
+            queue = _Queue(task, DeliveryLog.after(start), QueueTimes(start), start)
         self._queues[task] = queue
         self._touched.add(task)
         queue.leaving = False
@@ -118,7 +120,7 @@ class ReceiveQueues:
             if queue is None:
                 continue
             if queue.consumer is not None:
-                if queue.log.taken > queue.log.acknowledged:
+                if queue.log.taken > queue.log.acknowledged and not queue.consumer.only_reads:
                     continue
                 queue.consumer.drop(queue)
             left += queue.log.remove()
@@ -148,6 +150,27 @@ class ReceiveQueues:
         self._early.add(task)
         self._hold(task)
         return True
+
+    def entries(self, task: int, last: int, own: int) -> Entries | None:
+        """Return how the unacknowledged messages of a local task are numbered; None if it is not here.
+
+        last: the sequence up to which; 0: all. own: this worker's number as an entry worker. The time grows
+        with the batches in which they came.
+        """
+        queue = self._queues.get(task)
+        if queue is None:
+            return None
+        log = queue.log
+        return Entries.of(task, queue.begin, log.held(), log.acknowledged + 1, last, own)
+
+    def waiting(self) -> dict[int, int]:
+        """Return how many messages each task has here, where there are any; also of those that leave."""
+        queues = (*self._queues.values(), *self._leaving.values())
+        found: dict[int, int] = {}
+        for queue in queues:
+            if count := queue.log.queued_messages:
+                found[queue.task] = found.get(queue.task, 0) + count
+        return found
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Queue messages for a local task, or for one that moves away."""
@@ -201,6 +224,7 @@ class ReceiveQueues:
                 self._load(queue.log),
                 queue.consumer is not None,
                 queue.log.acknowledged,
+                queue.begin,
             )
             for task, queue in sorted(self._queues.items())
         ]
@@ -239,7 +263,7 @@ class ReceiveQueues:
             returns = request.worker_incarnation == self.incarnation
             if returns and queue.consumer is not None and queue.consumer_key != request.consumer_key:
                 raise _superseded(queue.consumer_key[1], queue.task)
-        subscription = QueueSubscription(self, wake)
+        subscription = QueueSubscription(self, wake, only_reads=request.only_reads)
         for cursor in request.cursors:
             self._hand_over(self._queues[cursor.task], subscription, cursor, request)
         return subscription
@@ -285,7 +309,9 @@ def _superseded(consumer_id: str, task: int) -> SupersededError:
 class QueueSubscription(ISubscription):
     """A consumer's hold on some queues."""
 
-    def __init__(self, queues: ReceiveQueues, wake: Callable[[], None]) -> None:
+    def __init__(self, queues: ReceiveQueues, wake: Callable[[], None], *, only_reads: bool = False) -> None:
+        """Hold none yet. only_reads: see SubscribeRequest."""
+        self.only_reads = only_reads
         self.worker_id = queues.worker_id
         self.worker_incarnation = queues.incarnation
         self._queues = queues

@@ -19,6 +19,7 @@ from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
+from tuplewire.session.departure import Departure, Departures
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire_service.messaging.base import (
@@ -79,11 +80,15 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
         self.queues = ReceiveQueues(settings, incarnation, self._done, self.table.not_here)
         self._entry_sequences = EntrySequences()
-        self._moves = Moves(worker_number(settings.worker_id, incarnation))
+        self.number = worker_number(settings.worker_id, incarnation)
+        """What stands for this worker, as an entry worker."""
+        self._incarnation = incarnation
+        self._moves = Moves(self.number)
+        self.departures = Departures()
         self.connections = Connections(
             context,
             settings.topology,
-            lambda each: each.attach(self._settled, self._released, lambda: self.table.version, draining),
+            partial(self._attach, draining=draining),
             self._returned,
         )
         self._transfer = TransferQueue(
@@ -95,6 +100,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
             f"<Router {self._settings.worker_id} version={self.assignment_version} "
             f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
         )
+
+    def _attach(self, connection: IRelayConnection, draining: Callable[[], bool]) -> None:
+        connection.attach(self._settled, self._released, lambda: self.table.version, draining)
+        connection.tell_departures(self.departures.known)
 
     # --- assignment --------------------------------------------------------------------------------
 
@@ -329,6 +338,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._lost_workers.worker_is(number, connected=connected)
         self.queues.doubtful = self._lost_workers.had if self._lost_workers else None
 
+    def workers_left(self, departures: Sequence[Departure]) -> None:
+        self.departures.add(departures)
+
     # --- ledger, the end -------------------------------------------------------------------------------
 
     def ledger(self) -> LedgerSnapshot:
@@ -371,6 +383,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
     async def close(self, timeout: float) -> None:
         """End consumers and connections; messages that are still queued count as dropped{shutdown}."""
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
+        others = sum(map(len, self._waiting())) + self.connections.unkept_messages
+        self.departures.add([Departure(self._incarnation, self.queues.waiting(), others)])
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear()
         self._lose(group for group, _ in self._moves.clear())
         await self.connections.close(timeout)

@@ -46,6 +46,8 @@ class TaskSnapshot(NamedTuple):
     """How full it is, in messages or bytes, from 0 to 1."""
     subscribed: bool
     acknowledged_sequence: int
+    begin_sequence: int = 0
+    """The sequence after which its messages here begin, since it came last."""
 
 
 @dataclass(frozen=True, slots=True)

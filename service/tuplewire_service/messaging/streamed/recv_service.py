@@ -85,6 +85,7 @@ class RecvService(StreamService):
             subscribe.incarnation,
             subscribe.worker_incarnation,
             list(cursors.values()),
+            subscribe.only_reads,
         )
         return self.source.subscribe(request, wake.set)
 

@@ -20,7 +20,7 @@ from tuplewire.session.credit import Exhausted, Grant
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import grant_to_wire, update_to_wire
+from tuplewire.wire.translate import departure_from_wire, grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.receiving_end import Leases
 from tuplewire_service.messaging.reception import Reception
@@ -245,6 +245,9 @@ class SendService(StreamService):
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":
+                if session.worker_number and request.goodbye.departures:
+                    departures = [departure_from_wire(each) for each in request.goodbye.departures]
+                    self._reception.workers_left(departures)
                 if self.leases.get(session.key) is session:
                     self.leases.forget(session.key)
                 return

@@ -1,0 +1,51 @@
+"""What is known of workers that have ended in good order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+_MOST_REMEMBERED = 1000
+"""So many workers are remembered, those that ended last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A worker that has ended in good order, and what it left behind.
+
+    incarnation: the worker's. dropped: for each task how many messages it held that nobody took. others: how
+    many more were on their way somewhere, at most.
+    """
+
+    incarnation: int
+    dropped: Mapping[int, int] = field(default_factory=dict)
+    others: int = 0
+
+    def lost(self, tasks: Iterable[int]) -> int:
+        """Return how many messages of some tasks are gone with it, at most."""
+        return self.others + sum(self.dropped.get(task, 0) for task in tasks)
+
+
+class Departures:
+    """The departures that a worker has heard of. Each goodbye between workers tells all of them.
+
+    So a worker that starts after another has ended learns of it from those that have seen both.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Departure] = {}
+
+    def add(self, departures: Iterable[Departure]) -> None:
+        """Remember departures."""
+        for each in departures:
+            self._known.setdefault(each.incarnation, each)
+        while len(self._known) > _MOST_REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    def known(self) -> list[Departure]:
+        """Return all of them."""
+        return list(self._known.values())
+
+    def of(self, incarnations: Iterable[int]) -> list[Departure]:
+        """Return those of some workers."""
+        return [self._known[each] for each in incarnations if each in self._known]

@@ -1,0 +1,299 @@
+"""Spark's readers while the tasks that they read move between real workers, without a JVM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import eventually
+from helpers.moving_workers import TASK, Workers
+from helpers.topology import TOPOLOGY, has_ended, numbered, queued
+from helpers.traffic import client_of
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from tuplewire import TaskMessageBatch
+from tuplewire.spark.offsets import DataLossError
+from tuplewire.spark.options import source_options
+from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Run three workers, the task at the first."""
+    with ExitStack() as stack:
+        running = Workers(tmp_path, stack)
+        running.put("a")
+        yield running
+
+
+def given(workers: Workers, name: str = "c", **more: str) -> Any:
+    """Return options."""
+    address = workers.running[name].address
+    where = {"address": address, "topology": TOPOLOGY, "tasks": str(TASK), "timeout": "20"}
+    return source_options({**where, **more})
+
+
+class Query:
+    """A query as Spark runs it: offset after offset, each in its log before it is read."""
+
+    def __init__(self, options: Any) -> None:
+        self.reader = TuplewireStreamReader(options)
+        self.at = self.reader.initialOffset()
+        self.got: list[int] = []
+
+    def plan(self, most: int | None = None) -> dict[str, Any]:
+        """Return where the next micro-batch ends."""
+        limit = ReadAllAvailable() if most is None else ReadMaxRows(most)
+        return self.reader.latestOffset(self.at, limit)
+
+    def read(self, end: dict[str, Any]) -> None:
+        """Read a micro-batch, and commit it."""
+        for partition in self.reader.partitions(self.at, end):
+            for batch in self.reader.read(partition):
+                self.got += map(int, batch.column("message").to_pylist())
+        self.reader.commit(end)
+        self.at = end
+
+    def step(self) -> None:
+        """Do one micro-batch."""
+        end = self.plan()
+        if end != self.at:
+            self.read(end)
+
+    def read_all(self, count: int) -> None:
+        """Go on until so many messages have come, each once."""
+
+        def has_all() -> bool:
+            self.step()
+            assert len(set(self.got)) == len(self.got), "some came twice"
+            return len(self.got) >= count
+
+        eventually(has_all, 30, f"{count} messages have come")
+        assert sorted(self.got) == list(range(count))
+
+
+@contextmanager
+def query(workers: Workers, name: str = "c", **more: str) -> Iterator[Query]:
+    """Run a query, and stop it."""
+    running = Query(given(workers, name, **more))
+    yield running
+    running.reader.stop()
+
+
+def send(workers: Workers, numbers: range, name: str = "b") -> None:
+    """Send messages through a worker."""
+    with client_of(workers.running[name].address) as client:
+        client.send(numbered(TASK, numbers))
+        client.flush(20)
+
+
+def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
+    """Neither what was read and not acknowledged comes again, nor is anything missing."""
+    with query(workers) as running:
+        send(workers, range(50), "a")
+        send(workers, range(50, 100), "b")
+        running.read(running.plan(70))
+        workers.put("b")
+        send(workers, range(100, 200), "c")
+        running.read_all(200)
+        workers.put("a")
+        send(workers, range(200, 300), "a")
+        running.read_all(300)
+        workers.put("c")
+        workers.put("b")
+        send(workers, range(300, 400))
+        running.read_all(400)
+        running.step()
+        assert queued(workers.running["b"], TASK) == 0
+
+
+def test_a_task_moves_between_planning_and_reading(workers: Workers) -> None:
+    """The micro-batch has exactly the messages that were planned, also when it is read again."""
+    with query(workers) as running:
+        send(workers, range(60), "a")
+        send(workers, range(60, 100), "c")
+        end = running.plan(80)
+        workers.put("b")
+        send(workers, range(100, 150), "b")
+        for _ in range(2):
+            got = [
+                int(payload)
+                for partition in running.reader.partitions(running.at, end)
+                for batch in running.reader.read(partition)
+                for payload in batch.column("message").to_pylist()
+            ]
+            assert sorted(got) == list(range(80))
+        with query(workers, "b") as again:  # the driver is another one
+            again.at = running.at
+            workers.put("a")
+            again.read(end)
+            assert sorted(again.got) == list(range(80))
+            again.read_all(150)
+
+
+def test_a_task_moves_while_it_is_read(workers: Workers) -> None:
+    """A reader that has got a part of it goes on at the new owner; the former owner does not wait for it."""
+    count = 600
+    with client_of(workers.running["a"].address) as client:
+        client.send(TaskMessageBatch.from_columns(TASK, [b"%-12000d" % number for number in range(count)]))
+        client.flush(20)
+    with query(workers) as running:
+        end = running.plan()
+        (partition,) = running.reader.partitions(running.at, end)
+        batches = running.reader.read(partition)
+        first = next(batches)
+        workers.put("b")
+        rows = [first, *batches]
+        assert [int(each) for batch in rows for each in batch.column("message").to_pylist()] == list(
+            range(count)
+        )
+        assert [each for batch in rows for each in batch.column("sequence").to_pylist()] == list(
+            range(1, count + 1)
+        )
+        running.at = end
+        running.got = list(range(count))
+        send(workers, range(count, count + 100))
+        running.read_all(count + 100)
+
+
+def test_a_batch_read_follows_its_tasks(workers: Workers) -> None:
+    """A DataFrame that was planned has the same rows after a move."""
+    send(workers, range(100), "a")
+    reader = TuplewireBatchReader(given(workers))
+    partitions = reader.partitions()
+    workers.put("b")
+    send(workers, range(100, 120), "a")
+    for _ in range(2):
+        got = [
+            int(payload)
+            for partition in partitions
+            for batch in reader.read(partition)
+            for payload in batch.column("message").to_pylist()
+        ]
+        assert sorted(got) == list(range(100))
+
+
+def test_workers_are_replaced_one_by_one(workers: Workers) -> None:
+    """A rolling restart under a query, also of the worker that it was told: every message once."""
+    with query(workers, "a") as running:
+        sent = 0
+        for name, other in [("a", "b"), ("b", "c"), ("c", "a")] * 2:
+            send(workers, range(sent, sent + 50), name)
+            running.step()
+            send(workers, range(sent + 50, sent + 100), other)
+            sent += 100
+            workers.put(other)
+            workers.drain(name)
+            workers.start(name)
+            workers.put(other)
+        running.read_all(sent)
+
+
+def test_a_query_that_was_away_while_all_workers_were_replaced(workers: Workers) -> None:
+    """Those that come later have heard that those before them ended in good order."""
+    with query(workers) as running:
+        send(workers, range(100), "a")
+        running.read(running.plan(60))
+    for name, other in [("a", "b"), ("b", "c"), ("c", "a")]:
+        workers.put(other)
+        workers.drain(name)
+        workers.start(name)
+        workers.put(other)
+    with query(workers) as again:
+        again.at, again.got = running.at, running.got
+        again.read_all(100)
+
+
+def test_a_planned_micro_batch_outlives_its_workers(workers: Workers) -> None:
+    """It is read where its messages are, though every worker was replaced since."""
+    with query(workers) as running:
+        send(workers, range(50), "a")
+        send(workers, range(50, 100), "b")
+        end = running.plan()
+        for name, other in [("a", "b"), ("b", "c"), ("c", "a")]:
+            workers.put(other)
+            workers.drain(name)
+            workers.start(name)
+            workers.put(other)
+        running.reader.stop()
+        with query(workers) as again:
+            again.at = running.at
+            again.read(end)
+            assert sorted(again.got) == list(range(100))
+
+
+def test_a_worker_that_dies_takes_its_messages(workers: Workers) -> None:
+    """The query says how many; what was planned and has died is named one by one, or passed over."""
+    with query(workers) as running:
+        send(workers, range(100), "a")
+        end = running.plan(60)
+        running.reader.latestOffset(end, ReadMaxRows(1))
+        dead = workers.running.pop("a")
+        os.kill(dead.process_id, signal.SIGKILL)
+        workers.start("a")
+        workers.put("b")
+        with query(workers, timeout="1") as strict:
+            strict.at = running.at
+            with pytest.raises(
+                DataLossError, match=r"messages 1 to 60 of task 1 are gone.*died with the worker"
+            ):
+                strict.read(end)
+        with pytest.raises(
+            DataLossError, match=r"40 messages that the query had not read.*failOnDataLoss=false"
+        ):
+            running.reader.latestOffset(end, ReadAllAvailable())
+        with query(workers, failOnDataLoss="false", timeout="1") as brave:
+            brave.at = running.at
+            brave.read(end)
+            send(workers, range(5))
+            brave.read_all(5)
+
+
+def test_messages_that_nobody_takes_over_are_named(workers: Workers) -> None:
+    """A worker that ends with messages that it could hand to nobody says how many; the query does, too."""
+    with query(workers) as running:
+        send(workers, range(100), "a")
+        running.read(running.plan(60))
+        running.reader.latestOffset(running.at, ReadMaxRows(1))
+        endpoint = workers.running["a"]
+        workers.drain("a")
+        workers.start("a")
+        workers.put("b")
+        with pytest.raises(DataLossError, match=r"nobody could take its messages over: up to 40 messages"):
+            running.plan()
+        assert has_ended(endpoint)
+
+
+def test_moves_under_load(workers: Workers) -> None:
+    """The task moves ten times while two programs send and the query reads: each message once, in order."""
+    count, done = 2000, threading.Event()
+
+    def produce(name: str, offset: int) -> None:
+        with client_of(workers.running[name].address) as client:
+            for number in range(0, count, 20):
+                client.send(numbered(TASK, range(offset + number, offset + number + 20)))
+                client.flush(60)
+
+    threads = [threading.Thread(target=produce, args=each) for each in (("a", 0), ("b", count))]
+
+    def move() -> None:
+        for name in "bcabacbcab":
+            workers.put(name)
+            done.wait(0.2)
+
+    threads.append(threading.Thread(target=move))
+    with query(workers) as running:
+        for thread in threads:
+            thread.start()
+        running.read_all(2 * count)
+        for thread in threads:
+            thread.join()
+        for low in (0, count):
+            mine = [number for number in running.got if low <= number < low + count]
+            assert mine == sorted(mine)
