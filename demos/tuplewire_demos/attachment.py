@@ -54,18 +54,23 @@ class Attachment:
         worker_of = {task: index for index, tasks in placed.items() for task in tasks}
         return cls(topology, run, tuple(worker.address for worker in workers), worker_of)
 
-    def client(self, task: int) -> Client:
-        """Return a client for a task, within the PySpark task that runs it.
+    def crosses(self, task: int, to: int) -> bool:
+        """Whether what a task sends to another goes from worker to worker."""
+        return self._index(task) != self._index(to)
 
-        A task that only sends is free to use any worker; they take turns.
-        """
+    def _index(self, task: int) -> int:
+        # A task that only sends is free to use any worker; they take turns.
+        return self.worker_of.get(task, task % len(self.addresses))
+
+    def client(self, task: int) -> Client:
+        """Return a client for a task, within the PySpark task that runs it."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         if context is None:
             raise ConfigError("a task's client is opened inside a PySpark task")
         return Client(
-            self.addresses[self.worker_of.get(task, task % len(self.addresses))],
+            self.addresses[self._index(task)],
             topology=self.topology,
             client_id=f"{self.run}-{task}",
             # Attempt *numbers* repeat when Spark runs a stage again; these ids do not.

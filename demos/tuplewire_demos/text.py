@@ -53,23 +53,31 @@ class SkipTally:
 
 
 REPORT = (
-    "source int, sent bigint, skipped bigint, first array<struct<id: bigint, problem: string, text: string>>"
+    "source int, messages bigint, crossed bigint, rows bigint, seconds double, skipped bigint, "
+    "first array<struct<id: bigint, problem: string, text: string>>"
 )
 """What a spout yields when it has ended: one row of this."""
 
 _REPORT = pa.schema(
     [
         ("source", pa.int32()),
-        ("sent", pa.int64()),
+        ("messages", pa.int64()),
+        ("crossed", pa.int64()),
+        ("rows", pa.int64()),
+        ("seconds", pa.float64()),
         ("skipped", pa.int64()),
         ("first", pa.list_(pa.struct([("id", pa.int64()), ("problem", pa.string()), ("text", pa.string())]))),
     ]
 )
 
 
-def report(source: int, sent: int, tally: SkipTally) -> pa.RecordBatch:
-    """Return a spout's one row."""
-    row = {"source": source, "sent": sent, "skipped": tally.count, "first": tally.first}
+def report(tally: SkipTally, **numbers: float) -> pa.RecordBatch:
+    """Return a spout's one row. numbers: what else REPORT has.
+
+    messages: those it sent, without end marks. crossed: those of them for a task of another worker than its
+    own. rows: what was in them. seconds: what it took to pack and send them, until all were acknowledged.
+    """
+    row = {**numbers, "skipped": tally.count, "first": tally.first}
     return pa.RecordBatch.from_pylist([row], _REPORT)
 
 

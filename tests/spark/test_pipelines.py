@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tuplewire_demos.stream import Outlet, receive
 
 pytestmark = pytest.mark.spark
 
+NUMBERS = re.compile(r"[0-9][0-9,.]*")
 HEADER = "year,carrier,dep_delay,origin,dest\n"
 
 
@@ -58,15 +60,23 @@ def test_flights_of_2013(spark: SparkSession, flights_workers: Any, quiet: Progr
     result = flights.run_flights(spark, flights_workers.endpoints, progress=quiet)
     assert result.differences == []
     assert result.ok, result.ledgers
-    assert result.messages == 336_776
+    assert result.rows == 336_776
+    assert result.account.accepted == sum(ledger.accepted for ledger in result.ledgers.values())
+    assert 0 < result.account.crossed < result.account.messages < 1000
     assert result.skipped.count == 0
     rows = {row["carrier"]: row for row in result.table.collect()}
     assert len(rows) == 16
     assert sum(row["flights"] for row in rows.values()) == 336_776
     assert rows["UA"]["flights"] == 58_665
     assert rows["AS"]["busiest_route"] == "EWR-SEA"
-    assert sum(ledger.accepted for ledger in result.ledgers.values()) >= 336_776
-    assert all(ledger.accepted > 1000 for ledger in result.ledgers.values())
+    shown = io.StringIO()
+    flights.write_result(shown, result)
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    sample = page.partition("```\nEqual to")[2].partition("```")[0].splitlines()
+    printed = {NUMBERS.sub("#", line) for line in shown.getvalue().splitlines()}
+    assert len(sample) == 4
+    assert all(NUMBERS.sub("#", line) in printed for line in sample[1:]), shown.getvalue()
+    assert all(ledger.accepted > 10 for ledger in result.ledgers.values())
 
 
 def test_flights_of_a_file(spark: SparkSession, launch: Any, quiet: Progress, tmp_path: Path) -> None:
@@ -144,7 +154,7 @@ def test_line_numbers_hold_across_partitions(
     result = flights.run_flights(spark, flights_workers.endpoints, path=path, progress=quiet)
     assert result.ok, result
     assert [row.line for row in result.skipped.first] == [124, 8_766]
-    assert result.messages == 9_997
+    assert result.rows == 9_997
 
 
 @pytest.mark.parametrize(
@@ -227,7 +237,7 @@ def test_failing_spout_ends_the_run(spark: SparkSession, launch: Any, quiet: Pro
 
         def bolt(task: int) -> Iterator[pa.RecordBatch]:
             with attachment.client(task) as client:
-                for _ in receive(client, task, [3]):
+                for _ in receive(client, task):
                     pass
             yield from ()
 
@@ -236,7 +246,7 @@ def test_failing_spout_ends_the_run(spark: SparkSession, launch: Any, quiet: Pro
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1, 2], bolt, "id bigint"),
-                spouts=spark.range(2).mapInArrow(spout, "id bigint"),
+                spouts=lambda: spark.range(2).mapInArrow(spout, "id bigint"),
                 tasks=[1, 2],
                 progress=quiet,
             )
@@ -258,7 +268,7 @@ def test_failing_bolt_ends_the_run(spark: SparkSession, launch: Any, quiet: Prog
 
         def bolt(task: int) -> Iterator[pa.RecordBatch]:
             with attachment.client(task) as client:
-                for _ in receive(client, task, [2]):
+                for _ in receive(client, task):
                     raise RuntimeError("the disk is full")
             yield from ()
 
@@ -267,7 +277,7 @@ def test_failing_bolt_ends_the_run(spark: SparkSession, launch: Any, quiet: Prog
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1], bolt, "id bigint"),
-                spouts=spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
+                spouts=lambda: spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
                 tasks=[1],
                 progress=quiet,
             )
@@ -289,7 +299,7 @@ def test_missing_message_is_noticed(spark: SparkSession, launch: Any, quiet: Pro
 
         def bolt(task: int) -> Iterator[pa.RecordBatch]:
             with attachment.client(task) as client:
-                for _ in receive(client, task, [7]):
+                for _ in receive(client, task):
                     pass
             yield from ()
 
@@ -298,7 +308,7 @@ def test_missing_message_is_noticed(spark: SparkSession, launch: Any, quiet: Pro
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1], bolt, "id bigint"),
-                spouts=spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
+                spouts=lambda: spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
                 tasks=[1],
                 progress=quiet,
             )
@@ -318,7 +328,7 @@ def test_dead_worker_ends_the_run(spark: SparkSession, launch: Any, quiet: Progr
 
         def bolt(task: int) -> Iterator[pa.RecordBatch]:
             with attachment.client(task) as client:
-                for _ in receive(client, task, [4]):
+                for _ in receive(client, task):
                     pass
             yield from ()
 
@@ -334,7 +344,7 @@ def test_dead_worker_ends_the_run(spark: SparkSession, launch: Any, quiet: Progr
                 spark,
                 running.endpoints,
                 bolts=bolt_frame(spark, [1, 2], bolt, "id bigint"),
-                spouts=spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
+                spouts=lambda: spark.range(0, 1, 1, 1).mapInArrow(spout, "id bigint"),
                 tasks=[1, 2],
                 progress=quiet,
             )

@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuplewire.message": ("tuplewire.errors", "tuplewire.group", "tuplewire.headers", "tuplewire.arrow"),
     "tuplewire.arrow": ("tuplewire.errors", "tuplewire.group", "tuplewire.arrow_headers"),
     "tuplewire.arrow_headers": ("tuplewire.errors", "tuplewire.headers"),
+    "tuplewire.arrow_rows": ("tuplewire.config", "tuplewire.errors"),
     "tuplewire.session": (*VALUES[:-1], "tuplewire.session"),
     "tuplewire.wire": (*VALUES, "tuplewire.session", "tuplewire.wire"),
     "tuplewire.topology": (CLIENT, "tuplewire.topology"),
@@ -85,6 +86,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "pyarrow": (
         "tuplewire.arrow",
         "tuplewire.arrow_headers",
+        "tuplewire.arrow_rows",
         "tuplewire.message",
         *ABOVE_CLIENT[1:],
         "pyspark_tuplewire",
