@@ -21,7 +21,8 @@ from tuplewire.errors import ConfigError, MalformedError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
 from tuplewire.session.delivery import Delivery
-from tuplewire.spark.data_source import check_read_schema, check_write_schema, read_batch
+from tuplewire.spark.columns import read_batch
+from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.fetch import within
 from tuplewire.spark.options import GroupingName, sink_options
 from tuplewire.spark.writer import RowRouter, sliced

@@ -1,28 +1,21 @@
-"""The format `tuplewire` of Spark, source and sink, batch and streaming, and its columns."""
+"""The format `tuplewire` of Spark, source and sink, batch and streaming, and its columns.
+
+Spark imports this in each process in which it plans: it loads neither gRPC nor Arrow.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from tuplewire.arrow import key_and_headers, record_batch
-from tuplewire.arrow_headers import HEADERS, KEY
 from tuplewire.errors import ConfigError
 from tuplewire.spark.data_source_api import DataSource, DataSourceStreamReader, stream_reader
 from tuplewire.spark.options import GroupingName, SinkOptions, includes_headers, sink_options, source_options
 from tuplewire.spark.shipped import Shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql.types import StructType
 
-    from tuplewire.group import TaskGroup
-    from tuplewire.session.delivery import Delivery
     from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
     from tuplewire.spark.writer import TuplewireBatchWriter, TuplewireStreamWriter
 
@@ -34,18 +27,6 @@ key is null where a message has none.
 """
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 """The type of the column `headers`, which is that of Spark's Kafka connector. Null: a message has none."""
-
-_ARROW_SCHEMA = pa.schema(
-    [
-        ("task", pa.int32()),
-        ("message", pa.binary()),
-        ("source", pa.int32()),
-        ("sequence", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", KEY),
-    ]
-)
-_ARROW_SCHEMA_WITH_HEADERS = _ARROW_SCHEMA.append(pa.field("headers", HEADERS))
 
 _TASK_TYPES = ("tinyint", "smallint", "int", "bigint")
 _TRAVELLING_KEY_TYPES = ("string", "binary")
@@ -94,49 +75,6 @@ def _needs(grouping: GroupingName, wanted: dict[str, tuple[str, ...]]) -> str:
         f"with grouping={grouping} the rows to write have {columns}, and may have {optional}; select these, "
         "with cast where needed"
     )
-
-
-def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:
-    """Return messages of one task that follow each other, in the columns of read_schema.
-
-    Raises MalformedError for what another program has sent in place of a key and headers.
-    """
-    groups = [delivery.group for delivery in deliveries]
-    columns = record_batch(groups)
-    key, pairs = key_and_headers(groups, headers=headers)
-    count = columns.num_rows
-    before = deliveries[0].first_sequence - 1
-    sequences = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=before)
-    return pa.RecordBatch.from_arrays(
-        [
-            columns.column("task"),
-            columns.column("message"),
-            columns.column("source"),
-            sequences,
-            _timestamps(groups),
-            key,
-            *([pairs] if headers else []),
-        ],
-        schema=_ARROW_SCHEMA_WITH_HEADERS if headers else _ARROW_SCHEMA,
-    )
-
-
-def travelling(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """Return the column of keys or of headers of rows to write; None if there is none that travels."""
-    if name not in batch.schema.names:
-        return None
-    column = batch.column(name)
-    return None if pa.types.is_integer(column.type) else column  # an integer is for the grouping alone
-
-
-def _timestamps(groups: Sequence[TaskGroup]) -> pa.Array:
-    """Return when each message was sent, in whole milliseconds: the rest may differ between attempts."""
-    kind = _ARROW_SCHEMA.field("timestamp").type
-    micros = [group.accepted_micros // 1000 * 1000 or None for group in groups]
-    if len(set(micros)) == 1:
-        return pa.repeat(pa.scalar(micros[0], kind), sum(map(len, groups)))
-    ends = pa.array(accumulate(map(len, groups)), pa.int32())
-    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, pa.array(micros, kind)))
 
 
 class TuplewireDataSource(Shipped, DataSource):

@@ -31,7 +31,7 @@ from tuplewire.errors import (
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import Backoff
-from tuplewire.spark.data_source import read_batch
+from tuplewire.spark.columns import read_batch
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
 from tuplewire.spark.options import SourceOptions

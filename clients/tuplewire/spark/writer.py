@@ -25,7 +25,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import NotLocalError, TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
-from tuplewire.spark.data_source import travelling
+from tuplewire.spark.columns import travelling
 from tuplewire.spark.data_source_api import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
