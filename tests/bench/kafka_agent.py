@@ -285,6 +285,7 @@ class Kafka:
         """Run a query from a topic of one partition to another."""
         source, target = self.topic(1), self.topic(1)
         reader = self._spark.readStream.format("kafka").options(**self._where, subscribe=source)
+        reader = reader.option("startingOffsets", "earliest")  # a message may come before the query is there
         frame = reader.load().selectExpr("upper(cast(value as string)) as value")
         return KafkaWire(self, Query(frame, "kafka", {**self._where, "topic": target}), source, target)
 
