@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -18,7 +19,6 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     EpochTooLargeError,
     ProtocolError,
-    RefusedMessagesError,
     ResourceLimitError,
     SequenceGapError,
     StageGoneError,
@@ -27,6 +27,7 @@ from tuplewire.errors import (
     WrongTopologyError,
 )
 from tuplewire.spark import stages
+from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
 from tuplewire.wire import control_pb2
@@ -92,10 +93,10 @@ def test_only_the_chosen_attempts_are_sent(workers: Pair) -> None:
         assert numbers(collect(batches, 10)) == list(range(10))
 
 
-def test_atomic_write_that_fails_sends_nothing(workers: Pair) -> None:
+def test_exact_write_that_fails_sends_nothing(workers: Pair) -> None:
     """What the attempts of a failed job have computed is seen by nobody."""
     task = workers.near_task()
-    writer = TuplewireBatchWriter(sink_options(options(workers, atomic="true")))
+    writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee="exactlyOnce")))
     attempt(0, 20)
     part = writer.write(iter([rows(task, range(5))]))
     assert metric(workers.near, STAGED) > 0
@@ -127,8 +128,12 @@ def test_refused_row_fails_the_write(workers: Pair) -> None:
     """A task that nobody has is an error of the attempt, and not a row that is missing."""
     writer = TuplewireBatchWriter(sink_options(options(workers)))
     attempt(0, 40)
-    with pytest.raises(RefusedMessagesError, match="task 99999 is not in assignment version 1"):
-        writer.write(iter([rows(99999, range(1))]))
+    bad = rows(99999, range(1))
+    with pytest.raises(
+        BadRowsError, match="row 5 of partition 0: the task is not in the assignment"
+    ) as error:
+        writer.write(iter([rows(workers.near_task(), range(5)), bad]))
+    assert "(task 99999, message '0'); 1 of the 1 rows from 5 on" in str(error.value)
 
 
 def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
@@ -201,7 +206,7 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
     """While another sink's epoch is in the way it waits, and says so; what can never fit is an error."""
     flags = ("--staging-memory-bytes=2MiB", "--staging-disk-bytes=1MiB")
     with small(*flags) as (worker, opts), ThreadPoolExecutor(1) as thread:
-        other = TuplewireBatchWriter(sink_options({**opts, "atomic": "true"}))
+        other = TuplewireBatchWriter(sink_options({**opts, "deliveryGuarantee": "exactlyOnce"}))
         attempt(0, 61)
         part = other.write(iter([large(200)]))
         writer = TuplewireStreamWriter(sink_options(opts))
@@ -268,9 +273,66 @@ def test_unknown_task_publishes_nothing(workers: Pair) -> None:
     task = workers.near_task()
     writer = TuplewireStreamWriter(sink_options(options(workers)))
     attempt(0, 70)
-    with pytest.raises(UnknownTaskError, match="task 99999 is not in assignment version 1"):
+    with pytest.raises(BadRowsError, match="row 5 of partition 0: the task is not in the assignment"):
         writer.write(iter([rows(task, range(5)), rows(99_999, range(1))]))
     assert queued(workers.near, task) == 0
+
+
+def mixed(task: int) -> pa.RecordBatch:
+    """Return a good row, four that cannot be sent, and another good one."""
+    payloads = ["good", None, "x" * 2_000_000, "task", "null", "good, too"]
+    tasks = pa.array([task, task, task, -1, None, task], pa.int32())
+    return pa.RecordBatch.from_pydict({"task": tasks, "message": pa.array(payloads)})
+
+
+@pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
+def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They are counted, named with what is wrong, and the others are sent."""
+    with small() as (worker, opts):
+        opts["deliveryGuarantee"] = guarantee
+        attempt(0, 80)
+        for epoch, policy in enumerate(("drop", str(SMALL_TASK))):
+            attempt(3, 81 + epoch, epoch)
+            writer = TuplewireStreamWriter(sink_options({**opts, "badRows": policy}))
+            part = writer.write(iter([mixed(SMALL_TASK)]))
+            assert part.bad_rows == 4
+            writer.commit([part], epoch)
+            assert "4 rows of this write could not be sent" in caplog.text
+        with client_of(worker.address) as client, client.recv([SMALL_TASK], timeout=20) as batches:
+            got = [payload for _, payload in collect(batches, 8)]
+        assert got[:4] == [b"good", b"good, too"] * 2
+        stories = [json.loads(each) for each in got[4:]]
+        assert [(each["row"], each["partition"], each["task"]) for each in stories] == [
+            (1, 3, SMALL_TASK),
+            (2, 3, SMALL_TASK),
+            (3, 3, -1),
+            (4, 3, None),
+        ]
+        assert [each["why"][:24] for each in stories] == [
+            "the message is null",
+            "the message has more tha",
+            "a task id is from 0 to 2",
+            "the task is null",
+        ]
+        assert stories[1]["message"] == "x" * 1000 + "..."
+
+
+def test_a_stream_may_be_sent_as_it_is_computed(caplog: pytest.LogCaptureFixture) -> None:
+    """At least once: seen before the commit, and a full queue is waited for as long as the worker answers."""
+    with small() as (worker, opts), ThreadPoolExecutor(1) as thread:
+        writer = TuplewireStreamWriter(sink_options({**opts, "deliveryGuarantee": "atLeastOnce"}))
+
+        def sent() -> Part:
+            attempt(0, 90)
+            return writer.write(iter([large(300)]))
+
+        waiting = thread.submit(sent)
+        eventually(lambda: "sink.waits" in caplog.text, 20)
+        assert not wait([waiting], timeout=2).done, "the timeout is for workers that are out of reach"
+        assert queued(worker, SMALL_TASK) >= 100
+        assert take(worker, SMALL_TASK, 300) == list(range(300))
+        writer.commit([waiting.result(20)], 0)
+        assert metric(worker, STAGED) == 0
 
 
 def frame(**columns: Any) -> bytes:

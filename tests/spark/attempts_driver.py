@@ -1,6 +1,6 @@
 """A driver of its own, on two executors that fail: python attempts_driver.py ADDRESS DIRECTORY.
 
-Writes the numbers to 3999, atomically. One attempt of a partition fails halfway. One of another kills its
+Writes the numbers to 3999, exactly once. One attempt of a partition fails halfway. One of another kills its
 executor, and with it the shuffle output that its stage reads: Spark runs that stage again. Then the numbers
 to 5999: an attempt is so slow that Spark makes a speculative copy of it. DIRECTORY gets a file for each
 attempt.
@@ -60,7 +60,7 @@ def numbers(spark: SparkSession, first: int, beyond: int) -> DataFrame:
 
 def write(frame: DataFrame, address: str) -> None:
     """Write them."""
-    where = {"address": address, "topology": "spark", "atomic": "true"}
+    where = {"address": address, "topology": "spark", "deliveryGuarantee": "exactlyOnce"}
     frame.write.format("tuplewire").mode("append").options(**where).save()
 
 

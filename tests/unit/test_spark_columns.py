@@ -17,10 +17,11 @@ from pyspark.sql.types import (
 )
 
 from tuplewire.arrow_headers import HEADERS
-from tuplewire.errors import ConfigError, MalformedError
+from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
 from tuplewire.session.delivery import Delivery
+from tuplewire.spark.bad_rows import BadRows, BadRowsError
 from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.fetch import within
@@ -37,7 +38,8 @@ def delivery(first: int, *payloads: bytes, source: int | None = None, accepted_m
 def router(grouping: str, partition: int = 0) -> RowRouter:
     """Return a router to tasks 5, 6 and 7, or by the column task."""
     tasks = {} if grouping == "direct" else {"tasks": "5-7"}
-    return RowRouter(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition)
+    bad = BadRows("fail", partition, 1000, lambda tasks: tasks)
+    return RowRouter(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition, bad)
 
 
 def routed(groups: tuple[TaskGroup, ...]) -> dict[int, list[bytes]]:
@@ -140,9 +142,9 @@ def test_shuffle_goes_on_from_batch_to_batch() -> None:
 def test_null_rows_are_refused() -> None:
     """A message or a task that is null has no place to go."""
     task = pa.array([1, None], pa.int32())
-    with pytest.raises(MalformedError, match="task column must be integers without nulls"):
+    with pytest.raises(BadRowsError, match="row 1 of partition 0: the task is null"):
         router("direct").groups(pa.RecordBatch.from_pydict({"task": task, "message": ["a", "b"]}))
-    with pytest.raises(MalformedError, match="message column has 1 null"):
+    with pytest.raises(BadRowsError, match="row 1 of partition 0: the message is null"):
         router("shuffle").groups(pa.RecordBatch.from_pydict({"message": ["a", None]}))
 
 

@@ -112,7 +112,7 @@ def test_sink_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     options = sink_options({"checkpointLocation": "/x", "queryName": "q"})
     assert options.address is None
     assert options.grouping is GroupingName.DIRECT
-    assert not options.atomic
+    assert (options.guarantee, options.bad_rows) == (None, "fail")
 
 
 def test_grouping_needs_tasks() -> None:

@@ -36,6 +36,8 @@ class ControlClient:
     ) -> None:
         self.address = resolve_address(address)
         self.timeout = timeout
+        self.max_message_bytes = 0
+        """The largest payload that the worker takes, as it said with its assignment; 0: it has not."""
         self._dialler = dialler_for(credentials)
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
@@ -82,6 +84,7 @@ class ControlClient:
     def assignment(self) -> control_pb2.Assignment | None:
         """Return the assignment in force; None when there is none yet."""
         response = self._call("GetAssignment", control_pb2.GetAssignmentRequest())
+        self.max_message_bytes = response.max_message_bytes
         return response.assignment if response.HasField("assignment") else None
 
     def entries(

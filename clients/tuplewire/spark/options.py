@@ -109,6 +109,43 @@ class GroupingName(enum.StrEnum):
     """Among the option `tasks`, by the load that they report."""
 
 
+class DeliveryGuarantee(enum.StrEnum):
+    """How often a row is seen where Spark runs a task again."""
+
+    EXACTLY_ONCE = "exactlyOnce"
+    """Once: nothing is seen before all of a write or micro-batch is computed."""
+    AT_LEAST_ONCE = "atLeastOnce"
+    """At least once: rows are sent as they are computed."""
+
+
+FAIL, DROP = "fail", "drop"
+"""What becomes of rows that cannot be sent; a task id: they go there."""
+
+
+def _parse_bad_rows(text: str) -> str | int:
+    word = text.strip().lower()
+    return int(word) if word.isdecimal() and word.isascii() else word
+
+
+def _check_bad_rows(value: str | int) -> str | int:
+    if isinstance(value, int):
+        return check_task(value)
+    if value not in {FAIL, DROP}:
+        raise ValueError
+    return value
+
+
+_BAD_ROWS = Kind(
+    "POLICY",
+    "fail, drop or a task id",
+    (str, int),
+    _check_bad_rows,
+    _parse_bad_rows,
+    lambda value: value,
+    str,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(Settings):
     """What to read, and how."""
@@ -186,8 +223,18 @@ class SinkOptions(Settings):
     timeout: float = setting(
         SECONDS, 60.0, "for which a full queue or an absent worker is waited for", option="timeout"
     )
-    atomic: bool = setting(
-        FLAG, False, "true: send nothing of a batch write before all of it is computed", option="atomic"
+    guarantee: DeliveryGuarantee | None = setting(
+        choice(DeliveryGuarantee),
+        None,
+        "how often a row is seen where Spark runs a task again (default: exactlyOnce for streams, "
+        "atLeastOnce for writes)",
+        option="deliveryGuarantee",
+    )
+    bad_rows: str | int = setting(
+        _BAD_ROWS,
+        FAIL,
+        "what becomes of rows that cannot be sent: fail the write, drop them, or send them as JSON to a task",
+        option="badRows",
     )
 
 

@@ -6,12 +6,15 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuplewire.config import KIB, SessionSettings
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
+    BufferFullError,
     DrainingError,
+    FlushTimeoutError,
     NotReadyError,
     TuplewireError,
     UnknownTaskError,
@@ -91,14 +94,34 @@ class _Warnings:
         return True
 
 
-class _Sinks(TaskWorkers):
-    """What attempts and the driver have in common."""
+class SinkWorkers(TaskWorkers):
+    """The workers that a sink writes to; what attempts and the driver have in common."""
 
     CALL_SECONDS = 10.0
 
     def __init__(self, address: str, topology: str, timeout: float) -> None:
         super().__init__(address, topology, max(timeout, _LEAST_CALL_SECONDS))
         self._seconds = timeout
+
+    def known(self, tasks: Collection[int]) -> set[int]:
+        """Return which of some tasks the assignment has, by another look at it.
+
+        Raises what keeps the worker out of reach once the timeout has passed, and WrongTopologyError.
+        """
+        return set(self._workers_of(tasks))
+
+    def check_known(self, tasks: Collection[int]) -> None:
+        """Raise UnknownTaskError, and what known() raises, unless the assignment has all of these tasks."""
+        if missing := sorted(set(tasks) - self.known(tasks)):
+            raise self._unknown(missing)
+
+    def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
+        patience = _Patience(self._seconds)
+        while True:
+            try:
+                return self._assigned(tasks)
+            except _AWAY as error:
+                self._bear(patience, error, self._address)
 
     def _bear(self, patience: _Patience, error: TuplewireError, address: str) -> None:
         """Wait a moment, and connect anew: gRPC waits longer each time. Raise the error if time is over."""
@@ -116,7 +139,7 @@ class _Sinks(TaskWorkers):
             logger.info("sink.not_discarded", extra={"address": address, "reason": str(error)})
 
 
-class AttemptStage(_Sinks):
+class AttemptStage(SinkWorkers):
     """Stages what an attempt of a Spark task writes, piece by piece as it comes, at the workers of its tasks.
 
     In the task. A task that moves meanwhile stays staged where the attempt has begun with it.
@@ -171,18 +194,16 @@ class AttemptStage(_Sinks):
             if piece.pieces:
                 self.discard(at, self._sink, self._epoch, self.attempt)
 
+    def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
+        found = super()._workers_of(tasks)
+        self.versions.add(self._version)
+        self._worker_of = found | self._worker_of
+        return found
+
     def _find(self, groups: Iterable[TaskGroup]) -> None:
         """Find the workers of tasks that the attempt has not had yet."""
-        new = {group.task for group in groups}.difference(self._worker_of)
-        patience = _Patience(self._seconds)
-        while new:
-            try:
-                self._worker_of.update(self._locate(new))
-            except _AWAY as error:
-                self._bear(patience, error, self._address)
-            else:
-                self.versions.add(self._version)
-                return
+        if new := {group.task for group in groups}.difference(self._worker_of):
+            self.check_known(new)
 
     def _send(self, at: At) -> None:
         """Send the next piece to a worker; to others if it has none of ours and takes none."""
@@ -221,7 +242,7 @@ class AttemptStage(_Sinks):
         piece.groups, piece.size_bytes = [], 0
 
 
-class Publisher(_Sinks):
+class Publisher(SinkWorkers):
     """Publishes the chosen attempts of an epoch, by their names: in the driver."""
 
     def __init__(self, address: str, topology: str, timeout: float) -> None:
@@ -280,3 +301,22 @@ class Publisher(_Sinks):
                 )
             except _AWAY as error:
                 self._bear(patience, error, address)
+
+
+def wait_for_room(address: str, seconds: float, attempt: Callable[[], object]) -> None:
+    """Try to hand messages over until there is room for them, as long as the worker answers.
+
+    attempt: raises BufferFullError or FlushTimeoutError if there was none in a while. Raises UnreachableError
+    once the worker does not answer within so many seconds.
+    """
+    warnings = _Warnings(0.0)
+    while True:
+        try:
+            attempt()
+        except (BufferFullError, FlushTimeoutError) as error:
+            with ControlClient(address, max(seconds, _LEAST_CALL_SECONDS)) as control:
+                control.load([0])
+            if warnings.due():
+                logger.warning("sink.waits: %s", error, extra={"worker": address})
+        else:
+            return

@@ -42,6 +42,8 @@ class TaskWorkers(ExitStack):
         self._topology = topology
         self._timeout = timeout
         self._version = 0
+        self.max_message_bytes = 0
+        """The largest payload that the worker takes that was asked for the assignment."""
         self._others: tuple[str, ...] = ()
         """The addresses of workers that assignments have had, the last ones first."""
         self._all: dict[int, At] = {}
@@ -56,15 +58,8 @@ class TaskWorkers(ExitStack):
             self.callback(self._controls.clear)
         return self._controls[address]
 
-    def _locate(self, tasks: Iterable[int]) -> dict[int, At]:
-        """Ask for the assignment, and return the tasks' workers, by the addresses that workers use."""
-        found = self._assigned(wanted := dict.fromkeys(tasks))
-        if unknown := [task for task in wanted if task not in found]:
-            raise self._unknown(unknown)
-        return found
-
     def _assigned(self, tasks: Iterable[int]) -> dict[int, At]:
-        """Return the workers of those of these tasks that the assignment has."""
+        """Return the workers of those of these tasks that are assigned, by the addresses that workers use."""
         assignment = self._assignment()
         if assignment is None:
             raise NotReadyError(
@@ -84,12 +79,18 @@ class TaskWorkers(ExitStack):
     def _assignment(self) -> Assignment | None:
         """Ask the worker of the option `address`, and the others that are known where it does not answer."""
         try:
-            return self._control(self._address).assignment()
+            return self._assignment_of(self._address)
         except UnreachableError:
             for address in self._others:
                 with suppress(UnreachableError):
-                    return self._control(address).assignment()
+                    return self._assignment_of(address)
             raise
+
+    def _assignment_of(self, address: str) -> Assignment | None:
+        control = self._control(address)
+        assignment = control.assignment()
+        self.max_message_bytes = control.max_message_bytes
+        return assignment
 
     def _unknown(self, tasks: Sequence[int]) -> UnknownTaskError:
         known = ", ".join(map(str, sorted(self._all)[:20])) or "none"

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -25,16 +25,18 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import NotLocalError, TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessageBatch
+from tuplewire.session.pieces import frame_pieces
+from tuplewire.spark.bad_rows import BadRows
 from tuplewire.spark.columns import travelling
 from tuplewire.spark.data_source_api import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from tuplewire.spark.options import GroupingName, SinkOptions
+from tuplewire.spark.options import DeliveryGuarantee, GroupingName, SinkOptions
 from tuplewire.spark.shipped import Shipped
-from tuplewire.spark.stages import AttemptStage, Publisher, StagedPart
-from tuplewire.spark.task_workers import At, check_topology
+from tuplewire.spark.stages import AttemptStage, Publisher, SinkWorkers, StagedPart, wait_for_room
+from tuplewire.spark.task_workers import At
 from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
 from tuplewire.topology.load_aware import LoadAwareShuffle
 from tuplewire.wire.control_pb2 import StagedAttempt
@@ -46,6 +48,8 @@ _QUERY_ID = "sql.streaming.queryId"
 """The property by which Spark tells its tasks; it is kept in the checkpoint."""
 _BATCH_ID = "streaming.sql.batchId"
 """The same for the micro-batch."""
+_NO_LIMIT = 2**31 - 1
+"""Of a message, where a worker does not say what it takes."""
 _REFRESH_SECONDS = 1.0
 _LOAD_SECONDS = 1.0
 
@@ -55,7 +59,8 @@ class Part(WriterCommitMessage):
     """What one attempt of one partition has to say: how much it has sent, or where it has staged how much.
 
     sink: names the streaming query, also after a restart, or the batch write. attempt: its name where it has
-    staged. versions: those of the assignment by which it has found the workers.
+    staged. versions: those of the assignment by which it has found the workers. bad_rows: how many of its
+    rows could not be sent.
     """
 
     sink: str
@@ -64,54 +69,67 @@ class Part(WriterCommitMessage):
     messages: int
     staged: Sequence[StagedPart] = ()
     versions: frozenset[int] = frozenset()
+    bad_rows: int = 0
 
 
-class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
-    """Sends the rows of a DataFrame.
+class _Sink(Shipped):
+    """What both writers have in common. default: the guarantee where the user has not chosen."""
 
-    Guarantee: when the write has succeeded, the worker has acknowledged every row's message. With atomic,
-    exactly one attempt of each partition is seen, and nothing before all of them are computed. Without it, a
-    task that Spark runs again sends again: at least once.
-    """
-
-    def __init__(self, options: SinkOptions) -> None:
-        if options.atomic:
+    def __init__(self, options: SinkOptions, default: DeliveryGuarantee) -> None:
+        self._exactly_once = (options.guarantee or default) is DeliveryGuarantee.EXACTLY_ONCE
+        if self._exactly_once:
             options = dataclasses.replace(options, address=resolve_address(options.address))
         self._options = options
         self._write_id = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        """Send one partition, or gather it; in a Spark task."""
-        if self._options.atomic:
-            return _staged(self._options, f"spark-{self._write_id}", 0, iterator)
-        return self._sent(iterator)
-
     def _sent(self, batches: Iterable[pa.RecordBatch]) -> Part:
+        """Send one partition as it is computed, and wait until it is acknowledged."""
         options = self._options
         context = _context()
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        _check_worker(options)
-        router = RowRouter(options, partition)
+        address = resolve_address(options.address)
         count = 0
         # A newer attempt fences an older one off that still runs.
         client = Client(
-            options.address,
+            address,
             topology=options.topology,
             client_id=f"spark-{self._write_id}-{partition}",
             incarnation=attempt + 1,
         )
         try:
-            for rows in sliced(batches):
-                for group in router.groups(rows):
-                    for piece in group.split(_PIECE_BYTES) if group.size_bytes > _PIECE_BYTES else (group,):
-                        client.send(TaskMessageBatch.from_groups([piece]), timeout=options.timeout)
-                count += rows.num_rows
-            client.flush(options.timeout)
+            with SinkWorkers(address, options.topology, options.timeout) as workers:
+                bad = _bad_rows(options, partition, workers)
+                router = RowRouter(options, partition, bad)
+                for rows in sliced(batches):
+                    for group in router.groups(rows):
+                        for piece in frame_pieces(group, _PIECE_BYTES):
+                            send = partial(client.send, TaskMessageBatch.from_groups([piece]))
+                            wait_for_room(address, options.timeout, partial(send, timeout=options.timeout))
+                    count += rows.num_rows
+            wait_for_room(address, options.timeout, partial(client.flush, options.timeout))
         except BaseException:
             client.close(timeout=0)  # what was not sent yet is the next attempt's
             raise
         client.close()
-        return Part(self._write_id, partition, str(attempt), count)
+        return Part(self._write_id, partition, str(attempt), count, bad_rows=bad.count)
+
+
+class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
+    """Sends the rows of a DataFrame.
+
+    Guarantee: when the write has succeeded, the worker has acknowledged every row's message. By default a
+    task that Spark runs again sends again: at least once. With exactlyOnce one attempt of each partition is
+    seen, and nothing before all of them are computed.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        super().__init__(options, DeliveryGuarantee.AT_LEAST_ONCE)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
+        """Send or stage one partition; in a Spark task."""
+        if self._exactly_once:
+            return _staged(self._options, f"spark-{self._write_id}", 0, iterator)
+        return self._sent(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what was staged; in the driver, once all partitions are there."""
@@ -122,20 +140,22 @@ class TuplewireBatchWriter(Shipped, DataSourceArrowWriter):
         _discard(self._options, 0, messages)
 
 
-class TuplewireStreamWriter(Shipped, DataSourceStreamArrowWriter):
-    """Publishes the rows of each micro-batch, once it is computed.
+class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
+    """Publishes the rows of each micro-batch, once it is computed; with atLeastOnce, sends them at once.
 
     Guarantee: of each partition and micro-batch exactly one attempt is seen, whatever fails, however many
     attempts Spark makes, and also when the driver dies while it publishes: it then publishes the micro-batch
-    again, and the workers take what they lack of it. This holds while a task's worker lives and the task does
-    not move, and where a row goes to the same task when it is computed again.
+    again, and the workers take what they lack of it. This holds while a task's worker lives, and where a row
+    goes to the same task when it is computed again.
     """
 
     def __init__(self, options: SinkOptions) -> None:
-        self._options = dataclasses.replace(options, address=resolve_address(options.address))
+        super().__init__(options, DeliveryGuarantee.EXACTLY_ONCE)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Part:
-        """Stage one partition; in a Spark task."""
+        """Stage or send one partition; in a Spark task."""
+        if not self._exactly_once:
+            return self._sent(iterator)
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None, "a streaming query's tasks know its id"  # noqa: S101
@@ -157,21 +177,26 @@ def _context() -> TaskContext:
     return context
 
 
-def _check_worker(options: SinkOptions) -> None:
-    """Raise UnreachableError or WrongTopologyError at once, and not once a queue is full or a flush late."""
-    with ControlClient(options.address, timeout=options.timeout) as control:
-        control.wait_ready(options.timeout)
-        check_topology(control.address, control.status().topology, options.topology)
+def _bad_rows(options: SinkOptions, partition: int, workers: SinkWorkers) -> BadRows:
+    """Look the tasks of the options up; return what looks after those of the rows.
+
+    Raises UnknownTaskError, what keeps the worker out of reach, and WrongTopologyError.
+    """
+    own = () if isinstance(options.bad_rows, str) else (options.bad_rows,)
+    workers.check_known((*options.tasks, *own))
+    limit = workers.max_message_bytes or _NO_LIMIT
+    return BadRows(options.bad_rows, partition, limit, workers.known)
 
 
 def _staged(options: SinkOptions, sink: str, epoch: int, batches: Iterable[pa.RecordBatch]) -> Part:
     partition = _context().partitionId()
-    router = RowRouter(options, partition)
     count = 0
     with AttemptStage(
         resolve_address(options.address), options.topology, options.timeout, sink, epoch, partition
     ) as stage:
         try:
+            bad = _bad_rows(options, partition, stage)
+            router = RowRouter(options, partition, bad)
             for rows in sliced(batches):
                 stage.add(router.groups(rows))
                 count += rows.num_rows
@@ -179,7 +204,7 @@ def _staged(options: SinkOptions, sink: str, epoch: int, batches: Iterable[pa.Re
         except BaseException:
             stage.abandon()
             raise
-        return Part(sink, partition, stage.attempt, count, staged, frozenset(stage.versions))
+        return Part(sink, partition, stage.attempt, count, staged, frozenset(stage.versions), bad.count)
 
 
 def _publish(
@@ -194,6 +219,9 @@ def _publish(
                 partition=part.partition, attempt=part.attempt, messages=at.messages, pieces=at.pieces
             )
             chosen.setdefault((at.address, at.worker_id), []).append(named)
+    if bad := sum(part.bad_rows for part in parts):
+        where = {"sink": parts[0].sink, "epoch": epoch, "rows": bad, "policy": options.bad_rows}
+        logger.warning("sink.bad_rows: %d rows of this write could not be sent", bad, extra=where)
     if not chosen:
         return
     sink = parts[0].sink
@@ -235,11 +263,13 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class RowRouter:
     """Turns batches of rows into groups of messages by task, without an object per row.
 
-    partition: of the write; the turns of a shuffle begin at different tasks in different partitions.
+    partition: of the write; the turns of a shuffle begin at different tasks in different partitions. bad:
+    sorts out what cannot be sent.
     """
 
-    def __init__(self, options: SinkOptions, partition: int) -> None:
+    def __init__(self, options: SinkOptions, partition: int, bad: BadRows) -> None:
         self._options = options
+        self._bad = bad
         self._shuffle: SingleGrouping | None = None
         if options.grouping is GroupingName.SHUFFLE:
             self._shuffle = shuffle(options.tasks, partition)
@@ -247,15 +277,18 @@ class RowRouter:
     def groups(self, batch: pa.RecordBatch) -> tuple[TaskGroup, ...]:
         """Return the rows as messages, in order within each task.
 
-        Raises MalformedError for a null task or message, and InvalidTaskError for an id out of range.
+        Raises BadRowsError for rows that cannot be sent, unless the option badRows says otherwise.
         """
         if not batch.num_rows:
             return ()
-        tasks = self._tasks(batch)
-        key, headers = travelling(batch, "key"), travelling(batch, "headers")
-        return TaskMessageBatch.from_arrow(
-            tasks, batch.column("message"), self._options.source, keys=key, headers=headers
+        tasks, rows, bad = self._bad.sort_out(self._tasks(batch), batch)
+        key, headers = travelling(rows, "key"), travelling(rows, "headers")
+        groups = TaskMessageBatch.from_arrow(
+            tasks, rows.column("message"), self._options.source, keys=key, headers=headers
         ).groups
+        if bad and isinstance(self._options.bad_rows, int):
+            return (*groups, TaskGroup.of(self._options.bad_rows, bad, self._options.source))
+        return groups
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         options = self._options

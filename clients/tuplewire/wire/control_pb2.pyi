@@ -244,10 +244,12 @@ class GetAssignmentRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetAssignmentResponse(_message.Message):
-    __slots__ = ("assignment",)
+    __slots__ = ("assignment", "max_message_bytes")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+    max_message_bytes: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class UpdateAssignmentRequest(_message.Message):
     __slots__ = ("assignment", "force")

@@ -75,7 +75,10 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     ) -> pb.GetAssignmentResponse:
         """Return the assignment in force, if any."""
         found = self._worker.assignment
-        return pb.GetAssignmentResponse(assignment=None if found is None else assignment_to_wire(found))
+        return pb.GetAssignmentResponse(
+            assignment=None if found is None else assignment_to_wire(found),
+            max_message_bytes=self._worker.settings.session.max_message_bytes,
+        )
 
     async def UpdateAssignment(
         self, request: pb.UpdateAssignmentRequest, _context: Context

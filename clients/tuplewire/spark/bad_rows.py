@@ -1,0 +1,121 @@
+"""Rows that can never be sent: found before anything of their batch is, and named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tuplewire.errors import MAX_TASK, MIN_TASK, MessageError
+from tuplewire.spark.options import DROP, FAIL
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_BYTES = 40
+_KEPT_BYTES = 1000
+
+
+class BadRowsError(MessageError):
+    """Rows that can never be sent, however often it is tried; nothing of their batch was sent."""
+
+
+@dataclass(slots=True)
+class BadRows:
+    """Looks for rows whose task or message is null or wrong.
+
+    policy: FAIL, DROP, or the task to which such rows go, as JSON. partition: of the write, for names.
+    max_message_bytes: what workers take. known: returns those of some tasks that the assignment has.
+    """
+
+    policy: str | int
+    partition: int
+    max_message_bytes: int
+    known: Callable[[set[int]], set[int]]
+    rows: int = 0
+    """How many rows were looked at."""
+    count: int = 0
+    """How many of them were bad."""
+    _known: set[int] = field(default_factory=set)
+
+    def sort_out(
+        self, tasks: pa.Array, batch: pa.RecordBatch
+    ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
+        """Return the tasks and rows that can be sent, and what goes to the task for bad rows.
+
+        Raises BadRowsError if there are bad rows, and the policy is to fail.
+        """
+        first, self.rows = self.rows, self.rows + len(tasks)
+        messages = batch.column("message")
+        if self._all_good(tasks, messages):
+            return tasks, batch, []
+        reasons = self._reasons(tasks.cast(pa.int64()), messages)
+        bad = pa.array([False] * len(tasks))
+        for mask in reasons.values():
+            bad = pc.or_(bad, mask)
+        rows = pc.indices_nonzero(bad).to_pylist()
+        if not rows:
+            return tasks, batch, []
+        self.count += len(rows)
+
+        def story(row: int) -> dict[str, Any]:
+            why = next(reason for reason, mask in reasons.items() if mask[row].as_py())
+            return {"why": why, "partition": self.partition, "row": first + row, "task": tasks[row].as_py()}
+
+        told = story(rows[0]) | {"message": _shortened(messages[rows[0]], _SHOWN_BYTES)}
+        text = "row {row} of partition {partition}: {why} (task {task}, message {message!r})".format(**told)
+        if self.policy == FAIL:
+            raise BadRowsError(
+                f"{text}; {len(rows)} of the {len(tasks)} rows from {first} on cannot be sent. Mend or "
+                "filter them, or set the option badRows: drop, or the task that is to get them"
+            )
+        if self.count == len(rows):
+            logger.warning("sink.bad_rows: %s", text, extra={"rows": len(rows), "policy": self.policy})
+        good = pc.invert(bad)
+        if self.policy == DROP:
+            return tasks.filter(good), batch.filter(good), []
+        stories = [story(row) | {"message": _shortened(messages[row], _KEPT_BYTES)} for row in rows]
+        return tasks.filter(good), batch.filter(good), [json.dumps(each).encode() for each in stories]
+
+    def _all_good(self, tasks: pa.Array, messages: pa.Array) -> bool:
+        if tasks.null_count or messages.null_count:
+            return False
+        if (pc.max(pc.binary_length(messages)).as_py() or 0) > self.max_message_bytes:
+            return False
+        return self._all_known(tasks)
+
+    def _all_known(self, tasks: pa.Array) -> bool:
+        there = {task for task in pc.unique(tasks).to_pylist() if task is not None}
+        new = {task for task in there - self._known if MIN_TASK <= task <= MAX_TASK}
+        if new:
+            self._known |= self.known(new)
+        return there <= self._known
+
+    def _reasons(self, tasks: pa.Array, messages: pa.Array) -> dict[str, pa.Array]:
+        self._all_known(tasks)
+        known = pa.array(self._known, pa.int64())
+        limit = self.max_message_bytes
+        masks = {
+            "the message is null": pc.is_null(messages),
+            f"the message has more than {limit} bytes, the worker's max_message_bytes": pc.greater(
+                pc.binary_length(messages), limit
+            ),
+            "the task is null": pc.is_null(tasks),
+            f"a task id is from {MIN_TASK} to {MAX_TASK}": pc.or_(
+                pc.less(tasks, MIN_TASK), pc.greater(tasks, MAX_TASK)
+            ),
+            "the task is not in the assignment": pc.invert(pc.is_in(tasks, value_set=known)),
+        }
+        return {reason: pc.fill_null(mask, False) for reason, mask in masks.items()}
+
+
+def _shortened(message: pa.Scalar, most: int) -> str | None:
+    value = message.as_py()
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else bytes(value).decode(errors="backslashreplace")
+    return text if len(text) <= most else f"{text[:most]}..."

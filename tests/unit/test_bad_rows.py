@@ -1,0 +1,84 @@
+"""Rows that cannot be sent are found and named, whatever is wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tuplewire.spark.bad_rows import BadRows, BadRowsError
+
+
+def rows(policy: str | int = "fail", known: tuple[int, ...] = (1, 2)) -> BadRows:
+    """Return what sorts out the rows of partition 7, of at most four bytes."""
+    return BadRows(policy, 7, 4, set(known).intersection)
+
+
+def batch(messages: pa.Array) -> pa.RecordBatch:
+    """Return rows as Spark hands them over."""
+    return pa.RecordBatch.from_pydict({"message": messages, "key": pa.array(range(len(messages)))})
+
+
+GOOD = pa.array([1, 2, 1], pa.int32()), batch(pa.array([b"a", b"bb", b"ccc"]))
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64()])
+@pytest.mark.parametrize("text", [pa.binary(), pa.string()])
+def test_good_rows_stay_as_they_are(kind: pa.DataType, text: pa.DataType) -> None:
+    """Nothing is copied, of whatever type they are."""
+    tasks, good = GOOD[0].cast(kind), batch(GOOD[1].column("message").cast(text))
+    kept = rows().sort_out(tasks, good)
+    assert kept[0] is tasks
+    assert kept[1] is good
+    assert kept[2] == []
+
+
+@pytest.mark.parametrize(
+    ("task", "message", "why"),
+    [
+        (1, None, "the message is null (task 1, message None)"),
+        (
+            1,
+            b"12345",
+            "the message has more than 4 bytes, the worker's max_message_bytes (task 1, mess",
+        ),
+        (None, b"a", "the task is null (task None, message 'a')"),
+        (-1, b"\xff", "a task id is from 0 to 2147483647 (task -1, message '\\\\\\\\xff')"),
+        (2**31, b"a", "a task id is from 0 to 2147483647"),
+        (3, b"a", "the task is not in the assignment (task 3"),
+    ],
+)
+def test_the_first_bad_row_is_named(task: Any, message: Any, why: str) -> None:
+    """By its number within the partition, with what is wrong and what it is."""
+    bad = rows()
+    bad.sort_out(*GOOD)
+    with pytest.raises(BadRowsError) as error:
+        bad.sort_out(pa.array([2, task, task], pa.int64()), batch(pa.array([b"x", message, message])))
+    assert f"row 4 of partition 7: {why}".replace("\\\\\\\\", "\\\\") in str(error.value)
+    assert "2 of the 3 rows from 3 on cannot be sent" in str(error.value)
+
+
+def test_long_values_are_shortened() -> None:
+    """An error is no place for a megabyte."""
+    with pytest.raises(BadRowsError) as error:
+        rows().sort_out(pa.array([1]), batch(pa.array(["x" * 1_000_000])))
+    assert len(str(error.value)) < 500
+
+
+def test_dropped_rows_are_counted() -> None:
+    """The others go on, in order."""
+    bad = rows("drop")
+    tasks, kept, told = bad.sort_out(pa.array([1, None, 2, 9]), batch(pa.array(["a", "b", "c", "d"])))
+    assert (tasks.to_pylist(), told, bad.count) == ([1, 2], [], 2)
+    assert kept.to_pydict() == {"message": ["a", "c"], "key": [0, 2]}
+
+
+def test_a_task_that_is_assigned_later_is_found() -> None:
+    """The assignment is asked again for tasks that it did not have."""
+    known = {1}
+    bad = BadRows("fail", 0, 4, lambda tasks: tasks & known)
+    with pytest.raises(BadRowsError):
+        bad.sort_out(*GOOD)
+    known.add(2)
+    assert bad.sort_out(*GOOD)[2] == []
