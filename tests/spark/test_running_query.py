@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from helpers.traffic import client_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from tuplewire.spark.task_workers import HeldTasks
 
 pytestmark = pytest.mark.spark
 
@@ -112,6 +117,57 @@ def test_a_worker_dies_under_a_query(spark: SparkSession, worker: RestartableWor
     assert first_times == list(range(400))
     twice = [number for number in range(400) if seen.numbers.count(number) > 1]
     assert set(twice) <= set(range(100, 300)), "what was committed came again"
+
+
+@pytest.mark.long
+def test_a_worker_is_away_for_a_while(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
+    """A worker that does not answer, longer than a call takes, holds the query up, and no more than that."""
+    seen = Seen()
+    with client_of(worker.endpoint.address) as client:
+        query = start(spark, worker, tmp_path / "checkpoint", seen)
+        client.send(numbered(TASK, range(100)))
+        seen.wait_for(100)
+        seen.hold()
+        client.send(numbered(TASK, range(100, 200)))
+        assert seen.has_read.wait(SECONDS)
+        away_until = time.monotonic() + HeldTasks.CALL_SECONDS + 2
+        os.kill(worker.endpoint.process_id, signal.SIGSTOP)
+        seen.goes.set()
+        eventually(lambda: time.monotonic() > away_until, SECONDS)
+        os.kill(worker.endpoint.process_id, signal.SIGCONT)
+        client.send(numbered(TASK, range(200, 300)))
+        seen.wait_for(300)
+        assert query.isActive
+        query.stop()
+    assert seen.numbers == list(range(300))
+
+
+@pytest.mark.long
+def test_two_queries_on_one_task(spark: SparkSession, worker: RestartableWorker, tmp_path: Path) -> None:
+    """One of them fails, and says why; the other has every message, once."""
+    both = [Seen(), Seen()]
+    with client_of(worker.endpoint.address) as client:
+        queries = [
+            start(spark, worker, tmp_path / f"checkpoint-{number}", seen) for number, seen in enumerate(both)
+        ]
+        sent = 0
+
+        def one_has_failed() -> bool:
+            nonlocal sent
+            client.send(numbered(TASK, range(sent, sent + 10)))
+            client.flush(SECONDS)
+            sent += 10
+            return not all(query.isActive for query in queries)
+
+        eventually(one_has_failed, SECONDS, "one has noticed the other")
+        failed, other = sorted(range(2), key=lambda number: queries[number].isActive)
+        with pytest.raises(PySparkException, match=r"(?si)DataLossError.*a task has one consumer"):
+            queries[failed].awaitTermination(SECONDS)
+        client.send(numbered(TASK, range(sent, sent + 10)))
+        both[other].wait_for(sent + 10)
+        assert queries[other].isActive
+        queries[other].stop()
+    assert both[other].numbers == list(range(sent + 10))
 
 
 def test_a_slow_query_holds_its_senders_up(

@@ -218,7 +218,7 @@ class RangeReader:
                     )
                 gone = [(max(first, place.position + 1), min(last, start)) for first, last in place.spans]
                 place.position = start
-                why = "has another consumer, which has acknowledged them"
+                why = "has another consumer, which has acknowledged them (a task has one consumer)"
                 self._lost(count(span for span in gone if span[0] <= span[1]), why)
             for frame in stream.frames():
                 self._succeeded()
