@@ -7,13 +7,15 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Self, overload
 
-from tuplewire.client import BaseClient, BaseSubscription
+from tuplewire.batch import TaskMessageBatch, as_groups
+from tuplewire.client import BaseClient
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError
 from tuplewire.group import check_tasks
-from tuplewire.message import Headers, TaskMessage, TaskMessageBatch, as_groups
+from tuplewire.message import Headers, TaskMessage
+from tuplewire.subscription import BaseSubscription
 
 
 async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -132,13 +134,13 @@ class Client(BaseClient):
 
 
 class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
-    """An iterator over the batches that arrive for some tasks; see tuplewire.client.Subscription.
+    """An iterator over the batches that arrive for some tasks; see tuplewire.subscription.Subscription.
 
     Close it, or use it in `async with`.
     """
 
     async def __anext__(self) -> TaskMessageBatch:
-        """Return the next batch; raises what tuplewire.client.Subscription raises.
+        """Return the next batch; raises what tuplewire.subscription.Subscription raises.
 
         If it is cancelled, no message is lost: the next call returns the batch. The batch before is
         acknowledged all the same.

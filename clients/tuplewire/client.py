@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Self, Unpack, overload
 from weakref import WeakSet
 
 from tuplewire.addresses import resolve_address, resolve_topology
+from tuplewire.batch import TaskMessageBatch, as_groups
 from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
@@ -24,9 +24,9 @@ from tuplewire.connection.stream import Dial
 from tuplewire.errors import ClosedError
 from tuplewire.group import check_tasks
 from tuplewire.identity.credentials import Credentials
-from tuplewire.message import Headers, TaskMessage, TaskMessageBatch, as_groups
-from tuplewire.session.consume import Arrived
+from tuplewire.message import Headers, TaskMessage
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.subscription import Subscription
 
 _process = object()
 """Stands for this process: another one after a fork. To ask the system for each message would take longer."""
@@ -307,108 +307,3 @@ class Client(BaseClient):
             stack.callback(self.close)
             if kind is None:
                 self.flush()
-
-
-class BaseSubscription:
-    """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
-
-    def __init__(self, receiver: Receiver, timeout: float | None) -> None:
-        self._receiver = receiver
-        self._thread = messaging_loop()
-        self._timeout = timeout
-        self._process = _process
-        self._current: Arrived | None = None
-
-    def __del__(self) -> None:
-        """End a subscription that nobody closed, in the background: a finaliser must not wait."""
-        if self._process is _process and self._thread.loop.is_running() and not self._receiver.over:
-            self._thread.submit(self._receiver.close())
-
-    def acknowledge(self, messages: int | None = None) -> None:
-        """Acknowledge every batch so far; or, of the last batch, no more than its first `messages`.
-
-        What is left of that batch goes to the next subscriber.
-        """
-        arrived, self._current = self._current, None
-        if arrived is not None:
-            self._receiver.acknowledge(arrived if messages is None else arrived.first(messages))
-
-    def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
-        if arrived is None:
-            raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
-        self._current = arrived
-        return TaskMessageBatch.from_groups(arrived.groups)
-
-
-class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
-    """An iterator over the batches that arrive for some tasks.
-
-    Asking for the next batch acknowledges the one before; acknowledge() does so at once. If you end the
-    iteration in any other way, or call close(), unacknowledged messages go, in order, to the next subscriber.
-    """
-
-    def __next__(self) -> TaskMessageBatch:
-        """Return the next batch, and acknowledge the one before.
-
-        Raises:
-            TimeoutError: Nothing arrived for the timeout.
-            UnreachableError: The worker was out of reach for as long.
-            SupersededError: Another consumer has subscribed to one of the tasks.
-            UnknownTaskError: A task is not on this worker.
-            ClosedError: After close().
-        """
-        return self._batch_of(self._take(self._timeout))
-
-    def _take(self, timeout: float | None) -> Arrived | None:
-        if self._process is not _process:
-            raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
-        self.acknowledge()
-        return self._receiver.take(timeout)
-
-    def messages(
-        self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None
-    ) -> Iterator[TaskMessage]:
-        """Iterate over single messages; the iteration ends by itself, and raises no TimeoutError.
-
-        A message is acknowledged after you have asked for the one behind it, or with the end.
-
-        Args:
-            count: End after so many messages. The others go to the next subscriber.
-            quiet: End once nothing has come for so long, in seconds.
-            seconds: End after so long in all.
-
-        Raises:
-            UnreachableError: The worker was out of reach for all of `quiet` or `seconds`.
-            SupersededError, UnknownTaskError, ClosedError: See __next__.
-        """
-        deadline = None if seconds is None else time.monotonic() + seconds
-        left = sys.maxsize if count is None else count
-        while left > 0:
-            wait = quiet
-            if deadline is not None:
-                rest = max(0.0, deadline - time.monotonic())
-                wait = rest if quiet is None else min(quiet, rest)
-            arrived = self._take(wait)
-            if arrived is None:
-                return
-            self._current = arrived
-            seen = 0
-            batch = TaskMessageBatch.from_groups(arrived.groups)[:left]
-            try:
-                for message in batch:
-                    yield message
-                    seen += 1
-            finally:
-                self.acknowledge(seen)
-            left -= seen
-
-    def close(self) -> None:
-        """End the subscription; a second call does nothing."""
-        if self._process is _process:
-            self._thread.run(self._receiver.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

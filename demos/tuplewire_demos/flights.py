@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.arrow_rows import route_rows, unpack_rows
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import ConfigError
-from tuplewire.message import TaskMessageBatch
 from tuplewire.topology import fields
 from tuplewire_demos.attachment import Attachment, WorkerEndpoint, spread
 from tuplewire_demos.flight_lines import COLUMNS, MAX_DOUBLE, NUMBER, FlightReader

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessageBatch
 from tuplewire.topology import fields
 from tuplewire_demos.attachment import Attachment, spread
 from tuplewire_demos.course import WINDOW_SECONDS, Course

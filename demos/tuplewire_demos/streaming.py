@@ -20,10 +20,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import UnreachableError
-from tuplewire.message import TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_demos.attachment import Attachment, WorkerEndpoint
 from tuplewire_demos.course import WINDOW_SECONDS, Course, CourseKeeper

@@ -27,10 +27,10 @@ from workload import (
 )
 
 from tuplewire import aio
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
-from tuplewire.message import TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot
 
 _STILL_SECONDS = 1.0

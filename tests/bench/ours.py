@@ -24,9 +24,9 @@ from workload import (
     numbered,
 )
 
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError
-from tuplewire.message import TaskMessageBatch
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import (
     IClientConnection,

@@ -18,8 +18,8 @@ from chaos.journal import Journal
 from chaos.payload import runs
 
 from tuplewire import Client
-from tuplewire.client import Subscription
 from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
+from tuplewire.subscription import Subscription
 
 _SILENCE_SECONDS = 1.0
 _RETRY_SECONDS = 0.05

@@ -13,9 +13,9 @@ from helpers.admin import samples
 from helpers.fault_proxy import FaultProxy
 from helpers.ports import free_port
 from tuplewire import Client, TaskGroup, TaskMessageBatch
-from tuplewire.client import Subscription
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
+from tuplewire.subscription import Subscription
 from tuplewire.wire import control_pb2
 from tuplewire_service.command.status_report import ledger_of
 from tuplewire_service.control.status_messages import assignment_to_wire

@@ -11,9 +11,9 @@ from helpers.program import Threads
 from helpers.streams import Sequences, Stream
 from helpers.topology import TOPOLOGY
 from tuplewire import Client
-from tuplewire.client import Subscription
 from tuplewire.errors import NotLocalError, UnknownTaskError, UnreachableError
 from tuplewire.membership import Membership
+from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
 _SILENCE_SECONDS = 0.5

@@ -8,8 +8,8 @@ from typing import Self
 
 from helpers.topology import TOPOLOGY, Message, messages_of
 from tuplewire import Client
-from tuplewire.client import Subscription
 from tuplewire.errors import UnreachableError
+from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
 client_of = functools.partial(Client, topology=TOPOLOGY)

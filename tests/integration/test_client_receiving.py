@@ -18,12 +18,12 @@ from helpers.topology import (
 )
 
 from tuplewire import Client
-from tuplewire.client import Subscription
 from tuplewire.errors import (
     NotLocalError,
     SupersededError,
     UnreachableError,
 )
+from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
 client_of = functools.partial(Client, topology=TOPOLOGY)

@@ -11,9 +11,9 @@ import pytest
 from helpers.topology import TOPOLOGY, assign, balances, has_ended, one_worker, queued, two_workers
 
 from tuplewire import Client, TaskGroup, TaskMessage, TaskMessageBatch, aio
-from tuplewire.client import Subscription
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MalformedError, MessageError, MessageTooLargeError
+from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
 TRACE = [

@@ -11,7 +11,7 @@ from helpers.topology import TOPOLOGY, assign, collect, metric, numbered, one_wo
 from helpers.traffic import client_of
 
 from tuplewire import Client
-from tuplewire.client import Subscription
+from tuplewire.subscription import Subscription
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.testing import eventually
 

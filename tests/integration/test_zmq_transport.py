@@ -20,8 +20,8 @@ from helpers.zmq_contexts import bound, transport, works
 from helpers.zmq_programs import server
 from helpers.zmq_stranger import PLENTY, Stranger
 
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import BindError, ConfigError
-from tuplewire.message import TaskMessageBatch
 from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.zmq.frames import NOTHING, FrameKind, encode
 from tuplewire_service.testing.scenery import HOST, TOPOLOGY, Recorder, is_ready, is_settled

@@ -14,8 +14,8 @@ from helpers.topology import TOPOLOGY
 
 from soak.generations import is_consumed, is_fresh
 from tuplewire import Client
-from tuplewire.client import Subscription
 from tuplewire.errors import RefusedError, UnreachableError
+from tuplewire.subscription import Subscription
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 _POLL_SECONDS = 0.05

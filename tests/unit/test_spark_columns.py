@@ -17,9 +17,9 @@ from pyspark.sql.types import (
 )
 
 from tuplewire.arrow_headers import HEADERS
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessageBatch
 from tuplewire.session.delivery import Delivery
 from tuplewire.spark.bad_rows import BadRows, BadRowsError
 from tuplewire.spark.columns import read_batch

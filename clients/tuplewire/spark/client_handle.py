@@ -12,12 +12,14 @@ from typing import Any, Unpack, overload
 from weakref import ref
 
 from tuplewire.addresses import ADDRESS_VARIABLE, resolve_address
-from tuplewire.client import Client, Subscription
+from tuplewire.batch import TaskMessageBatch
+from tuplewire.client import Client
 from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.message import Headers, TaskMessage, TaskMessageBatch
+from tuplewire.message import Headers, TaskMessage
 from tuplewire.spark.shipped import Shipped
+from tuplewire.subscription import Subscription
 
 _Key = tuple[Any, ...]
 _clients: dict[_Key, Client] = {}

@@ -19,12 +19,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from tuplewire.addresses import resolve_address
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
 from tuplewire.config import MIB
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import NotLocalError, TuplewireError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessageBatch
 from tuplewire.session.pieces import frame_pieces
 from tuplewire.spark.bad_rows import BadRows
 from tuplewire.spark.columns import travelling

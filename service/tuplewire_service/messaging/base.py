@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.connection.loop import in_own_thread
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.message import TaskMessage
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import LedgerSnapshot
 

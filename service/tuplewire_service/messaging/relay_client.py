@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from tuplewire.batch import as_groups
 from tuplewire.connection.loop import in_own_thread
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.group import TaskGroup
-from tuplewire.message import as_groups
 from tuplewire.session.departure import Departure
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.config import SessionSettings
 from tuplewire.errors import (
     BindError,
@@ -23,7 +24,7 @@ from tuplewire.errors import (
     NotReadyError,
     RefusedError,
 )
-from tuplewire.message import SHUTDOWN_TASK, TaskMessage, TaskMessageBatch
+from tuplewire.message import SHUTDOWN_TASK, TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
     NO_BLOCK,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from tuplewire.batch import TaskMessageBatch
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage, TaskMessageBatch
+from tuplewire.message import TaskMessage
 from tuplewire.session.ledger import Settled
 from tuplewire_service.messaging.base import IClientConnection, Intake
 from tuplewire_service.messaging.relay_client import IRelayConnection

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from tuplewire.client import Client, Subscription
+from tuplewire.batch import TaskMessageBatch
+from tuplewire.client import Client
 from tuplewire.errors import MalformedError, TuplewireError, UnknownTaskError
-from tuplewire.message import TaskMessageBatch
+from tuplewire.subscription import Subscription
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.serial.packing import FAULTS, pack_values, read_value
 

@@ -12,10 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tuplewire.client import Client, Subscription
+from tuplewire.batch import TaskMessageBatch
+from tuplewire.client import Client
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessageBatch
+from tuplewire.subscription import Subscription
 
 Done = Callable[[TaskGroup], None]
 Receive = Callable[[Sequence[TaskGroup], Done], None]
