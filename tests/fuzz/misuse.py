@@ -153,7 +153,11 @@ def _spoil(rng: random.Random, message: Message, depth: int) -> None:
     field: Any = rng.choice(message.DESCRIPTOR.fields)
     value: Any = getattr(message, field.name)
     if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-        if field.is_repeated:
+        if field.message_type.GetOptions().map_entry:
+            key, content = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+            for _ in range(rng.choice([1, 2, 300])):
+                value[_extreme(rng, key)] = _extreme(rng, content)
+        elif field.is_repeated:
             _spoil_list(rng, value, depth)
         elif rng.random() < 0.2:
             message.ClearField(field.name)
