@@ -8,7 +8,7 @@ from typing import Any
 
 from report import RATE, Line, compared, percentile
 
-EXACTLY_ONCE = {"atomic": "true"}
+EXACTLY_ONCE = {"deliveryGuarantee": "exactlyOnce"}
 """The options of a write of which one attempt of each partition counts."""
 SIZES = {10: 400_000, 100: 400_000, 10_000: 8_000}
 """Bytes of a message -> how many rows."""

@@ -77,7 +77,7 @@ class Smoke:
         surfaces = [
             *functions,
             self.write,
-            self.atomic,
+            self.exactly_once,
             self.read,
             self.errors,
             self.available_now,
@@ -183,7 +183,7 @@ class Smoke:
         assert len(self.consume()) == COUNT
         return f"{COUNT} rows by task, {COUNT} by key"
 
-    def atomic(self) -> str:
+    def exactly_once(self) -> str:
         """One attempt of each partition is seen, though a task fails once after half of its rows."""
         marker = self.folder / "failed"
 
@@ -196,7 +196,7 @@ class Smoke:
                 yield batch.slice(batch.num_rows // 2)
 
         frame = self.rows().coalesce(1)
-        self.save(frame.mapInArrow(fails_once, frame.schema), {"atomic": "true"})
+        self.save(frame.mapInArrow(fails_once, frame.schema), {"deliveryGuarantee": "exactlyOnce"})
         assert marker.exists()
         self.check_consumed(COUNT)
         return f"{COUNT} rows, {COUNT // 2} of them computed twice"
