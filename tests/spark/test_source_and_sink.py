@@ -262,7 +262,11 @@ def test_wrong_reads(spark: SparkSession, workers: Any, more: dict[str, str], me
         ("id as message, 1 as task", {}, r"column message is bigint: .* message \(binary or string\)"),
         ("'a' as message", {}, "column task is missing"),
         ("'a' as message, 1 as task", {"grouping": "random"}, "direct, fields, shuffle, loadAwareShuffle"),
-        ("'a' as message, 77 as task", {}, r"task 77 is not in assignment version 1"),
+        (
+            "'a' as message, 77 as task",
+            {},
+            r"row 0 of partition 0: the task is not in the assignment \(task 77,",
+        ),
         ("'a' as message, 1 as task", {"address": "127.0.0.1:1", "timeout": "0.5"}, "127.0.0.1:1"),
     ],
 )
