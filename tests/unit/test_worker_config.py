@@ -213,7 +213,7 @@ def test_every_setting_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) 
         assert known.variable in shown
 
 
-@pytest.mark.parametrize("command", ["worker", "status", "assign", "drain"])
+@pytest.mark.parametrize("command", ["worker", "send", "recv", "status", "assign", "drain", "completion"])
 def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The help of a command ends with one that works."""
     with pytest.raises(SystemExit):
@@ -226,7 +226,7 @@ def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixtur
     [
         (["worker", "--listen", "nowhere"], "tuplewire worker: flag --listen: 'nowhere' is not host:port"),
         (["worker", "--lisen", "x"], "unrecognized arguments: --lisen"),
-        (["status"], "tuplewire status: the following arguments are required: ADDRESS"),
+        (["status"], "tuplewire status: no worker address: pass one"),
         (["status", "nowhere"], "tuplewire status: address 'nowhere' is neither"),
         (["nonsense"], "nonsense"),
         ([], "COMMAND"),
