@@ -23,7 +23,13 @@ from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import load_assignment
 
 SIZED_FOR = re.compile(r"local-tasks=(\d+),remote-tasks=(\d+),sessions=(\d+)")
-BOUNDS = ("receive_queue_messages", "receive_queue_bytes", "max_message_bytes", "max_frame_bytes")
+BOUNDS = (
+    "receive_queue_messages",
+    "receive_queue_bytes",
+    "max_message_bytes",
+    "max_frame_bytes",
+    "staging_memory_bytes",
+)
 SIZE = 1000
 
 
