@@ -80,6 +80,8 @@ def local_session(
         "spark.executor.extraJavaOptions": " ".join([*_JIT, *_native_access(java), *archive.use]),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # Spark gives a Python worker 15 seconds to start, which a busy machine does not always have.
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 from helpers.moving_workers import ELSEWHERE, TASK, Workers
-from helpers.topology import TOPOLOGY, numbered
+from helpers.topology import TOPOLOGY, numbered, status
 from helpers.traffic import client_of
 from pyspark.sql import DataFrame, SparkSession
 
@@ -43,6 +43,10 @@ def test_moves_drains_and_restarts_under_a_query(spark: SparkSession, tmp_path: 
             assert query.isActive, query.exception()
             return len(got) >= sent
 
+        def held(name: str) -> int:
+            there = status(workers.running[name]).tasks
+            return sum(each.queued_messages for each in there if each.task == TASK)
+
         where = {"address": workers.running["a"].address, "topology": TOPOLOGY, "tasks": str(TASK)}
         frame = spark.readStream.format("tuplewire").options(**where).load()
         checkpoint = str(tmp_path / "checkpoint")
@@ -63,6 +67,7 @@ def test_moves_drains_and_restarts_under_a_query(spark: SparkSession, tmp_path: 
             workers.start(name)
             workers.put(other)
             eventually(all_came, SECONDS, "all has come")
+        eventually(lambda: held("a") == 0, SECONDS, "all is acknowledged")
         query.stop()
         assert sorted(got) == list(range(sent))
         where["address"] = workers.running["a"].address
