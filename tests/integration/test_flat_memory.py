@@ -96,7 +96,8 @@ def _fills_up(pair: Pair, producing: Program) -> None:
     seen: list[int] = []
 
     def still() -> bool:
-        seen.append(sum(_produced(producing).sent.values()))
+        # What the near worker has may still be on its way to the far one.
+        seen.append(sum(_produced(producing).sent.values()) + ledger(pair.far).pending)
         return seen[-5:] == seen[-1:] * 5
 
     eventually(still, 60, "nothing more is taken")

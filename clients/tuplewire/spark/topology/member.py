@@ -193,7 +193,9 @@ class _TopologyMember:
             self._inbox.put_mail(mail)
 
     def _note(self, error: Exception) -> None:
-        self._problem = self._problem or error
+        """Note a problem; what has ended the executors is the cause of those that come after it."""
+        cause = self._worker.failure if self._worker is not None else None
+        self._problem = self._problem or cause or error
 
     def _send(self, mailbox: int, kind: MailKind, *values: Any) -> None:
         mail = Mail(self._submitted.run, self._plan.generation, self._rank, kind, values)
