@@ -75,6 +75,11 @@ def resolve_address(address: str | None) -> str:
         ) from error
 
 
+def resolve_addresses(addresses: str | None) -> str:
+    """Do as resolve_address() with one or more of them, separated by commas."""
+    return ",".join(resolve_address(each.strip()) for each in (addresses or resolve_address(None)).split(","))
+
+
 def resolve_topology(topology: str | None) -> str:
     """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`."""
     return topology or os.environ.get(_TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, Self, overload
@@ -12,10 +13,10 @@ from tuplewire.client import BaseClient
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
-from tuplewire.errors import ClosedError
-from tuplewire.group import check_tasks
+from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.message import Headers, TaskMessage
 from tuplewire.subscription import BaseSubscription
+from tuplewire.task_ids import check_tasks
 
 
 async def _on_messaging_loop(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -104,33 +105,41 @@ class Client(BaseClient):
         If it is cancelled, messages stay pending, and may still arrive.
         """
         if self._sender is not None:
-            await self._sender.flush_async(timeout)
+            await self._sender.flush_async(self._settings.flush_patience(timeout))
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
         return Subscription(self._new_receiver(check_tasks(tasks)), timeout)
 
-    async def close(self, timeout: float = 10.0) -> None:
-        """Wait for acknowledgements for at most `timeout` seconds, then end; see tuplewire.Client.close.
+    async def close(self, timeout: float | None = None) -> None:
+        """Wait for acknowledgements, then end; see tuplewire.Client.close, for the default and errors, too.
 
         If it is cancelled, nothing more is accepted, and pending messages go on. Close again to end it.
         """
         self._closed = True
         for receiver in list(self._receivers):
             await _on_messaging_loop(receiver.close())
-        if self._sender is not None:
-            await _on_messaging_loop(self._sender.close_async(timeout))
+        if self._sender is not None and not self._sender.ended:
+            patience = self._settings.flush_patience(timeout)
+            await _on_messaging_loop(self._sender.close_async(patience))
+            self._tell_given_up(self._sender, patience)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Flush and close; after an error only close."""
-        try:
-            if kind is None:
+        """Flush and close, in at most flush_seconds; after an error only close.
+
+        If it is cancelled while it waits, the client is closed, and what is not acknowledged is given up.
+        """
+        if kind is None:
+            try:
                 await self.flush()
-        finally:
-            await self.close()
+            finally:
+                await self.close(0)
+        else:
+            with contextlib.suppress(FlushTimeoutError):
+                await self.close(self._settings.patience_after_error)
 
 
 class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):

@@ -13,7 +13,11 @@ from tuplewire.errors import MAX_TASK, MIN_TASK, InvalidTaskError, MalformedErro
 from tuplewire.group import TaskGroup, check_task
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
+
+
+_SCHEMA = pa.schema([("task", pa.int32()), ("source", pa.int32()), ("message", pa.binary())])
 
 
 def groups_from_arrow(
@@ -82,7 +86,21 @@ def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
             _repeated([group.source for group in groups], ends),
             messages,
         ],
-        schema=pa.schema([("task", pa.int32()), ("source", pa.int32()), ("message", pa.binary())]),
+        schema=_SCHEMA,
+    )
+
+
+def ordered_batch(tasks: array[int], sources: array[int], payloads: list[bytes]) -> pa.RecordBatch:
+    """Return columns as record_batch does, in the order that they have. sources: -1 for none."""
+    one = TaskGroup.joined(0, None, payloads)
+    plain = pa.Array.from_buffers(pa.int32(), len(sources), [None, pa.py_buffer(sources)])
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.Array.from_buffers(pa.int32(), len(tasks), [None, pa.py_buffer(tasks)]),
+            pc.if_else(pc.less(plain, 0), pa.scalar(None, pa.int32()), plain),
+            _joined(one.lengths, one.data, "payload"),
+        ],
+        schema=_SCHEMA,
     )
 
 

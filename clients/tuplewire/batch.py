@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeAlias, overload
 
 from tuplewire.errors import MessageError
@@ -15,9 +16,12 @@ from tuplewire.group import BytesLike, TaskGroup, payload_column, task_column
 from tuplewire.message import Headers, ReadHeaders, TaskMessage, encoded_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 _NO_SOURCE = -1
+_MOST_SHOWN = 10
+"""Messages that a notebook shows of a batch."""
 _Columns: TypeAlias = "tuple[array[int], array[int], list[bytes], list[bytes] | None]"
 """Tasks, sources, payloads, and encoded keys and headers; None if no message has any."""
 
@@ -110,18 +114,35 @@ class TaskMessageBatch(Sequence[TaskMessage]):
         return cls.from_groups(groups_from_arrow(tasks, payloads, source, keys, headers))
 
     def to_arrow(self, *, headers: bool = False) -> pa.RecordBatch:
-        """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary).
+        """Return columns `task` (int32), `source` (int32, nullable) and `message` (binary), in this order.
+
+        Rows are in the order of iteration.
 
         headers: append `key` (binary) and `headers` (lists of structs of `key` and `value`), null where a
         message has none. Raises MalformedError then as TaskMessage.headers.
         """
-        from tuplewire.arrow import key_and_headers, record_batch
+        from tuplewire.arrow import key_and_headers, ordered_batch, record_batch
 
-        batch = record_batch(self.groups)
+        if self._grouped:
+            groups = self.groups
+            batch = record_batch(groups)
+        else:
+            tasks, sources, payloads, encoded = self._as_columns()
+            batch = ordered_batch(tasks, sources, payloads)
+            groups = (TaskGroup.joined(0, None, payloads, encoded),) if headers else ()
         if not headers:
             return batch
-        key, pairs = key_and_headers(self.groups)
+        key, pairs = key_and_headers(groups)
         return batch.append_column("key", key).append_column("headers", pairs)
+
+    def to_pandas(self, *, headers: bool = False) -> pd.DataFrame:
+        """Return what to_arrow() returns as a pandas DataFrame; `source` is Int32, which has missing values.
+
+        Raises MalformedError as to_arrow().
+        """
+        frame = self.to_arrow(headers=headers).to_pandas()
+        frame["source"] = frame["source"].astype("Int32")
+        return frame
 
     def _hold(self, columns: _Columns | None, groups: tuple[TaskGroup, ...] | None = None) -> Self:
         self._columns, self._groups = columns, groups
@@ -223,7 +244,7 @@ class TaskMessageBatch(Sequence[TaskMessage]):
     def __iter__(self) -> Iterator[TaskMessage]:
         tasks, _, payloads, headers = self._as_columns()
         if headers is None:
-            return map(TaskMessage, tasks, payloads)
+            return map(TaskMessage.received, tasks, payloads)
         return map(TaskMessage.received, tasks, payloads, headers)
 
     @overload
@@ -286,6 +307,19 @@ class TaskMessageBatch(Sequence[TaskMessage]):
 
     def __repr__(self) -> str:
         return f"<TaskMessageBatch: {len(self)} messages, {self.nbytes} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the first messages, for notebooks."""
+        from tuplewire.html_table import html_table
+
+        tasks, sources, payloads, _ = self._as_columns()
+        rows = [
+            (task, "" if source == _NO_SOURCE else source, payload)
+            for task, source, payload in islice(zip(tasks, sources, payloads, strict=True), _MOST_SHOWN)
+        ]
+        more = f"the first {len(rows)} of " if len(rows) < len(self) else ""
+        title = f"{more}{len(self)} messages, {self.nbytes} bytes"
+        return html_table(title, ("task", "source", "message"), rows)
 
 
 def _columns_of(

@@ -21,12 +21,12 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
-from tuplewire.errors import ClosedError
-from tuplewire.group import check_tasks
+from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import Headers, TaskMessage
-from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.subscription import Subscription
+from tuplewire.task_ids import check_tasks
 
 _process = object()
 """Stands for this process: another one after a fork. To ask the system for each message would take longer."""
@@ -117,6 +117,16 @@ class BaseClient:
 
     def _dial(self) -> Dial:
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
+
+    @staticmethod
+    def _tell_given_up(sender: Sender, patience: float) -> None:
+        """Raise FlushTimeoutError where a close has given messages up that it has waited for."""
+        messages = sender.ledger().dropped.get(DropReason.CLOSED, 0)
+        if messages and patience:
+            raise FlushTimeoutError(
+                f"{messages} messages were not acknowledged after {patience:g} s{sender.trouble}; they are "
+                "given up, and may still arrive"
+            )
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message."""
@@ -258,7 +268,7 @@ class Client(BaseClient):
         """Wait until every sent message is acknowledged, or was given up as `overflow` says.
 
         Args:
-            timeout: The longest wait, in seconds. None: no limit.
+            timeout: The longest wait, in seconds. None: flush_seconds, which is 30; math.inf: for ever.
 
         Raises:
             FlushTimeoutError: The timeout passed first. Messages stay pending, and may still arrive.
@@ -266,13 +276,14 @@ class Client(BaseClient):
             RefusedError: The session has ended for this reason.
         """
         if self._sender is not None and self._process is _process:
-            self._sender.flush(timeout)
+            self._sender.flush(self._settings.flush_patience(timeout))
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks of the worker; iterate over the result to get batches.
 
-        timeout: the longest wait for each batch, in seconds. None: no limit. Raises InvalidTaskError for what
-        is no task, and where there is none.
+        timeout: the longest wait for each batch, in seconds. None: for ever, once the worker has let us in;
+        until then connect_seconds, which are 30. math.inf: for ever in any case. Raises InvalidTaskError for
+        what is no task, and where there is none.
         """
         if self._process is not _process:
             self._forget()
@@ -282,11 +293,18 @@ class Client(BaseClient):
         """Return what became of every sent message; a forked child has sent none yet."""
         return super().ledger() if self._process is _process else LedgerSnapshot()
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Wait for acknowledgements for at most `timeout` seconds, then end.
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for acknowledgements, then end.
 
-        Messages without an acknowledgement count as dropped{closed}. A second call does nothing. A forked
-        child closes nothing of its parent's.
+        A second call does nothing. A forked child closes nothing of its parent's.
+
+        Args:
+            timeout: The longest wait, in seconds. None: flush_seconds, which is 30; math.inf: for ever; 0:
+                give up at once what is not acknowledged, without an error.
+
+        Raises:
+            FlushTimeoutError: The timeout passed first. The client is closed all the same; messages without
+                an acknowledgement count as dropped{closed}.
         """
         if self._process is not _process:
             self._forget()
@@ -295,15 +313,20 @@ class Client(BaseClient):
             sender = self._sender
         for receiver in list(self._receivers):
             messaging_loop().run(receiver.close())
-        if sender is not None:
-            sender.run(sender.close_async(timeout))
+        if sender is not None and not sender.ended:
+            patience = self._settings.flush_patience(timeout)
+            sender.run(sender.close_async(patience))
+            self._tell_given_up(sender, patience)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Flush and close; after an error only close, so that the error is what is seen."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.close)
-            if kind is None:
+        """Flush and close, in at most flush_seconds; after an error only close: it is what is to be seen."""
+        if kind is None:
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.close, 0)
                 self.flush()
+        else:
+            with contextlib.suppress(FlushTimeoutError):
+                self.close(self._settings.patience_after_error)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from tuplewire.errors import ConfigError
-from tuplewire.settings import SECONDS, SIZE, Settings, choice, count, setting
+from tuplewire.settings import SECONDS, SECONDS_OR_EVER, SIZE, Settings, choice, count, setting
 
 KIB = 1024
 MIB = 1024 * KIB
 
 PROTOCOL_VERSION = 1
+_AFTER_ERROR_SECONDS = 10.0
 
 
 class AckMode(enum.StrEnum):
@@ -64,6 +65,18 @@ class SessionSettings(Settings):
     max_block_seconds: float = setting(
         SECONDS, 60.0, "how long send waits for room when the caller gives no timeout"
     )
+    flush_seconds: float = setting(
+        SECONDS_OR_EVER,
+        30.0,
+        "how long flush, close and the end of a `with` block wait for acknowledgements when the caller gives "
+        "no timeout; inf: for ever",
+    )
+    connect_seconds: float = setting(
+        SECONDS_OR_EVER,
+        30.0,
+        "how long recv waits for a worker that has not let it in yet, when the caller gives no timeout; inf: "
+        "for ever",
+    )
     max_message_bytes: int = setting(SIZE, 1 * MIB, "the largest message, key and headers included")
     max_frame_bytes: int = setting(
         SIZE,
@@ -105,6 +118,15 @@ class SessionSettings(Settings):
             return 0.0
         return self.max_block_seconds if timeout is None else timeout
 
+    def flush_patience(self, timeout: float | None) -> float:
+        """Return how long to wait for acknowledgements, given what the caller allows; None: as configured."""
+        return self.flush_seconds if timeout is None else timeout
+
+    @property
+    def patience_after_error(self) -> float:
+        """How long a client that is left by an error waits for acknowledgements."""
+        return min(self.flush_seconds, _AFTER_ERROR_SECONDS)
+
     @property
     def max_request_bytes(self) -> int:
         """The largest gRPC message of a session: a full frame, one more message, and the columns."""
@@ -120,6 +142,8 @@ class SessionKeywords(TypedDict, total=False):
     max_pending_bytes: int
     max_pending_task_messages: int
     max_block_seconds: float
+    flush_seconds: float
+    connect_seconds: float
     max_message_bytes: int
     max_frame_bytes: int
     keepalive_seconds: float

@@ -28,7 +28,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 MIN_TASK = 0
 MAX_TASK = 2**31 - 1
@@ -65,6 +65,9 @@ class MessageTooLargeError(MessageError):
         self.task = task
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int, int]]:
+        return type(self), (self.task, self.size_bytes, self.limit_bytes)
 
 
 class UnsupportedValueError(MessageError):
@@ -211,6 +214,9 @@ class RefusedMessagesError(RefusedError):
         shown = "; ".join(refusals[:5]) + ("; ..." if len(refusals) > 5 else "")
         super().__init__(f"messages were refused and will not come again: {shown}")
         self.refusals = refusals
+
+    def __reduce__(self) -> tuple[type[Self], tuple[list[str]]]:
+        return type(self), (self.refusals,)
 
 
 def refused(code: str, detail: str) -> RefusedError:

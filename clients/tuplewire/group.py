@@ -31,23 +31,14 @@ def check_task(task: SupportsIndex) -> int:
     return number
 
 
-def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
-    """Return the ids of some tasks, or of one; InvalidTaskError for what is none, and for no task at all."""
-    if isinstance(tasks, str | bytes):
-        raise InvalidTaskError(f"tasks are numbers, such as [42], not {tasks!r}")
-    several = tasks if isinstance(tasks, Iterable) else [tasks]
-    found = list(dict.fromkeys(map(check_task, several)))
-    if not found:
-        raise InvalidTaskError("no task is named: give one or more, such as [42]")
-    return found
-
-
 def as_task(task: SupportsIndex) -> int:
     """Return an id as an int (numpy's too); InvalidTaskError if it is no integer."""
     try:
-        return to_int(task)
-    except TypeError as error:
-        raise InvalidTaskError(f"a task id is an integer, not {task!r} ({type(task).__name__})") from error
+        if type(task) is not bool:
+            return to_int(task)
+    except TypeError:
+        pass
+    raise InvalidTaskError(f"a task id is an integer, not {task!r} ({type(task).__name__})")
 
 
 def as_bytes(value: Any, what: str = "a payload") -> bytes:
@@ -76,6 +67,8 @@ def task_column(tasks: SupportsIndex | Collection[SupportsIndex], count: int, na
     if len(tasks) != count:
         raise MalformedError(f"{len(tasks)} {name} and {count} payloads: the columns differ in length")
     values: list[Any] = list(tasks)
+    if bool in set(map(type, values)):  # an array takes it for 0 or 1
+        check_task(next(each for each in values if type(each) is bool))
     try:
         column = array("i", values)
     except (OverflowError, TypeError):
@@ -331,10 +324,7 @@ class TaskGroup:
         return self if self.accepted_micros else replace(self, accepted_micros=micros)
 
     def passed_on(self, worker: int) -> TaskGroup:
-        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named.
-
-        Whoever passes them on keeps them.
-        """
+        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named."""
         return TaskGroup(
             self.task,
             self.source,
@@ -344,7 +334,7 @@ class TaskGroup:
             forwarded=(self.forwarded or worker) + _HOP + _UNQUEUED_HOP,
             entry_sequence=self.entry_sequence,
             accepted_micros=self.accepted_micros,
-            kept=True,
+            kept=self.kept,
             header_lengths=self.header_lengths,
             header_data=self.header_data,
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, SupportsIndex, TypeAlias
 
 from tuplewire.errors import MAX_TASK, InvalidTaskError, MalformedError
-from tuplewire.group import BytesLike, as_bytes, as_task
+from tuplewire.group import BytesLike, as_bytes, as_task, check_task
 
 SHUTDOWN_TASK = -1
 """The task id of Storm's shutdown notice; it ends a receive loop and never crosses a session."""
@@ -34,8 +34,8 @@ class TaskMessage:
 
     def __init__(
         self,
-        task: int,
-        message: bytes,
+        task: SupportsIndex,
+        message: BytesLike,
         *,
         key: bytes | None = None,
         headers: Headers | None = None,
@@ -50,19 +50,22 @@ class TaskMessage:
                 may come more than once.
 
         Raises:
-            MessageError: A key or a header's value is not bytes, or headers are not pairs.
+            InvalidTaskError: The task is no integer from 0 to 2^31-1.
+            MessageError: The payload, a key or a header's value is not bytes, or headers are not pairs.
         """
-        _set_task(self, task)
-        _set_message(self, message)
+        _set_task(self, task if type(task) is int and 0 <= task <= MAX_TASK else check_task(task))
+        _set_message(self, message if type(message) is bytes else as_bytes(message))
         if key is not None or headers:
             from tuplewire.headers import encode_headers
 
             _set_encoded(self, encode_headers(key, headers))
 
     @classmethod
-    def received(cls, task: int, message: bytes, encoded: bytes) -> Self:
-        """Make one with a key and headers as they travel; see tuplewire.headers."""
-        received = cls(task, message)
+    def received(cls, task: int, message: bytes, encoded: bytes = b"") -> Self:
+        """Make one of checked parts, with a key and headers as they travel; see tuplewire.headers."""
+        received = cls.__new__(cls)
+        _set_task(received, task)
+        _set_message(received, message)
         if encoded:
             _set_encoded(received, encoded)
         return received
@@ -136,13 +139,16 @@ class TaskMessage:
         (task,) = struct.unpack_from(">h", packet)
         if task < SHUTDOWN_TASK:
             raise InvalidTaskError(f"task {task} is negative; ids run from 0, and -1 is the shutdown notice")
-        return cls(task, packet[2:])
+        return cls.received(task, packet[2:])
 
 
 # A message sets its slots with these: its own __setattr__ refuses, and object's takes twice as long.
 _set_task, _set_message, _set_encoded = (
     vars(TaskMessage)[name].__set__ for name in ("task", "message", "_encoded")
 )
+
+SHUTDOWN = TaskMessage.received(SHUTDOWN_TASK, b"")
+"""Storm's shutdown notice. No other message has that task: TaskMessage() refuses it."""
 
 
 def encoded_of(message: Any) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import pwd
 import subprocess
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.events import event_logger
 from tuplewire.settings import ENVIRONMENT_PREFIX
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 PRIVATE = 0o600
 """The mode of a file that is one user's alone."""

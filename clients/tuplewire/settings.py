@@ -3,7 +3,7 @@
 A class of settings is a frozen dataclass that inherits from Settings. A field is declared by setting(), with
 its kind: what a value must be, and how a text stands for one. Everything else follows from the declaration:
 the check when an object is made, the readers of configurations and texts, flags, variables, and
-service/SETTINGS.md.
+docs/reference/settings.md.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ SIZE = Kind("SIZE", "a number of bytes from 1", int, within(1), _parse_size)
 """Bytes; a text may have a unit of 1024."""
 SECONDS = _seconds(math.ulp(0.0), "more than 0")
 SECONDS_OR_ZERO = _seconds(0.0, "from 0")
+SECONDS_OR_EVER = Kind(
+    "SECONDS_OR_INF", "a time in seconds or inf, more than 0", (int, float), within(math.ulp(0.0)), float
+)
 FLAG = Kind("BOOLEAN", "true or false", bool, parse=_parse_flag)
 
 

@@ -15,6 +15,9 @@ from tuplewire.errors import ClosedError
 from tuplewire.message import TaskMessage
 from tuplewire.session.consume import Arrived
 
+_MOST_SHOWN = 10
+"""Tasks that a subscription shows of itself."""
+
 
 class BaseSubscription:
     """What the subscriptions of both clients share: the batch that is not acknowledged yet."""
@@ -25,6 +28,11 @@ class BaseSubscription:
         self._timeout = timeout
         self._pid = os.getpid()
         self._current: Arrived | None = None
+
+    def __repr__(self) -> str:
+        tasks = self._receiver.tasks
+        named = ", ".join(map(str, tasks[:_MOST_SHOWN])) + (", ..." if len(tasks) > _MOST_SHOWN else "")
+        return f"<Subscription {self._receiver.address} tasks=[{named}] {self._receiver.state}>"
 
     def __del__(self) -> None:
         """End a subscription that nobody closed, in the background: a finaliser must not wait."""

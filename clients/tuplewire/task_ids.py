@@ -1,10 +1,12 @@
-"""Lists of tasks as people write them: `1,2,10-19`."""
+"""Lists of tasks, as programs and as people write them: `[1, 2]`, `1,2,10-19`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import SupportsIndex
 
-from tuplewire.errors import MAX_TASK, ConfigError
+from tuplewire.errors import MAX_TASK, ConfigError, InvalidTaskError
 from tuplewire.group import check_task
 from tuplewire.settings import Kind
 
@@ -21,6 +23,17 @@ def parse_tasks(text: str) -> tuple[int, ...]:
             raise ConfigError(f"task ids are written like 1,2,10-19, from 0 to {MAX_TASK}, not {text!r}")
         tasks.update(dict.fromkeys(range(first, last + 1)))
     return tuple(tasks)
+
+
+def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
+    """Return the ids of some tasks, or of one; InvalidTaskError for what is none, and for no task at all."""
+    if isinstance(tasks, str | bytes):
+        raise InvalidTaskError(f"tasks are numbers, such as [42], not {tasks!r}")
+    several = tasks if isinstance(tasks, Iterable) else [tasks]
+    found = list(dict.fromkeys(map(check_task, several)))
+    if not found:
+        raise InvalidTaskError("no task is named: give one or more, such as [42]")
+    return found
 
 
 TASKS = Kind(

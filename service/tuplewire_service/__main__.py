@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tuplewire_service.command.cli import main
+from tuplewire_service.command.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

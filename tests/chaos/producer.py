@@ -5,6 +5,7 @@ Exit status: 0 when everything it has sent was settled in time.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -66,7 +67,8 @@ def produce(config: dict[str, Any]) -> int:
         print(error, file=sys.stderr)
         status = 1
     journal.write("settled", source=source, ledger=dataclasses.asdict(client.ledger()))
-    client.close(1.0)
+    with contextlib.suppress(FlushTimeoutError):
+        client.close(1.0)
     return status
 
 

@@ -66,6 +66,7 @@ def test_services() -> None:
         "Drain",
         "Stage",
         "Publish",
+        "TakeOver",
         "GetEntries",
     ]
 

@@ -61,7 +61,7 @@ def test_metadata(wheel: Path, names: set[str]) -> None:
     assert metadata["Name"] == "tuplewire"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert {"service", "zmq", "spark", "demo", "dev"} <= set(metadata.get_all("Provides-Extra", []))
-    assert "tuplewire = tuplewire_service.command.cli:main" in entry_points
+    assert "tuplewire = tuplewire_service.command.entry:main" in entry_points
     assert "[tuplewire.transports]" in entry_points
     assert "[tuplewire.run]" in entry_points
     assert info.replace("METADATA", "licenses/LICENSE") in names

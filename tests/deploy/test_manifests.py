@@ -309,8 +309,8 @@ def test_certificates_are_all_that_sets_the_files_apart() -> None:
 
 
 def test_the_page_names_what_is_there() -> None:
-    """Every folder and file of deploy/ in the commands of deploy/README.md exists."""
-    page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    """Every folder and file of deploy/ in the commands of docs/how-to/deploy.md exists."""
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w./-])deploy/[\w./-]+", page))
     assert "deploy/kustomize/overlays/prod/executor" in named
     assert {path for path in named if not (ROOT / path).exists()} == set()

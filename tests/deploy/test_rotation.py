@@ -126,7 +126,7 @@ def test_certificates_rotate(deployment: Deployment, authority: Authority) -> No
 
 
 def test_authority_is_exchanged(deployment: Deployment, authority: Authority, tmp_path: Path) -> None:
-    """The order that deploy/README.md names: trust both, sign by the new one, forget the old one."""
+    """The order that docs/how-to/secure.md names: trust both, sign by the new one, forget the old one."""
     old = files_of(authority.issue(PROGRAM), tmp_path / "old", WORKER, token_file=deployment.program_token)
     successor = Authority()
     with deployment.load() as feeder:
@@ -143,7 +143,7 @@ def test_authority_is_exchanged(deployment: Deployment, authority: Authority, tm
 
 
 def test_tokens_rotate(deployment: Deployment, tmp_path: Path) -> None:
-    """The order of deploy/README.md: workers know both, programs show the new one, the old one goes."""
+    """The order of docs/how-to/secure.md: workers know both, programs show the new one, the old one goes."""
     old = replace(Credentials.from_environment(), token_file=str(secret_file(tmp_path / "old", _token(0))))
     assert _gets_in(deployment, old)
     with deployment.load() as feeder:

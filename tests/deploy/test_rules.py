@@ -18,7 +18,7 @@ from helpers.schemas import NEWEST, validate
 from helpers.tools import ROOT, require_tool
 
 MONITORING = KUSTOMIZE / "components" / "monitoring"
-GUIDE = ROOT / "deploy" / "README.md"
+GUIDE = ROOT / "docs" / "how-to" / "debug.md"
 RULES = yaml.safe_load((PROMETHEUS / "rules.yml").read_text(encoding="utf-8"))
 ALERTS: list[dict[str, Any]] = [
     rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule

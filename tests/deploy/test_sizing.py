@@ -50,7 +50,7 @@ def sized_for(overlay: str, kind: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("kind", ["worker", "executor"])
 def test_the_limit_is_what_the_settings_come_to(overlay: str, kind: str) -> None:
-    """The arithmetic of deploy/README.md, with the overlay's own settings, gives the pod's limit."""
+    """The arithmetic of docs/how-to/tune.md, with the overlay's own settings, gives the pod's limit."""
     local, remote, sessions = sized_for(overlay, kind)
     limit = quantity(container(pods(overlay)[kind])["resources"]["limits"]["memory"])
     assert limit == memory_bytes(
@@ -71,13 +71,13 @@ def test_the_assignment_fits_the_size(overlay: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_page_shows_this_arithmetic(overlay: str) -> None:
-    """deploy/README.md has each overlay's numbers, down to the limit."""
+    """docs/how-to/tune.md has each overlay's numbers, down to the limit."""
     local, remote, sessions = sized_for(overlay, "executor")
     config = bounds(overlay)
     limit = memory_bytes(config, local_tasks=local, remote_tasks=remote, sessions=sessions)
     task = f"{task_bytes(config, sessions) / MIB:.1f}"
     row = f"| {local} + {remote} | {sessions} | {task} MiB | {limit // MIB} MiB |"
-    page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "tune.md").read_text(encoding="utf-8")
     assert any(line.endswith(row) and overlay in line for line in page.splitlines()), row
 
 

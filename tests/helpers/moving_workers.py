@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,24 +20,34 @@ ELSEWHERE = {"a": 2, "b": 3, "c": 4}
 class Workers:
     """Three workers, and where the task is."""
 
-    def __init__(self, directory: Path, stack: ExitStack, drain_seconds: int = 1) -> None:
-        self._flag = f"--drain-seconds={drain_seconds}"
+    def __init__(
+        self, directory: Path, stack: ExitStack, drain_seconds: int = 1, flags: Sequence[str] = ()
+    ) -> None:
+        self._flags = f"--drain-seconds={drain_seconds}", *flags
         self._directory = directory
         self._stack = stack
-        self._version = 0
+        self._version = self._starts = 0
+        self.owner = ""
+        """The worker that has the task."""
+        self._ports: dict[str, int] = {}
         self.running: dict[str, Endpoint] = {}
         for name in ELSEWHERE:
             self.start(name)
 
-    def start(self, name: str) -> None:
-        """Start a worker, also again at another port."""
+    def start(self, name: str, *, same_port: bool = False) -> None:
+        """Start a worker, also again, at another port or at the same."""
+        port = self._ports[name] = self._ports[name] if same_port else free_port()
+        self._starts += 1
+        home = self._directory / str(self._starts)
+        home.mkdir()
         self.running[name] = self._stack.enter_context(
-            one_worker(name, self._flag, directory=self._directory, port=free_port())
+            one_worker(name, *self._flags, directory=home, port=port)
         )
 
     def put(self, owner: str) -> None:
         """Move the task, and wait until all workers know."""
         self._version += 1
+        self.owner = owner
         tasks = {each: [ELSEWHERE[name]] for name, each in self.running.items()}
         tasks[self.running[owner]].append(TASK)
         for each in self.running.values():
@@ -45,9 +56,9 @@ class Workers:
             with ControlClient(each.address) as control:
                 control.wait_ready(20)
 
-    def drain(self, name: str) -> None:
-        """Have a worker drain that has nothing to hand over, and wait until its process is over."""
+    def drain(self, name: str, seconds: float | None = None) -> None:
+        """Have a worker drain, for its configured time or another one, and wait until its process is over."""
         endpoint = self.running.pop(name)
         with ControlClient(endpoint.address) as control:
-            control.drain()
-        eventually(lambda: has_ended(endpoint), 20, "it has ended")
+            control.drain(seconds)
+        eventually(lambda: has_ended(endpoint), 60, "it has ended")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from helpers.topology import TOPOLOGY
 from tuplewire import TaskGroup
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.spark.stages import AttemptStage, Publisher
+from tuplewire.spark.publisher import Publisher
+from tuplewire.spark.stages import AttemptStage
 from tuplewire.wire.control_pb2 import StagedAttempt
 
 

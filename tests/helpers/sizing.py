@@ -1,4 +1,4 @@
-"""The memory of a worker, as deploy/README.md reckons it ("Size")."""
+"""The memory of a worker, as docs/how-to/tune.md reckons it."""
 
 from __future__ import annotations
 

@@ -224,7 +224,9 @@ def test_nobody_there_is_named_at_flush(nobody: str) -> None:
         f"1 messages .* after 0.5 s; {nobody} .*refused.*pending",
     )
     assert client.ledger().pending == 1
-    client.close(0.1)
+    with pytest.raises(FlushTimeoutError, match=f"1 messages .* after 0.1 s; {nobody} .*given up"):
+        client.close(0.1)
+    client.close()
     assert client.ledger().dropped["closed"] == 1
 
 

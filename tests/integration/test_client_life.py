@@ -393,7 +393,8 @@ def test_closing_wakes_a_blocked_sender(nobody: str) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    client.close(0.1)
+    with pytest.raises(FlushTimeoutError):
+        client.close(0.1)
     thread.join(10)
     assert len(seen) == 1
 

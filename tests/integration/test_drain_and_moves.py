@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fault_proxy import FaultProxy
+from helpers.moving_workers import TASK, Workers
 from helpers.topology import (
     assign,
     assignment_file,
@@ -230,3 +231,39 @@ def test_what_a_draining_worker_takes_at_its_end_is_not_dropped(tmp_path: Path) 
         ):
             assert numbers(first.got + collect(rest, left)) == list(range(5000))
             eventually(lambda: has_ended(a), 15, "drained")
+
+
+def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
+    """Workers are replaced though nobody consumes: each drain ends with its hand-over, all comes once."""
+    with ExitStack() as stack:
+        workers = Workers(tmp_path, stack, drain_seconds=600)
+        workers.put("a")
+        sent = 0
+
+        def send(name: str) -> None:
+            nonlocal sent
+            with client_of(workers.running[name].address, source=9) as client:
+                client.send(numbered(TASK, range(sent, sent + 10)))
+                client.flush(20)
+            sent += 10
+
+        for name, following in [("a", "b"), ("b", "c"), ("c", "a")]:
+            send(following)  # it goes to the owner, and comes back with the task
+            workers.put(following)
+            send(following)  # it waits until the former owner is done with the others, or is gone
+            workers.drain(name)
+            endpoint = workers.running[following]
+            eventually(lambda at=endpoint: queued(at, TASK) == sent, 20)  # type: ignore[misc]
+            workers.start(name)
+            workers.put(following)
+        owner = workers.running["a"]
+        with client_of(owner.address) as client, client.recv([TASK], timeout=20) as batches:
+            groups = [*next(batches).groups]
+            while sum(map(len, groups)) < sent:
+                groups += next(batches).groups
+            assert [int(each) for group in groups for each in group.payloads()] == list(range(sent))
+            assert not any(group.redelivered for group in groups)
+            batches.acknowledge()
+        for each in workers.running.values():
+            with ControlClient(each.address) as control:
+                control.drain(5)

@@ -86,7 +86,7 @@ def test_what_a_program_loses_at_its_end_is_told() -> None:
     """Nobody answers: the program ends within seconds, and says how many messages it had."""
     ended = program(NOBODY, "")
     assert ended.returncode == 0
-    assert f"client.not_closed: {MESSAGES} messages to {NOBODY}" in ended.stderr
+    assert f"client.not_closed peer={NOBODY} messages={MESSAGES}" in ended.stderr
 
 
 def test_dropped_clients_leave_nothing(worker: Endpoint) -> None:
@@ -112,7 +112,7 @@ def test_a_dropped_client_tells_what_was_lost(
     dropped = [client]
     del client
     drop(dropped, "1 messages not acknowledged")
-    eventually(lambda: "client.not_closed: 1 messages" in caplog.text, 10)
+    eventually(lambda: "messages=1 reason" in caplog.text, 10)
 
 
 def test_a_dropped_asyncio_client(worker: Endpoint) -> None:
@@ -141,4 +141,4 @@ async def send():
 asyncio.run(send())"""
     ended = program(worker.address, code)
     assert "with 1 messages not acknowledged" in ended.stderr
-    assert f"client.not_closed: 1 messages to {NOBODY}" in ended.stderr
+    assert f"client.not_closed peer={NOBODY} messages=1" in ended.stderr

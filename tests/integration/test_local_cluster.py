@@ -18,7 +18,7 @@ from tuplewire_service.executors.capture import FeederSpout
 from tuplewire_service.executors.cluster import LocalCluster, complete_topology
 from tuplewire_service.testing import eventually
 
-PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial" / "first-topology.md"
 
 
 class Split(BasicBolt):

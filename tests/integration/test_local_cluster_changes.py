@@ -31,7 +31,7 @@ from tuplewire_service.executors.capture import FeederSpout, with_sources
 from tuplewire_service.executors.cluster import LocalCluster
 from tuplewire_service.testing import eventually
 
-PAGE = Path(__file__).parents[2] / "clients" / "TOPOLOGY.md"
+DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 60.0
 TRANSPORTS = pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 
@@ -358,13 +358,14 @@ def test_a_change_that_cannot_begin_changes_nothing() -> None:
 
 def test_the_example_of_the_docs() -> None:
     """The page's test of a killed worker and a moved task is under ten lines, and passes."""
-    blocks = re.findall(r"```py\w*\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    whole = blocks[0]
+    pages = [DOCS / "tutorial" / "first-topology.md", DOCS / "how-to" / "topology.md"]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    whole, *blocks = re.findall(r"```py\w*\n(.*?)```", text, re.DOTALL)
     (test,) = (block for block in blocks if "kill_worker" in block)
     assert len([line for line in test.splitlines() if line.strip()]) < 10
     namespace: dict[str, Any] = {"__name__": "example", "with_sources": with_sources}
-    exec(compile(whole, str(PAGE), "exec"), namespace)  # noqa: S102 - our own docs
-    exec(compile(test, str(PAGE), "exec"), namespace)  # noqa: S102 - our own docs
+    exec(compile(whole, str(pages[0]), "exec"), namespace)  # noqa: S102 - our own docs
+    exec(compile(test, str(pages[1]), "exec"), namespace)  # noqa: S102 - our own docs
     namespace["WORDS"] = {word for line in namespace["LINES"] for word in line.split()}
     namespace["test_no_word_is_lost"](namespace["builder"].create_topology())
 

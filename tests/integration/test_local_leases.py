@@ -125,7 +125,7 @@ def test_a_dropped_sender_tells_what_was_lost(
         senders: list[Any] = [context.connect(TOPOLOGY, "", UNUSED_PORT)]
         senders[0].send(1, b"x")
         drop(senders, "1 messages not acknowledged")
-        eventually(lambda: "client.not_closed: 1 messages" in caplog.text, 10)
+        eventually(lambda: "messages=1 reason" in caplog.text, 10)
 
 
 def test_sources_are_forgotten() -> None:

@@ -113,6 +113,22 @@ def test_a_task_moves_between_micro_batches(workers: Workers) -> None:
         assert queued(workers.running["b"], TASK) == 0
 
 
+def test_two_programs_of_a_worker_keep_their_order(workers: Workers) -> None:
+    """A queue moves as it is: half of it is read at the next owner, and the other half at the one after."""
+    address = workers.running["a"].address
+    with client_of(address) as one, client_of(address) as other:
+        for first in range(0, 100, 20):
+            for client, offset in ((one, 0), (other, 10)):
+                client.send(numbered(TASK, range(first + offset, first + offset + 10)))
+                client.flush(20)
+    workers.put("b")
+    with query(workers) as running:
+        running.read(running.plan(50))
+        assert running.got == list(range(50))
+        workers.put("c")
+        running.read_all(100)
+
+
 def test_a_task_moves_between_planning_and_reading(workers: Workers) -> None:
     """The micro-batch has exactly the messages that were planned, also when it is read again."""
     with query(workers) as running:

@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.topology import TOPOLOGY, Pair, collect, ledger, metric, numbers, queued
+from helpers.logged import logged
+from helpers.topology import TOPOLOGY, Pair, collect, ledger, messages_of, metric, numbers, queued
 from helpers.traffic import client_of
 from pyspark import TaskContext
 
+from tuplewire import TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import (
     EpochTooLargeError,
@@ -26,7 +29,7 @@ from tuplewire.errors import (
     UnknownTaskError,
     WrongTopologyError,
 )
-from tuplewire.spark import stages
+from tuplewire.spark import held_back, publisher
 from tuplewire.spark.bad_rows import BadRowsError
 from tuplewire.spark.options import sink_options
 from tuplewire.spark.writer import Part, TuplewireBatchWriter, TuplewireStreamWriter
@@ -106,9 +109,12 @@ def test_exact_write_that_fails_sends_nothing(workers: Pair) -> None:
 
 
 def test_newer_attempt_fences_the_older(workers: Pair) -> None:
-    """An attempt that still runs when the next one begins is stopped; its rows may come twice until then."""
+    """An attempt that still runs when the next one begins is stopped; its rows may come twice until then.
+
+    Rows leave as they are computed, where none of them can fail the write.
+    """
     task = workers.near_task()
-    writer = TuplewireBatchWriter(sink_options(options(workers)))
+    writer = TuplewireBatchWriter(sink_options(options(workers, badRows="drop")))
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield rows(task, range(3))
@@ -124,16 +130,69 @@ def test_newer_attempt_fences_the_older(workers: Pair) -> None:
         assert numbers(collect(batches, 9)) == [0, 1, 2, 0, 1, 2, 3, 4, 5]
 
 
-def test_refused_row_fails_the_write(workers: Pair) -> None:
-    """A task that nobody has is an error of the attempt, and not a row that is missing."""
-    writer = TuplewireBatchWriter(sink_options(options(workers)))
+@pytest.mark.parametrize("memory", [1, 8_000_000])
+@pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
+def test_a_bad_row_fails_the_write(
+    guarantee: str, memory: int, workers: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Even the last row: nothing of its attempt is sent before, in whatever place the others wait for it.
+
+    Spark is not to try again: the attempt ends as if all was well, and the driver raises the error.
+    """
+    monkeypatch.setattr(held_back, "_MEMORY_BYTES", memory)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
+    task = workers.near_task()
+    writer = TuplewireBatchWriter(sink_options(options(workers, deliveryGuarantee=guarantee)))
+
+    def last_is_bad() -> Iterator[pa.RecordBatch]:
+        yield rows(task, range(5))
+        yield rows(99_999, range(1))
+
     attempt(0, 40)
-    bad = rows(99999, range(1))
+    part = writer.write(last_is_bad())
+    assert (part.messages, part.staged) == (0, ())
+    attempt(1, 41)
+    other = writer.write(iter([rows(task, range(5, 7))]))
     with pytest.raises(
         BadRowsError, match="row 5 of partition 0: the task is not in the assignment"
     ) as error:
-        writer.write(iter([rows(workers.near_task(), range(5)), bad]))
+        writer.commit([other, part])
     assert "(task 99999, message '0'); 1 of the 1 rows from 5 on" in str(error.value)
+    writer.abort([other, part])
+    assert metric(workers.near, STAGED) == 0
+    if guarantee == "exactlyOnce":
+        assert queued(workers.near, task) == 0
+    else:
+        assert take(workers.near, task, 2) == [5, 6], "what other partitions have sent stays"
+
+
+def test_rows_that_wait_for_the_last_one_arrive(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From memory and from a file: all of them, in order, with their keys."""
+    task = workers.near_task()
+    writer = TuplewireBatchWriter(sink_options(options(workers)))
+    for number, memory in enumerate((1, 8_000_000)):
+        monkeypatch.setattr(held_back, "_MEMORY_BYTES", memory)
+        attempt(0, 45 + number)
+        keyed = rows(task, range(5, 9)).append_column("key", pa.array(list("abcd")))
+        assert writer.write(iter([rows(task, range(5)), keyed])).messages == 9
+        got: list[TaskMessageBatch] = []
+        with client_of(workers.near.address) as client, client.recv([task], timeout=20) as batches:
+            while sum(map(len, got)) < 9:
+                got.append(next(batches))
+            batches.acknowledge()
+        assert numbers(each for batch in got for each in messages_of(batch)) == list(range(9))
+        assert [each.key for batch in got for each in batch] == [None] * 5 + [b"a", b"b", b"c", b"d"]
+
+
+def test_a_directory_of_spark_that_is_full_is_named(workers: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what waits there, and what to set."""
+    monkeypatch.setattr(held_back, "_MEMORY_BYTES", 1)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
+    attempt(0, 48)
+    writer = TuplewireBatchWriter(sink_options(options(workers)))
+    computed = [rows(workers.near_task(), range(5))] * 2
+    with pytest.raises(OSError, match=r"set spark\.local\.dir"):
+        writer.write(iter(computed))
 
 
 def test_a_micro_batch_is_seen_once(workers: Pair) -> None:
@@ -184,14 +243,14 @@ def test_a_micro_batch_larger_than_the_queues_waits_for_its_consumer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three queues full, beyond the memory for staging: it waits beyond the timeout, and says for whom."""
-    monkeypatch.setattr(stages, "_FIRST_WARNING_SECONDS", 0.5)
+    monkeypatch.setattr(publisher, "_FIRST_WARNING_SECONDS", 0.5)
     with small("--staging-memory-bytes=1MiB") as (worker, opts), ThreadPoolExecutor(1) as thread:
         writer = TuplewireStreamWriter(sink_options(opts))
         attempt(0, 60)
         part = writer.write(iter([large(300)]))
         assert metric(worker, 'tuplewire_staged_bytes{place="disk"}') > 2e6
         committed = thread.submit(writer.commit, [part], 0)
-        eventually(lambda: "tasks 5" in caplog.text, 20)
+        eventually(lambda: any(each["tasks"] == [5] for each in logged(caplog, "sink.waits")), 20)
         assert not wait([committed], timeout=2).done, "the timeout is for workers that are out of reach"
         assert 100 <= queued(worker, SMALL_TASK) < 170
         assert metric(worker, "tuplewire_publishing_messages") == 300 - queued(worker, SMALL_TASK)
@@ -217,14 +276,14 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
 
         waiting = thread.submit(staged, 150)
 
-        eventually(lambda: "no room to stage at worker" in caplog.text, 20)
+        eventually(lambda: "no room to stage" in caplog.text, 20)
         assert metric(worker, "tuplewire_staging_waits_total") > 0
         assert not wait([waiting], timeout=2).done
         other.abort([part])
         writer.commit([waiting.result(20)], 0)
         assert take(worker, SMALL_TASK, 150) == list(range(150))
         with pytest.raises(EpochTooLargeError, match="raise its staging-disk-bytes"):
-            staged(300)
+            writer.commit([staged(300)], 1)
         eventually(lambda: metric(worker, STAGED) == 0, 20)
 
 
@@ -268,16 +327,6 @@ def test_a_failed_attempt_leaves_nothing(workers: Pair) -> None:
     assert metric(workers.near, STAGED) == 0
 
 
-def test_unknown_task_publishes_nothing(workers: Pair) -> None:
-    """One row for a task that nobody has, and no row of the micro-batch is seen."""
-    task = workers.near_task()
-    writer = TuplewireStreamWriter(sink_options(options(workers)))
-    attempt(0, 70)
-    with pytest.raises(BadRowsError, match="row 5 of partition 0: the task is not in the assignment"):
-        writer.write(iter([rows(task, range(5)), rows(99_999, range(1))]))
-    assert queued(workers.near, task) == 0
-
-
 def mixed(task: int) -> pa.RecordBatch:
     """Return a good row, four that cannot be sent, and another good one."""
     payloads = ["good", None, "x" * 2_000_000, "task", "null", "good, too"]
@@ -295,9 +344,9 @@ def test_bad_rows_are_dropped_or_go_to_a_task(guarantee: str, caplog: pytest.Log
             attempt(3, 81 + epoch, epoch)
             writer = TuplewireStreamWriter(sink_options({**opts, "badRows": policy}))
             part = writer.write(iter([mixed(SMALL_TASK)]))
-            assert part.bad_rows == 4
+            assert (part.bad_rows, part.messages) == (4, 2 if policy == "drop" else 6)
             writer.commit([part], epoch)
-            assert "4 rows of this write could not be sent" in caplog.text
+            assert "rows=4 policy=" in caplog.text
         with client_of(worker.address) as client, client.recv([SMALL_TASK], timeout=20) as batches:
             got = [payload for _, payload in collect(batches, 8)]
         assert got[:4] == [b"good", b"good, too"] * 2

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.hosted import hosted
 from helpers.idle import wait_idle
+from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup, TaskMessageBatch
 from tuplewire.errors import RefusedMessagesError
@@ -263,5 +264,5 @@ def test_what_is_not_seen_off_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     with hosted(topology, [2], [1]) as (here, _):
         here.link.send([TaskGroup.of(1, [b"a", b"b"]), TaskGroup.of(2, [b"c"])])
         eventually(lambda: here.ledger().accepted == 3, SECONDS)
-    told = [each.__dict__["reasons"] for each in caplog.records if each.message == "messages.dropped"]
+    told = [each["reasons"] for each in logged(caplog, "messages.dropped")]
     assert told == [{"shutdown": 2}, {"shutdown": 1}]

@@ -34,7 +34,7 @@ from helpers.traffic import Feeder, Reader, client_of
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.config import SessionSettings
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import BufferFullError
+from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire_service.command.status_report import status_as_text
 from tuplewire_service.launching.local_workers import Endpoint
 from tuplewire_service.messaging.grpc import GrpcContext
@@ -120,7 +120,8 @@ def test_stopped_task_leaves_the_others_alone(pair: Pair) -> None:
             reader.has(20_000)
         assert numbers(reader.got) == list(range(20_000))
         assert queued(pair.far, stopped) > 0
-        sender.close(0.1)
+        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; they are given up"):
+            sender.close(0.1)
         assert sender.ledger().balanced
         assert sender.ledger().dropped["closed"] > 0
 
@@ -321,7 +322,8 @@ def test_dead_worker_leaves_the_others_alone(tmp_path: Path) -> None:
         assert numbers(reader.got) == list(range(5000))
         eventually(lambda: ledger(a).pending <= 500, 5)
         assert ledger(a).balanced
-        sender.close(0.1)
+        with pytest.raises(FlushTimeoutError, match=r"not acknowledged after 0.1 s; they are given up"):
+            sender.close(0.1)
         assert sender.ledger().balanced
 
 

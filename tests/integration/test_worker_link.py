@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.hosted import assign, host, hosted
 from helpers.idle import wait_idle
+from helpers.logged import logged
 
 from tuplewire import Client, TaskGroup
 from tuplewire.errors import ClosedError, MessageTooLargeError, RefusedError
@@ -112,10 +113,9 @@ def test_a_sender_waits_for_a_task_that_stands_still(
 ) -> None:
     """Who sends to a task waits while its queue's worth is outstanding; then all goes on, in order."""
     here, taker, sending = waiting
-    eventually(lambda: "executors.blocked" in caplog.messages, SECONDS)
+    eventually(lambda: logged(caplog, "executors.blocked"), SECONDS)
     assert (here.link.pending, list(here.link.exhausted)) == (64, [1])
-    (told, *_) = (each for each in caplog.records if each.message == "executors.blocked")
-    assert told.__dict__["task"] == 1
+    assert logged(caplog, "executors.blocked")[0]["task"] == 1
     while len(taker.came) < 200:
         taker.finish()
         sending.join(0.001)
@@ -202,8 +202,8 @@ def test_no_other_consumer(topology: Topology) -> None:
 def test_missing_tasks_are_warned_of(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
     """Tasks that are sent to and that nobody has are logged once, and messages to them are counted."""
     with hosted(topology, [1]) as (here,):
-        (record,) = (each for each in caplog.records if each.message == "assignment.tasks_missing")
-        assert record.__dict__["tasks"] == [2, 3]
+        (told,) = logged(caplog, "assignment.tasks_missing")
+        assert told["tasks"] == [2, 3]
         here.link.send([TaskGroup.of(2, [b"a"])])
         eventually(lambda: here.link.lost() == 1, SECONDS)
         assert not here.link.pending

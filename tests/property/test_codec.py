@@ -134,11 +134,15 @@ def test_varint(value: int) -> None:
 
 
 @EXAMPLES
-@given(uint64, runs())
-def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGroup]]) -> None:
+@given(uint64, runs(), st.sampled_from(["", "at once"]))
+def test_encoded_frame_is_a_send_request(sequence: int, groups: list[list[TaskGroup]], at_once: str) -> None:
     """The generated code reads exactly the frame that it would have written."""
-    data = encode_frame(sequence, groups)
-    assert pb.SendRequest.FromString(data) == pb.SendRequest(frame=frame_of(sequence, groups))
+    asks = bool(at_once)
+    data = encode_frame(sequence, groups, tell_at_once=asks)
+    wanted = frame_of(sequence, groups)
+    wanted.tell_at_once = asks
+    assert pb.SendRequest.FromString(data) == pb.SendRequest(frame=wanted)
+    assert decode_send_request(data).tell_at_once is asks  # type: ignore[union-attr]
 
 
 @EXAMPLES

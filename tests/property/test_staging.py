@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tuplewire.errors import EpochTooLargeError, SequenceGapError, StageGoneError
+from tuplewire.errors import EpochTooLargeError, ResourceLimitError, SequenceGapError, StageGoneError
 from tuplewire.group import TaskGroup
 from tuplewire_service.worker.publications import Publications
 from tuplewire_service.worker.staging import AttemptName, Room, StagedGroup, Staging
@@ -84,7 +84,7 @@ class Sink(RuleBasedStateMachine):
         what = SINK, self.epoch, AttemptName(partition, name, 0, 0), piece, [group], self.now
         try:
             room, stage = self.staging.admit(*what)
-        except (SequenceGapError, EpochTooLargeError):
+        except (SequenceGapError, EpochTooLargeError, ResourceLimitError):
             del self.under_way[name]  # its epoch was published, or it was in the way
             self.staging.discard(SINK, self.epoch, name)
             return

@@ -35,8 +35,9 @@ SETTLES = 60.0
 class Kubelet:
     """Starts a worker beside each executor and ends it after the executor, as a kubelet does a sidecar."""
 
-    def __init__(self, spark: SparkSession, home: Path) -> None:
+    def __init__(self, spark: SparkSession, home: Path, drain_seconds: float) -> None:
         self._home = home
+        self._drain_seconds = drain_seconds
         self._executors = Executors(spark)
         self._workers: dict[str, LocalWorkers] = {}
         self.exit_codes: list[int] = []
@@ -51,7 +52,9 @@ class Kubelet:
                 flags = [f"--worker-id=executor-{number}"]
                 directory = self._home / f"executor-{number}"
                 directory.mkdir()
-                workers = LocalWorkers(1, TOPOLOGY, directory=directory, flags=flags, drain_seconds=2)
+                workers = LocalWorkers(
+                    1, TOPOLOGY, directory=directory, flags=flags, drain_seconds=self._drain_seconds
+                )
                 workers.start()
                 self._workers[number] = workers
             for number in self._workers.keys() - running:
@@ -129,7 +132,7 @@ def main() -> None:
         "spark.decommission.enabled": "true",
     }
     with local_session("membership", conf=conf) as spark, ExitStack() as stack:
-        kubelet = Kubelet(spark, home)
+        kubelet = Kubelet(spark, home, drain_seconds=2)
         stack.callback(kubelet.end)
         workers = stack.enter_context(
             membership(

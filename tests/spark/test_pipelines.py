@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire_demos import flights
+from tuplewire_demos import flight_check, flight_input, flights
 from tuplewire_demos.attachment import Attachment
 from tuplewire_demos.input import InputError
 from tuplewire_demos.jobs import PipelineError, bolt_frame, run_jobs
@@ -170,15 +170,15 @@ def test_unusable_header(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "flights.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=message):
-        flights.read_header(path)
+        flight_input.read_header(path)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
     """A path that is no readable file is refused, and named."""
     with pytest.raises(InputError, match=r"cannot read .*none\.csv: No such file"):
-        flights.read_header(tmp_path / "none.csv")
+        flight_input.read_header(tmp_path / "none.csv")
     with pytest.raises(InputError, match="is a directory"):
-        flights.read_header(tmp_path)
+        flight_input.read_header(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_differences_are_named(spark: SparkSession) -> None:
     theirs = spark.createDataFrame(
         [("A", 2, 2.0), ("B", 2, 1.0 + 1e-8), ("D", 1, 1.0)], "carrier string, n int, mean double"
     )
-    assert flights.differences(ours.collect(), ours.collect()) == []
-    assert flights.differences(ours.collect(), theirs.collect()) == [
+    assert flight_check.differences(ours.collect(), ours.collect()) == []
+    assert flight_check.differences(ours.collect(), theirs.collect()) == [
         "A: n is 1, Spark has 2",
         "B: mean is 1.0, Spark has 1.00000001",
         "C: only in ours",
@@ -406,7 +406,7 @@ def group_is_alive(group: int) -> bool:
             "cannot read /nowhere/x.csv: No such file or directory",
         ),
         (["flights", "--cores", "2"], 64, "--cores 2 is too few"),
-        (["flights", "--bolts", "0"], 64, "0 is not 1 or more"),
+        (["flights", "--bolts", "0"], 64, "'0' is no whole number from 1"),
         (["wordcount"], 64, "--input"),
         (["stream", "--output", "/tmp"], 1, "/tmp exists already"),  # noqa: S108 - it is not written to
         (["stream", "--cores", "2"], 64, "--cores 2 is too few"),

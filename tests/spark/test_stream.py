@@ -119,7 +119,10 @@ def child(process_id: int, argument: bytes) -> int:
 
 
 def test_a_dead_worker_ends_it() -> None:
-    """When a worker is killed the run ends with one line that says so, and the exit code 1."""
+    """When a worker is killed the run ends with a line that says so, and the exit code 1.
+
+    Spark's Python processes may have warned before.
+    """
     with stream() as run:
         assert run.stderr is not None
         for line in run.stderr:
@@ -128,5 +131,6 @@ def test_a_dead_worker_ends_it() -> None:
         os.kill(child(run.pid, b"--worker-id=worker-1"), signal.SIGKILL)
         errors = [line for line in run.stderr if not line.startswith("sent ")]
         assert run.wait(STOP_SECONDS) == 1
-    assert len(errors) == 1, errors
-    assert re.match(r"tuplewire run: a worker is gone.*worker-1\.sock.*start again", errors[0]), errors
+    *warnings, error = errors
+    assert all(line.startswith("worker.unreachable peer=") for line in warnings), errors
+    assert re.match(r"tuplewire run: a worker is gone.*worker-1\.sock.*start again", error), errors

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.addresses import is_loopback, join_host_port, resolve_address, split_host_port
+from tuplewire.addresses import (
+    is_loopback,
+    join_host_port,
+    resolve_address,
+    resolve_addresses,
+    split_host_port,
+)
 from tuplewire.errors import ConfigError
 from tuplewire.membership import Membership
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -59,3 +65,10 @@ def test_nobody_is_reached_there(address: str) -> None:
 def test_loopback(host: str, *, loopback: bool) -> None:
     """A wildcard, and any name that others may give, is none."""
     assert is_loopback(host) is loopback
+
+
+def test_several_addresses_are_read_one_by_one() -> None:
+    """One of them that is wrong is named."""
+    assert resolve_addresses("a:1, unix:///b") == "a:1,unix:///b"
+    with pytest.raises(ConfigError, match="'b'"):
+        resolve_addresses("a:1,b")

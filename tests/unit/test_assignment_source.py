@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from helpers.logged import logged
 
 from tuplewire.errors import StaleAssignmentError
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
@@ -91,8 +92,8 @@ def test_a_bad_file_is_counted_and_the_old_one_stays(
     file.write_text(bad)
     assert [_check(source), _check(source)] == [False, False]
     assert (source.errors, taker.versions) == (1, [1])
-    (record,) = [r for r in caplog.records if r.message == "assignment_file.refused"]
-    assert str(file) in vars(record)["reason"]
+    (told,) = logged(caplog, "assignment_file.refused")
+    assert str(file) in told["reason"]
     file.write_text(_text(2))
     assert _check(source)
     assert taker.versions == [1, 2]

@@ -158,3 +158,22 @@ def test_acknowledging_while_the_stream_opens() -> None:
     window.acknowledge(before)
     window.opened(WORKER, [(1, 3)])
     assert [cursor.acknowledged for cursor in window.take_moved()] == [3]
+
+
+def test_what_the_worker_asks_for_is_told_at_once() -> None:
+    """So is what leaves little of the room that the worker knows of, until it hears of more."""
+    window = opened(1)
+    group = TaskGroup.of(1, [b"x"])
+    asked = [window.arrived([Delivery(1, group)], asks=True).asks]
+    asked += [arrive(window, number, "x").asks for number in range(2, 7)]
+    assert asked == [True, False, False, False, True, True]
+    for sequence in range(1, 7):
+        window.acknowledge(Arrived(1, (Delivery(sequence, group),)))
+    window.take_moved()
+    assert not arrive(window, 7, "x").asks
+
+
+def test_half_of_the_bytes_are_told_of_at_once() -> None:
+    """The room in bytes counts as that in messages does."""
+    window = opened(1, size_bytes=4)
+    assert [arrive(window, number, "x").asks for number in range(1, 4)] == [False, True, True]

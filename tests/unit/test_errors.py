@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -79,3 +80,14 @@ def test_catching() -> None:
         raise refused("UNKNOWN_TASK", "no task 9")
     with pytest.raises(RefusedError):
         raise refused("UNKNOWN_TASK", "no task 9")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MessageTooLargeError(1, 20, 10), RefusedMessagesError(["a", "b"]), refused("UNKNOWN_TASK", "because")],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_reach_another_process(error: TuplewireError) -> None:
+    """Spark's tasks and process pools pickle them."""
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert (type(copy), str(copy), copy.__dict__) == (type(error), str(error), error.__dict__)

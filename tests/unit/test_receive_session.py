@@ -248,3 +248,19 @@ def test_a_sender_that_resumes_hears_many_refusals_in_parts() -> None:
     assert not state.accept(2, [group()])
     rest = [state.update(), state.update(), state.update()]
     assert [each and (each.after, each.sequence) for each in rest] == [(1, 2), (2, 3), None]
+
+
+def test_a_sender_waits_for_refusals_and_for_room() -> None:
+    """These are told at once; what else there is to say may wait for more."""
+    state = session(messages=2)
+    seen = []
+    state.accept(1, [group()])
+    seen.append(state.pressing)
+    state.refuse(1, group(), UnknownTaskError("no such task"))
+    seen.append(state.pressing)
+    state.update()
+    state.accept(2, [group(count=2)])
+    seen.append(state.pressing)
+    state.credit.released(1, 2, 2)
+    seen.append(state.pressing)
+    assert seen == [False, True, False, True]

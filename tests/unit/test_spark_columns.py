@@ -26,7 +26,7 @@ from tuplewire.spark.columns import read_batch
 from tuplewire.spark.data_source import check_read_schema, check_write_schema
 from tuplewire.spark.fetch import within
 from tuplewire.spark.options import GroupingName, sink_options
-from tuplewire.spark.writer import RowRouter, sliced
+from tuplewire.spark.row_router import RowRouter, sliced
 from tuplewire.topology.grouping import fields
 
 
@@ -39,7 +39,7 @@ def router(grouping: str, partition: int = 0) -> RowRouter:
     """Return a router to tasks 5, 6 and 7, or by the column task."""
     tasks = {} if grouping == "direct" else {"tasks": "5-7"}
     bad = BadRows("fail", partition, 1000, lambda tasks: tasks)
-    return RowRouter(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition, bad)
+    return RowRouter(sink_options({"address": "w:1", "grouping": grouping, **tasks}), partition, bad, "w:1")
 
 
 def routed(groups: tuple[TaskGroup, ...]) -> dict[int, list[bytes]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.logged import logged
 
 from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
 from tuplewire.spark.slots import check_slots
@@ -172,8 +173,8 @@ def test_a_row_that_always_fails_is_given_up(caplog: pytest.LogCaptureFixture) -
     assert (given_up.rows, len(given_up.examples)) == (10, 5)
     assert {*given_up.examples} < {f"n={number}" for number in range(0, 20, 2)}
     assert "of 'odd': ValueError: an even number, at <Tuple" in given_up.errors[0]
-    (record,) = (each for each in caplog.records if each.msg == "spark.rows_given_up")
-    assert (record.attempts, record.last) == (4, given_up.examples[0])  # type: ignore[attr-defined]
+    (told,) = logged(caplog, "spark.rows_given_up")
+    assert (told["attempts"], told["last"]) == (4, given_up.examples[0])
 
 
 def test_a_row_is_emitted_at_least_once() -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tuplewire.errors import EpochTooLargeError, SequenceGapError, StageGoneError, StaleEpochError
+from tuplewire.errors import (
+    EpochTooLargeError,
+    ResourceLimitError,
+    SequenceGapError,
+    StageGoneError,
+    StaleEpochError,
+)
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.worker.staging import IDLE_SECONDS, AttemptName, Room, Stage, StagedGroup, Staging
@@ -173,7 +179,7 @@ def test_sinks_that_wait_for_each_other_are_told() -> None:
     stage(state, "0a", group(1, 600))
     state.admit(other, 1, name(0, "0x"), 0, [group(1, 600)], 1.0)
     assert both(2.0) == [Room.NONE] * 2
-    with pytest.raises(EpochTooLargeError, match="beside those of other sinks"):
+    with pytest.raises(ResourceLimitError, match="beside those of other sinks"):
         both(IDLE_SECONDS + 2.0)
     state.discard(other, 1, "0x")
     assert stage(state, "0a", group(1, 700), piece=1, now=IDLE_SECONDS + 3.0) is Room.MEMORY

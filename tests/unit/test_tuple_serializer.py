@@ -371,3 +371,32 @@ def test_utc_stays_utc() -> None:
     """The commonest time zone is the same object afterwards."""
     moment = SERIALIZER.deserialize(SERIALIZER.serialize(Tuple([datetime(2026, 1, 1, tzinfo=UTC)], ONE)))[0]
     assert moment.tzinfo is UTC
+
+
+def test_neighbours_are_told_apart() -> None:
+    """What a tuple has in common with the one before is not taken for more than that."""
+    ids = ((), ((5, 1),), ((5, 128),), ((5, "ab"),), ((5, "abc"),), ((5, "x" * 300),), ((5, 1), (6, 1)))
+    tuples = [
+        Tuple([value], source, message_id)
+        for value in ("a", "b")
+        for source in (ONE, TOPOLOGY.source(2, "errors"))
+        for message_id in ids
+        for _ in range(2)
+    ]
+    serializer = MessagePackTupleSerializer(TOPOLOGY)
+    payloads = list(map(serializer.serialize, tuples))
+    assert payloads == [MessagePackTupleSerializer(TOPOLOGY).serialize(each) for each in tuples]
+    read = list(map(serializer.deserialize, payloads))
+    assert [(each.values, each.source.key, each.message_id) for each in read] == [
+        (each.values, each.source.key, each.message_id) for each in tuples
+    ]
+
+
+def test_what_follows_a_known_beginning_is_checked() -> None:
+    """A tuple that begins as the one before did is refused where it ends early, or late."""
+    serializer = MessagePackTupleSerializer(TOPOLOGY)
+    payload = serializer.serialize(Tuple(["text"], ONE, ((5, 1),)))
+    serializer.deserialize(payload)
+    for damaged, problem in ((payload[:-1], "field 'value'"), (payload + b"\0", "its end: 1 byte")):
+        with pytest.raises(MalformedTupleError, match=problem):
+            serializer.deserialize(damaged)

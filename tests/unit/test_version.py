@@ -12,7 +12,7 @@ import tuplewire
 ROOT = Path(__file__).parents[2]
 PLACES = {
     "CHANGELOG.md": r"^## (\d\S+), unreleased$|^## (\d\S+), \d{4}-\d\d-\d\d$",
-    "deploy/README.md": r"docker://\S+/tuplewire:(\d\S+)",
+    "docs/how-to/deploy.md": r"docker://\S+/tuplewire:(\d\S+)",
     "deploy/build-image.sh": r"docker://\S+/tuplewire:(\d\S+)",
     "deploy/kustomize/overlays/prod/kustomization.yaml": r"newTag: (\S+)",
     "deploy/kustomize/overlays/prod/executor/kustomization.yaml": r"newTag: (\S+)",

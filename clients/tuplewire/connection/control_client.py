@@ -171,19 +171,52 @@ class ControlClient:
         *,
         check: bool = False,
         worker_id: str = "",
+        run: str = "",
+        taken_over: bool = False,
+        published_tasks: Iterable[int] = (),
     ) -> control_pb2.PublishResponse:
         """Choose what of an epoch is to be seen; without attempts, ask how far what was chosen is.
 
         The worker puts it into the queues as these have room, each task's once. check: choose nothing, and
-        ask only whether all of it could be. worker_id: as for stage.
+        ask only whether all of it could be. worker_id: as for stage. run: names the run of the sink's query;
+        a worker that has not heard of it chooses nothing, unless it was taken_over (see take_over).
+        published_tasks: tasks that have the epoch from other workers.
 
         Raises StageGoneError when an attempt is not there as it was staged, StaleEpochError and
         WrongWorkerError.
         """
         request = control_pb2.PublishRequest(
-            topology=topology, sink=sink, epoch=epoch, receiver_id=worker_id, attempts=attempts, check=check
+            topology=topology,
+            sink=sink,
+            epoch=epoch,
+            receiver_id=worker_id,
+            attempts=attempts,
+            check=check,
+            run=run,
+            taken_over=taken_over,
+            published_tasks=published_tasks,
         )
         response: control_pb2.PublishResponse = self._call("Publish", request)
+        return response
+
+    def take_over(
+        self,
+        topology: str,
+        sink: str,
+        epoch: int,
+        run: str,
+        attempts: Iterable[control_pb2.StagedAttempt] = (),
+        *,
+        worker_id: str = "",
+    ) -> control_pb2.TakeOverResponse:
+        """Make a new run of a sink's query known, and throw away what earlier ones have staged there.
+
+        attempts: what is to be published there. worker_id: as for stage. Raises what publish raises.
+        """
+        request = control_pb2.TakeOverRequest(
+            topology=topology, sink=sink, epoch=epoch, run=run, attempts=attempts, receiver_id=worker_id
+        )
+        response: control_pb2.TakeOverResponse = self._call("TakeOver", request)
         return response
 
     def wait_ready(self, timeout: float = 30.0) -> None:

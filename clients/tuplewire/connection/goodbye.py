@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 import warnings
 import weakref
@@ -15,9 +14,10 @@ from collections.abc import Sequence
 
 from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.connection.loop_sending_end import LoopSendingEnd
+from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _DROPPED_SECONDS = 10.0
 """How long a dropped client's messages are still sent, in the background; what close() waits by default."""
@@ -61,9 +61,9 @@ async def _close(senders: Sequence[LoopSendingEnd], timeout: float) -> None:
     await asyncio.gather(*(sender.close_async(timeout) for sender in senders))
     for sender in senders:
         if messages := sender.ledger().dropped.get(DropReason.CLOSED):
-            extra = {"peer": sender.address, "messages": messages}
-            text = "client.not_closed: %d messages to %s were not acknowledged when their client ended"
-            logger.warning(text, messages, sender.address, extra=extra)
+            reason = "they were not acknowledged when their client ended"
+            extra = {"peer": sender.address, "messages": messages, "reason": reason}
+            logger.warning("client.not_closed", extra=extra)
 
 
 async def _close_now(senders: Sequence[LoopSendingEnd]) -> None:

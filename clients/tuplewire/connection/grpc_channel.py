@@ -30,6 +30,12 @@ ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
 _REFUSED_BY_US = re.compile("CERTIFICATE_VERIFY_FAILED|Hostname Verification Check failed")
 """What gRPC says of a server whose certificate this side does not take."""
+_NO_CONNECTION = re.compile(
+    r"failed to connect to all addresses; last error: \w+: [^ ]+: "
+    r"(?:Failed to connect to remote host: )?(.+)",
+    re.DOTALL,
+)
+"""What gRPC says around the one thing that counts."""
 _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
 """What gRPC says of a server that ends a connection during the handshake."""
 BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
@@ -164,4 +170,6 @@ def error_of(
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
     hint = NOT_TRUSTED if _REFUSED_BY_US.search(details) else hint if _BROKEN_OFF.search(details) else ""
+    if no_connection := _NO_CONNECTION.fullmatch(details):
+        return UnreachableError(f"{address}: no connection: {no_connection[1]}{hint}")
     return UnreachableError(f"{address}: {code.name}: {details}{hint}")

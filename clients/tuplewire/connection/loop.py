@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import selectors
 import threading
@@ -22,8 +21,9 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from tuplewire.errors import ClosedError
+from tuplewire.events import event_logger
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _Result = TypeVar("_Result")
 _SUSPEND_SECONDS = 5.0

@@ -7,11 +7,12 @@ and acknowledges them.
 from __future__ import annotations
 
 import asyncio
-import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
@@ -20,6 +21,7 @@ from tuplewire.connection.resumable import FATAL, Resumable
 from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
+from tuplewire.events import event_logger
 from tuplewire.session.consume import Arrived, ConsumeWindow
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb
@@ -27,7 +29,7 @@ from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire.wire.translate import code_name, cursor_to_wire
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 class Receiver(Resumable):
@@ -49,37 +51,58 @@ class Receiver(Resumable):
         self._identity = identity
         self._lock = threading.Lock()
         self._moved = HandOverCondition(self._lock)
-        self._window = ConsumeWindow(tasks, settings.prefetch_messages, settings.prefetch_bytes)
+        self.tasks = tuple(tasks)
+        self._window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._buffer: deque[Arrived] = deque()
         self._progress = asyncio.Event()
         self._acknowledgements = Gathering(self._progress, loop)
+        self._telling = False
+        """Whether the loop is about to tell what is acknowledged: it need not be woken for more."""
         self._broken_since = time.monotonic()
+        self._not_let_in = False
+        """Whether the worker has never let us in, and connect_seconds are over."""
+        self._patience: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> str:
+        """What it is doing, in a few words."""
+        if self.over:
+            return "closed"
+        if self.failed is not None:
+            return f"ended: {self.failed}"
+        return "connected" if self.connected else f"not connected: {self._last_problem}"
 
     def __repr__(self) -> str:
-        state = "closed" if self.over else "open"
-        connection = "connected" if self.connected else f"not connected: {self._last_problem}"
-        return f"<Receiver {self.address} {state} buffered={len(self._buffer)} {connection}>"
+        return f"<Receiver {self.address} buffered={len(self._buffer)} {self.state}>"
 
     # --- for whoever consumes ----------------------------------------------------------------
 
     def take(self, timeout: float | None = None) -> Arrived | None:
         """Return the next batch, waiting at most so long; None when there is none. Not on the loop.
 
+        Without a timeout it waits for ever, once the worker has let us in.
+
         Raises ClosedError when closed, UnreachableError when there is none and the worker has been out of
-        reach for all of the timeout, or the error for which the subscription has ended.
+        reach for all of the timeout (without one: has not let us in for connect_seconds), or the error for
+        which the subscription has ended.
         """
         with self._lock:
-            self._moved.wait_for(self._has_news, timeout)
+            self._moved.wait_for(partial(self._has_news, timeout), timeout)
             return self._next(timeout)
 
     async def take_async(self, timeout: float | None = None) -> Arrived | None:
         """Do the same as take, on any event loop. A cancelled call has taken nothing."""
-        await self._moved.wait_for_async(self._has_news, timeout)
+        await self._moved.wait_for_async(partial(self._has_news, timeout), timeout)
         with self._lock:
             return self._next(timeout)
 
-    def _has_news(self) -> bool:
-        return bool(self._buffer) or self.failed is not None or self.over
+    def _has_news(self, timeout: float | None) -> bool:
+        return (
+            bool(self._buffer)
+            or self.failed is not None
+            or self.over
+            or (timeout is None and self._not_let_in)
+        )
 
     def _next(self, timeout: float | None) -> Arrived | None:
         if self._buffer:
@@ -88,6 +111,9 @@ class Receiver(Resumable):
             raise self.failed
         if self.over:
             raise ClosedError(f"the subscription at {self.address} is closed")
+        if timeout is None and self._not_let_in:
+            seconds = self._settings.connect_seconds
+            raise UnreachableError(f"no worker at {self.address} for {seconds:g} s: {self._last_problem}")
         if not self.connected and timeout is not None and time.monotonic() - self._broken_since >= timeout:
             raise UnreachableError(f"no worker at {self.address} for {timeout} s: {self._last_problem}")
         return None
@@ -95,11 +121,29 @@ class Receiver(Resumable):
     def acknowledge(self, arrived: Arrived) -> None:
         """Say that a batch is done with; a batch of a worker that has died since is ignored."""
         with self._lock:
-            if not self._window.acknowledge(arrived) or self.over:
+            if not self._window.acknowledge(arrived) or self.over or (self._telling and not arrived.asks):
                 return
-        self._loop.call_soon_threadsafe(self._acknowledgements.add)
+            self._telling = True
+        self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.asks))
 
     # --- life, on the loop ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        super().start()
+        if not self._admitted and math.isfinite(seconds := self._settings.connect_seconds):
+            self._patience = self._loop.call_later(seconds, self._give_up_waiting)
+
+    def _give_up_waiting(self) -> None:
+        """Tell whoever waits without a timeout that the worker has never let us in."""
+        with self._lock:
+            self._not_let_in = True
+            self._moved.notify_all()
+
+    def _in_reach(self) -> None:
+        super()._in_reach()
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     async def close(self) -> None:
         """End the subscription; acknowledgements that were made are delivered first where possible.
@@ -124,10 +168,12 @@ class Receiver(Resumable):
     def _lost(self, error: TuplewireError) -> None:
         if self.over:
             return
-        if self.connected or str(error) != self._last_problem:
-            logger.info("subscription.lost", extra={"peer": self.address, "reason": str(error)})
+        about = {"peer": self.address, "reason": str(error)}
         if self.connected:
             self._broken_since = time.monotonic()
+            logger.info("subscription.lost", extra=about)
+        elif str(error) != self._last_problem:
+            logger.info("subscription.failed", extra=about)
         self._last_problem = str(error)
 
     def _failed(self, error: TuplewireError) -> None:
@@ -158,6 +204,7 @@ class Receiver(Resumable):
             self._window.opened(
                 subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
             )
+            self._not_let_in = False
         self._progress.set()
         self.connected = True
         logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
@@ -177,7 +224,7 @@ class Receiver(Resumable):
                 Delivery, [group.first_sequence for group in response.groups], groups_of(response)
             )
             with self._lock:
-                arrived = self._window.arrived(deliveries)
+                arrived = self._window.arrived(deliveries, asks=response.tell_at_once)
                 if arrived.deliveries:
                     self._buffer.append(arrived)
                     self._moved.notify_all()
@@ -188,6 +235,7 @@ class Receiver(Resumable):
             self._progress.clear()
             self._acknowledgements.told()
             with self._lock:
+                self._telling = False
                 closed = self.over  # before the cursors: what is acknowledged by then still goes out
                 cursors = self._window.take_moved()
             if cursors:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tuplewire.connection.log_rate import LogRate
+from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.pressure import ReportedLoads
 from tuplewire.session.receive import Refusal
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _MOST_KEPT = 1000
 
 
 def warn_of_lost(address: str, messages: int) -> None:
     """Log how many messages may have died with a receiver."""
-    extra = {"peer": address, "messages": messages}
-    logger.warning("receiver.died: at most %d messages to %s died with it", messages, address, extra=extra)
+    reason = "at most so many messages have died with it"
+    logger.warning("receiver.died", extra={"peer": address, "messages": messages, "reason": reason})
 
 
 class RefusedMessages:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
@@ -13,15 +12,19 @@ from typing import Any, ClassVar
 from google.protobuf.message import DecodeError, Message
 
 from tuplewire.config import SessionSettings
+from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.loop import watched
 from tuplewire.connection.stream import ClientStream, Dial, StreamBroken
 from tuplewire.errors import ProtocolError, RefusedError, TuplewireError, UnreachableError
+from tuplewire.events import event_logger
 from tuplewire.session.retry import Backoff
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 CREDENTIALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 """Refusals for what a side shows of itself. Two sides whose files are exchanged do not change at once."""
+_QUIET_SECONDS = 1.0
+"""How long nobody is told that a worker is out of reach: it may be about to start, or to come again."""
 FATAL = CREDENTIALS | {"WRONG_TOPOLOGY", "STALE_INCARNATION", "PROTOCOL_VERSION", "SUPERSEDED"}
 """Refusals that the same request would meet again, however often it is made."""
 
@@ -48,8 +51,10 @@ class Resumable(ABC):
         self._admitted = False
         """Whether the worker has let us in before, or others may exchange their files before we do ours."""
         self.failed: TuplewireError | None = None
-        self._last_problem = "not connected yet"
+        self._last_problem = "no answer yet"
         self._task: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._log_rate = LogRate()
 
     # --- what a session does with its stream ---------------------------------------------------------
 
@@ -92,9 +97,27 @@ class Resumable(ABC):
         """Begin to connect; on the loop."""
         name = f"{self.method.lower()} at {self.address}"
         self._task = watched(self._loop.create_task(self._run(), name=name))
+        self._out_of_reach_from_now()
+
+    def _out_of_reach_from_now(self) -> None:
+        """Have it said if nothing is mended within a second."""
+        if self._alarm is None and not self.over:
+            self._alarm = self._loop.call_later(_QUIET_SECONDS, self._say_out_of_reach)
+
+    def _say_out_of_reach(self) -> None:
+        if self._log_rate.due("unreachable"):
+            reason = f"{self._last_problem}; trying again"
+            logger.warning("worker.unreachable", extra={"peer": self.address, "reason": reason})
+
+    def _in_reach(self) -> None:
+        """Take back what _out_of_reach_from_now() has begun: there is a connection, or none is wanted."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def suspend(self) -> None:
         """Give the stream up, at the end or for a fork; see tuplewire.connection.loop."""
+        self._in_reach()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -109,9 +132,12 @@ class Resumable(ABC):
             except TuplewireError as error:
                 self._lost(error)
                 if not self.over and not self._may_try_again(error):
+                    self._in_reach()
                     self._failed(_without_frames(error))
                     return
+                self._out_of_reach_from_now()
             except Exception as error:
+                self._in_reach()
                 self._failed(TuplewireError(f"the connection to {self.address} has a defect: {error!r}"))
                 raise
             finally:
@@ -132,6 +158,7 @@ class Resumable(ABC):
                     await self._open(stream)
                     backoff.succeeded()
                     self._admitted = True
+                    self._in_reach()
                     await self._carry(stream)
                 except DecodeError as error:
                     raise ProtocolError(

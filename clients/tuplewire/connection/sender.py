@@ -7,7 +7,6 @@ Whatever has queued up while a frame was being written goes into the next one.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from tuplewire.connection.loop_sending_end import LoopSendingEnd
 from tuplewire.connection.resumable import Resumable
 from tuplewire.connection.stream import ClientStream, Dial
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pressure import SendingPressure
@@ -32,7 +32,7 @@ from tuplewire.wire.translate import (
     update_from_wire,
 )
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _GOODBYE_SECONDS = 1.0
 
@@ -159,8 +159,13 @@ class Sender(LoopSendingEnd, Resumable):
             self.start()
 
     def _lost(self, error: TuplewireError) -> None:
-        if self.connected or str(error) != self._last_problem:
-            logger.info("connection.lost", extra={"peer": self.address, "reason": str(error)})
+        about = {"peer": self.address, "reason": str(error)}
+        if self.over:
+            logger.info("connection.closed", extra={"peer": self.address})
+        elif self.connected:
+            logger.info("connection.lost", extra=about)
+        elif str(error) != self._last_problem:
+            logger.info("connection.failed", extra=about)
         self._last_problem = str(error)
         self.lost(answers=self.over or isinstance(error, DrainingError))
         self.pressure.look(connected=False)
@@ -234,6 +239,7 @@ class Sender(LoopSendingEnd, Resumable):
 
     async def _write(self, stream: ClientStream) -> None:
         pressure = self.pressure
+        asked = False
         while True:
             self._due.clear()
             if self._dismissed:
@@ -251,7 +257,8 @@ class Sender(LoopSendingEnd, Resumable):
             if frame is None:
                 if self._asking:
                     self._asking = False
-                    await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
+                    if not asked:
+                        await stream.write(pb.SendRequest(probe=pb.Probe(brief=True)).SerializeToString())
                     continue
                 if self.over:
                     goodbye = pb.Goodbye(departures=map(departure_to_wire, self.departures()))
@@ -261,6 +268,7 @@ class Sender(LoopSendingEnd, Resumable):
                 pressure.idles()
                 await self._due.wait()
                 pressure.goes_on()
+                asked = False
                 continue
             data = encode_frame(
                 frame.sequence,
@@ -268,7 +276,9 @@ class Sender(LoopSendingEnd, Resumable):
                 accepted_micros=frame.accepted_micros,
                 assignment_version=self.assignment_version(),
                 closed=frame.closed,
+                tell_at_once=frame.asks,
             )
+            asked = frame.asks
             pressure.writes(frame)
             await stream.write(data)
             pressure.goes_on()

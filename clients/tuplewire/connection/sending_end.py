@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 from tuplewire.config import SessionSettings
@@ -135,7 +135,7 @@ class SendingEnd(ReceiverReports, ABC):
     def _full(self, waited: float | None) -> BufferFullError:
         return BufferFullError(
             f"no room {f'for {waited} s' if waited else 'now'}: {self._pending} are pending, "
-            f"the receiver is slow or gone{self._trouble}"
+            f"the receiver is slow or gone{self.trouble}"
         )
 
     @property
@@ -143,8 +143,10 @@ class SendingEnd(ReceiverReports, ABC):
         return f"{self.pending_messages} messages ({self._window.size_bytes} bytes)"
 
     @property
-    def _trouble(self) -> str:
-        return "" if self.connected else f"; {self.address} is not connected: {self._last_problem}"
+    def trouble(self) -> str:
+        """Why the receiver is out of reach, to end a sentence with; empty if not so before we closed."""
+        in_reach = self.connected or (self.counts.connections and not self._out_of_reach)
+        return "" if in_reach else f"; {self.address} is not connected: {self._last_problem}"
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is pending; never call it on the loop.
@@ -190,8 +192,7 @@ class SendingEnd(ReceiverReports, ABC):
                 raise RefusedMessagesError(refused)
             if not self._all_settled:
                 raise FlushTimeoutError(
-                    f"{self._pending} are not acknowledged after {timeout} s{self._trouble}; "
-                    "they stay pending"
+                    f"{self._pending} are not acknowledged after {timeout} s{self.trouble}; they stay pending"
                 )
 
     @property
@@ -248,6 +249,13 @@ class SendingEnd(ReceiverReports, ABC):
             self._take_in()
             return self._window.has_unreleased_before(task, workers, entry_sequence)
 
+    def receivers_ended(self, incarnations: Container[int]) -> None:
+        """Take what the receiver has as done with if it is one of these: they have ended in good order."""
+        with self._lock:
+            if self._window.worker_incarnation in incarnations:
+                self._window.receiver_ended()
+        self.tell()
+
     # --- for whatever carries it -------------------------------------------------------------------
 
     def opened(self, opened: Opened, loads: Mapping[int, float]) -> None:
@@ -293,7 +301,7 @@ class SendingEnd(ReceiverReports, ABC):
             if self.close_unused_due:
                 self._watched.difference_update(self._window.close_unused())
                 self._close_unused_at = time.monotonic() + CLOSE_UNUSED_SECONDS
-            frame = self._window.next_frame()
+            frame = self._window.next_frame(time.monotonic(), pressing=self._asking)
             if frame is not None:
                 self.counts.messages += frame.messages
                 self.counts.frames += 1

@@ -13,10 +13,8 @@ from contextlib import AbstractAsyncContextManager
 
 from tuplewire.errors import TuplewireError
 
-GATHERED = 4
-"""So many are told together: half of the frames that a sender may have on the way."""
-GATHER_SECONDS = 0.005
-"""Fewer are after so long."""
+GATHER_SECONDS = 0.02
+"""What the other side does not ask for is told after so long."""
 
 
 class StreamBroken(Exception):  # noqa: N818  it is an event, of which the stream then says the reason
@@ -52,25 +50,25 @@ Dial = Callable[[str], AbstractAsyncContextManager[ClientStream]]
 
 
 class Gathering:
-    """Sets an event when there is enough to tell, or when the first of it has waited. Belongs to the loop."""
+    """Sets an event when something is to be told at once, or has waited. Belongs to the loop."""
 
     def __init__(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         self._event = event
         self._loop = loop
-        self._untold = 0
+        self._untold = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self) -> None:
+    def add(self, *, at_once: bool) -> None:
         """Note that there is one more thing to tell."""
-        self._untold += 1
-        if self._untold >= GATHERED:
+        self._untold = True
+        if at_once:
             self._event.set()
         elif self._timer is None:
             self._timer = self._loop.call_later(GATHER_SECONDS, self._time_passed)
 
     def told(self) -> None:
         """Note that everything is being told."""
-        self._untold = 0
+        self._untold = False
 
     def _time_passed(self) -> None:
         self._timer = None

@@ -6,7 +6,6 @@ The first of them are bearer tokens, which programs show or know.
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from tuplewire.errors import ConfigError
+from tuplewire.events import event_logger
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _Value = TypeVar("_Value")
 _Look = tuple[tuple[int, ...] | None, ...]

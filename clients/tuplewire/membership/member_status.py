@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from tuplewire.html_table import html_table
+
 
 class Phase(enum.StrEnum):
     """Where a worker is in its membership."""
@@ -65,11 +67,29 @@ class MembershipStatus:
         """How many workers hold, or may hold, tasks."""
         return sum(worker.phase is Phase.JOINED for worker in self.workers)
 
-    def __str__(self) -> str:
+    def _repr_html_(self) -> str:
+        """Return a table of the workers, for notebooks."""
+        rows = [
+            (
+                each.address,
+                each.phase,
+                len(each.tasks),
+                each.moving,
+                f"{each.name} {each.worker_id}",
+                each.problem,
+            )
+            for each in self.workers
+        ]
+        header = ("address", "phase", "tasks", "moving", "worker", "problem")
+        return html_table(self._head(), header, rows)
+
+    def _head(self) -> str:
         head = f"topology {self.topology}: assignment {self.version}, {self.joined} workers"
-        said = [head + (", settled" if self.settled else "")]
         if self.unassigned:
-            said.append(f"  {len(self.unassigned)} tasks are at no worker")
+            head += f", {len(self.unassigned)} tasks at no worker"
         if self.ended:
-            said.append(f"  ended: {self.ended}")
-        return "\n".join([*said, *(f"  {worker}" for worker in self.workers)])
+            head += f", ended: {self.ended}"
+        return head + (", settled" if self.settled else "")
+
+    def __str__(self) -> str:
+        return "\n".join([self._head(), *(f"  {worker}" for worker in self.workers)])

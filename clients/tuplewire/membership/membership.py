@@ -12,13 +12,14 @@ from typing import Self, TypeAlias, TypeVar
 from tuplewire.addresses import check_reachable, resolve_topology
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ClosedError, ConfigError, TuplewireError, UnreachableError
+from tuplewire.events import event_logger
 from tuplewire.group import check_task
 from tuplewire.identity.credentials import Credentials
 from tuplewire.membership.member_status import MembershipStatus, Phase
 from tuplewire.membership.registry import Registry, Report
 from tuplewire.wire import control_pb2
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 Workers: TypeAlias = Sequence[str] | Callable[[], Iterable[str] | Mapping[str, str]]
 """Addresses, host:port; or what returns them, or addresses to whose worker each is, whenever it is called."""

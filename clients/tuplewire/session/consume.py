@@ -28,6 +28,8 @@ class Arrived:
 
     epoch: int
     deliveries: tuple[Delivery, ...]
+    asks: bool = False
+    """Whether somebody waits to hear that they are processed."""
 
     @property
     def groups(self) -> list[TaskGroup]:
@@ -44,7 +46,7 @@ class Arrived:
                 each if messages >= len(each.group) else replace(each, group=each.group.slice(0, messages))
             )
             messages -= len(each.group)
-        return Arrived(self.epoch, tuple(found))
+        return Arrived(self.epoch, tuple(found), self.asks)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,8 @@ class _Task:
     acknowledged: int
     received: int
     held_bytes: int = 0
+    told: int = 0
+    """The sequence up to which the worker knows of room."""
     unacknowledged: deque[tuple[int, int]] = field(default_factory=deque)
 
     def acknowledge(self, last: int) -> None:
@@ -66,7 +70,7 @@ class ConsumeWindow:
 
     def __init__(self, tasks: Iterable[int], prefetch_messages: int, prefetch_bytes: int) -> None:
         self._epoch = 0
-        self._tasks = {task: _Task(0, 0, 0) for task in tasks}
+        self._tasks = {task: _Task(0, 0, 0, told=prefetch_messages) for task in tasks}
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self._moved: dict[int, None] = {}
@@ -91,11 +95,15 @@ class ConsumeWindow:
     def _start_anew(self, task: int, received: int) -> None:
         if self._tasks[task].held_bytes:
             self._moved[task] = None  # the subscribe named less room than there is now
-        self._tasks[task] = _Task(self._epoch, received, received)
+        self._tasks[task] = _Task(self._epoch, received, received, told=received + self._prefetch_messages)
 
-    def arrived(self, deliveries: Iterable[Delivery]) -> Arrived:
-        """Take in messages, and return the new ones; MalformedError for a gap or an unsubscribed task."""
+    def arrived(self, deliveries: Iterable[Delivery], *, asks: bool = False) -> Arrived:
+        """Take in messages, and return the new ones; MalformedError for a gap or an unsubscribed task.
+
+        asks: whether the worker wants to hear of them at once; so does this side that has little room left.
+        """
         new = []
+        half_messages, half_bytes = self._prefetch_messages // 2, self._prefetch_bytes // 2
         for delivery in deliveries:
             group, first = delivery.group, delivery.first_sequence
             state = self._tasks.get(group.task)
@@ -114,8 +122,9 @@ class ConsumeWindow:
             state.received = last
             state.held_bytes += group.size_bytes
             state.unacknowledged.append((last, group.size_bytes))
+            asks |= last + half_messages >= state.told or state.held_bytes >= half_bytes
             new.append(Delivery(first, group))
-        return Arrived(self._epoch, tuple(new))
+        return Arrived(self._epoch, tuple(new), asks)
 
     def acknowledge(self, arrived: Arrived) -> bool:
         """Acknowledge messages; return False if all of them are void, see opened()."""
@@ -144,10 +153,11 @@ class ConsumeWindow:
 
     def _cursor(self, task: int) -> Cursor:
         state = self._tasks[task]
+        state.told = state.acknowledged + self._prefetch_messages
         return Cursor(
             task,
             state.acknowledged,
             state.received,
-            state.acknowledged + self._prefetch_messages,
+            state.told,
             max(0, self._prefetch_bytes - state.held_bytes),
         )

@@ -211,6 +211,11 @@ class CreditBook:
         self._changed.update(dict.fromkeys(self._watched & self._accounts.keys()))
 
     @property
+    def pressing(self) -> bool:
+        """Whether the next changes give room to a sender that has none."""
+        return not self._used_up.isdisjoint(self._changed)
+
+    @property
     def idle(self) -> bool:
         """Whether every received message is released."""
         return all(each.released_messages >= each.received_messages for each in self._accounts.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _MOST_REMEMBERED = 1000
@@ -10,16 +10,32 @@ _MOST_REMEMBERED = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class SinkEpoch:
+    """The last epoch of a sink, as far as a worker has had to do with it.
+
+    owner, name: whose sink it is, and its name. tasks: those that have the epoch. run: the run of the sink's
+    query that published last.
+    """
+
+    owner: str
+    name: str
+    epoch: int
+    tasks: frozenset[int]
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class Departure:
     """A worker that has ended in good order, and what it left behind.
 
     incarnation: the worker's. dropped: for each task how many messages it held that nobody took. others: how
-    many more were on their way somewhere, at most.
+    many more were on their way somewhere, at most. sinks: what it knew of sinks.
     """
 
     incarnation: int
     dropped: Mapping[int, int] = field(default_factory=dict)
     others: int = 0
+    sinks: Sequence[SinkEpoch] = ()
 
     def lost(self, tasks: Iterable[int]) -> int:
         """Return how many messages of some tasks are gone with it, at most."""
@@ -45,6 +61,11 @@ class Departures:
     def known(self) -> list[Departure]:
         """Return all of them."""
         return list(self._known.values())
+
+    @property
+    def passed_on(self) -> frozenset[int]:
+        """The workers that had nothing on its way any more when they said goodbye."""
+        return frozenset(each.incarnation for each in self._known.values() if not each.others)
 
     def of(self, incarnations: Iterable[int]) -> list[Departure]:
         """Return those of some workers."""

@@ -151,6 +151,8 @@ class OutFrame:
     size_bytes: int
     closed: Sequence[int] = ()
     """The flows that the receiver may forget before it takes the messages in."""
+    asks: bool = False
+    """Whether the receiver is to acknowledge it at once."""
 
     def groups(self) -> list[TaskGroup]:
         """Return the messages, each group with its time: for transports that pass groups as they are."""
@@ -165,6 +167,7 @@ class InFlight:
     sequence: int
     entries: list[Entry]
     closed: Sequence[int] = ()
+    asks: bool = False
 
     def out(self) -> OutFrame:
         """Return the frame to write; groups that follow each other within (task, source) are one run."""
@@ -191,4 +194,4 @@ class InFlight:
                 runs.append([group])
                 accepted.append(micros)
             last = group
-        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed)
+        return OutFrame(self.sequence, runs, accepted, messages, size, self.closed, self.asks)

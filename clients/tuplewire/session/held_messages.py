@@ -128,8 +128,7 @@ class HeldMessages:
         """Return how many of the held messages nobody else is known to have, neither receiver nor sender."""
         waiting = (entry.group for flow in self._flows.values() for entry in flow.pending)
         on_the_way = (entry.group for frame in self._in_flight for entry in frame.entries)
-        # Who forwards for another worker calls messages kept because it keeps them itself.
-        return sum(len(group) for group in chain(waiting, on_the_way) if group.forwarded or not group.kept)
+        return sum(len(group) for group in chain(waiting, on_the_way) if not group.kept)
 
     def with_receiver(self) -> int:
         """Return how many messages the receiver has acknowledged and not released, and nobody keeps here.
@@ -139,6 +138,18 @@ class HeldMessages:
         """
         count = sum(flow.unreleased for flow in self._flows.values())
         return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
+
+    def receiver_ended(self) -> None:
+        """Take what the receiver has as released: it has ended in good order, and has passed it on.
+
+        What is kept here until it is processed stays; whoever waits for that has not heard of it.
+        """
+        for flow in self._flows.values():
+            if flow.held or any(isinstance(each, Entry) for each in flow.unprocessed):
+                continue
+            _, released = flow.unsettled()
+            self._released += released
+            flow.processed = flow.released = flow.sent_messages
 
     def take_released(self) -> list[Settled]:
         """Take out what the receiver released since the last call; only messages with a token.
@@ -240,6 +251,17 @@ class HeldMessages:
             excess(self.messages + more_messages, messages, settings.max_pending_messages)
             or excess(self.size_bytes + more_bytes, size, settings.max_pending_bytes)
         )
+
+    def _short_of_room(self, entries: Iterable[Entry]) -> bool:
+        """Whether half of a bound is used, or a flow's credit, and no frame asks for it yet."""
+        settings, flows = self._settings, self._flows
+        short = (
+            bool(self.without_credit)
+            or self.messages * 2 >= settings.max_pending_messages
+            or self.size_bytes * 2 >= settings.max_pending_bytes
+            or any(flows[each.group.flow].held * 2 >= settings.max_pending_task_messages for each in entries)
+        )
+        return short and not any(frame.asks for frame in self._in_flight)
 
     def _crowded(self, groups: Iterable[TaskGroup]) -> dict[int, int]:
         """Return each task whose bound would be passed, with how many of its messages may stay."""

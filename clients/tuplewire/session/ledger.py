@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuplewire.html_table import html_table
+
 
 class DropReason(enum.StrEnum):
     """Every reason for which an accepted message is given up."""
@@ -65,6 +67,13 @@ class LedgerSnapshot:
     def balanced(self) -> bool:
         """Whether it adds up."""
         return self.accepted == self.acknowledged + sum(self.dropped.values()) + self.pending
+
+    def _repr_html_(self) -> str:
+        """Return the balance as a table, for notebooks."""
+        rows: list[tuple[str, object]] = [("accepted", self.accepted), ("acknowledged", self.acknowledged)]
+        rows += [(f"dropped: {reason}", count) for reason, count in self.dropped.items() if count]
+        title = "ledger, which balances" if self.balanced else "ledger, which DOES NOT BALANCE"
+        return html_table(title, ("messages", "count"), [*rows, ("pending", self.pending)])
 
     def __str__(self) -> str:
         dropped = ", ".join(f"{reason} {count}" for reason, count in self.dropped.items() if count) or "0"

@@ -179,6 +179,11 @@ class ReceiveSession:
         """Whether there are refusals that did not go into the last update."""
         return bool(self._new_refusals)
 
+    @property
+    def pressing(self) -> bool:
+        """Whether the sender can do something with the news: it was refused something, or has room again."""
+        return bool(self._new_refusals) or self.credit.pressing
+
     def probe(self, acknowledged: int) -> None:
         """Let the next update say everything.
 

@@ -15,6 +15,7 @@ from typing import Any
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ProtocolError
 from tuplewire.group import TaskGroup, check_sizes, entry_worker, flow_of, task_and_forwarded
+from tuplewire.session.asking import Asking
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
 from tuplewire.session.held_messages import HeldMessages
@@ -23,8 +24,10 @@ from tuplewire.session.pieces import by_size, frame_pieces
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 
 MAX_FRAMES_IN_FLIGHT = 8
-"""Frames that may be unacknowledged at once. A stream takes any number of frames without complaint and queues
-them inside. Held back here, their messages go into few large frames instead."""
+"""Frames that may be unacknowledged at once while they follow each other quickly. A stream takes any number
+of frames without complaint and queues them inside. Held back here, their messages go into few large frames
+instead. Frames that come one by one ask for no acknowledgement soon, and there may be 64 of them."""
+_MAX_ASKED = 2
 
 
 class SendWindow(HeldMessages):
@@ -37,13 +40,15 @@ class SendWindow(HeldMessages):
         self._exceptions: dict[int, Grant] = {}
         self._closing: dict[int, None] = {}
         self._closed: dict[int, int] = {}
+        self._asking = Asking()
+        self._asked: deque[int] = deque()
         self.acknowledged = 0
         """The last frame that the receiver is known to have accepted."""
         self.receiver_incarnation = 0
         """The incarnation of the receiver that this numbering belongs to; 0 before the first welcome."""
         self.receiver_answers = False
         """Whether the receiver has said that it is about to end: what it then has, it accounts for itself."""
-        self._worker_incarnation = 0
+        self.worker_incarnation = 0
         self._perhaps_lost = 0
         self.max_message_bytes = settings.max_message_bytes
         """The largest payload: our setting, or the receiver's where that is smaller."""
@@ -129,11 +134,11 @@ class SendWindow(HeldMessages):
             )
         if known:
             self._check_sent(opened.update)
-        same_worker = opened.worker_incarnation == self._worker_incarnation != 0
+        same_worker = opened.worker_incarnation == self.worker_incarnation != 0
         if not known and not same_worker:
             self.receiver_gone()
         self.receiver_answers = False
-        self._worker_incarnation = opened.worker_incarnation
+        self.worker_incarnation = opened.worker_incarnation
         self._initial = opened.initial
         self.receiver_incarnation = opened.receiver_incarnation
         if known:
@@ -196,18 +201,22 @@ class SendWindow(HeldMessages):
             flow.sent_messages = flow.sent_bytes = flow.processed = flow.released = flow.since = 0
             self._limit(number, flow)
         self._in_flight.clear()
+        self._asked.clear()
         self._resend.clear()
         self._closing.clear()
         self._closed.clear()
         self._next_sequence = 1
         self.acknowledged = 0
 
-    def next_frame(self) -> OutFrame | None:
-        """Return the next frame: all messages with credit, up to a frame's size. None if there are none."""
+    def next_frame(self, now: float = 0.0, *, pressing: bool = False) -> OutFrame | None:
+        """Return the next frame: all messages with credit, up to a frame's size. None if there are none.
+
+        now: the time in seconds, of any clock. pressing: whether somebody waits for its acknowledgement.
+        """
         if self._resend:
             frame = self._resend.popleft()
             return frame.out()
-        if len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT:
+        if self._enough_on_the_way:
             return None
         entries: list[Entry] = []
         room = self._max_frame_bytes
@@ -227,10 +236,20 @@ class SendWindow(HeldMessages):
                 self.without_credit[number] = None
         if not entries and not self._closing:
             return None
-        frame = InFlight(self._next_sequence, entries, self._take_closing())
+        asks = self._asking.asks(now, pressing=pressing or self._short_of_room(entries))
+        if asks:
+            self._asked.append(self._next_sequence)
+        frame = InFlight(self._next_sequence, entries, self._take_closing(), asks)
         self._next_sequence += 1
         self._in_flight.append(frame)
         return frame.out()
+
+    @property
+    def _enough_on_the_way(self) -> bool:
+        asked = self._asked
+        while asked and asked[0] <= self.acknowledged:
+            asked.popleft()
+        return len(asked) >= _MAX_ASKED and len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT
 
     # --- what is no longer used -----------------------------------------------------------------
 
@@ -309,7 +328,7 @@ class SendWindow(HeldMessages):
     @property
     def full(self) -> bool:
         """Whether the bound on unacknowledged frames is reached, and messages wait behind it."""
-        return len(self._in_flight) >= MAX_FRAMES_IN_FLIGHT and bool(self._ready)
+        return bool(self._ready) and self._enough_on_the_way
 
     def waiting_tasks(self) -> set[int]:
         """Return the tasks with messages that were not written yet."""

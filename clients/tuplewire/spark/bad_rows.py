@@ -1,9 +1,8 @@
-"""Rows that can never be sent: found before anything of their batch is, and named."""
+"""Rows that can never be sent: found before anything of their attempt is seen, and named."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,16 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuplewire.errors import MAX_TASK, MIN_TASK, MessageError
+from tuplewire.events import event_logger
 from tuplewire.spark.options import DROP, FAIL
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _SHOWN_BYTES = 40
 _KEPT_BYTES = 1000
 
 
 class BadRowsError(MessageError):
-    """Rows that can never be sent, however often it is tried; nothing of their batch was sent."""
+    """Rows that can never be sent, however often it is tried; nothing of their attempt was."""
 
 
 @dataclass(slots=True)
@@ -42,12 +42,18 @@ class BadRows:
     """How many of them were bad."""
     _known: set[int] = field(default_factory=set)
 
+    @property
+    def messages(self) -> int:
+        """How many messages the rows make: those for a task that gets the bad ones count, too."""
+        return self.rows if isinstance(self.policy, int) else self.rows - self.count
+
     def sort_out(
         self, tasks: pa.Array, batch: pa.RecordBatch
     ) -> tuple[pa.Array, pa.RecordBatch, list[bytes]]:
         """Return the tasks and rows that can be sent, and what goes to the task for bad rows.
 
-        Raises BadRowsError if there are bad rows, and the policy is to fail.
+        Raises BadRowsError if there are bad rows, and the policy is to fail. What the batches before this one
+        had is up to the caller: nobody may have seen it.
         """
         first, self.rows = self.rows, self.rows + len(tasks)
         messages = batch.column("message")
@@ -74,7 +80,8 @@ class BadRows:
                 "filter them, or set the option badRows: drop, or the task that is to get them"
             )
         if self.count == len(rows):
-            logger.warning("sink.bad_rows: %s", text, extra={"rows": len(rows), "policy": self.policy})
+            extra = {"rows": len(rows), "policy": self.policy, "first": text}
+            logger.warning("sink.bad_rows", extra=extra)
         good = pc.invert(bad)
         if self.policy == DROP:
             return tasks.filter(good), batch.filter(good), []

@@ -126,6 +126,27 @@ class TaskClient:
         client.send(messages, payload, key=key, headers=headers, timeout=timeout)
         self._unflushed = True
 
+    @overload
+    def try_send(self, messages: TaskMessageBatch | Iterable[TaskMessage], /) -> bool: ...
+    @overload
+    def try_send(
+        self, messages: int, payload: bytes, /, *, key: bytes | None = None, headers: Headers | None = None
+    ) -> bool: ...
+    def try_send(
+        self,
+        messages: Any,
+        payload: bytes | None = None,
+        /,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+    ) -> bool:
+        """See Client.try_send. Raises ClosedError after the block."""
+        client: Any = self._open()
+        sent: bool = client.try_send(messages, payload, key=key, headers=headers)
+        self._unflushed |= sent
+        return sent
+
     def flush(self, timeout: float | None = None) -> None:
         """See Client.flush; leaving the block does it, too."""
         client = self._open()
@@ -136,7 +157,7 @@ class TaskClient:
             self._unflushed = True
             raise
 
-    def recv(self, tasks: Iterable[int], *, timeout: float | None = None) -> Subscription:
+    def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """See Client.recv; close what it returns within the block."""
         return self._open().recv(tasks, timeout=timeout)
 

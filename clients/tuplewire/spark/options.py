@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire.addresses import resolve_address, resolve_topology
+from tuplewire.addresses import resolve_address, resolve_addresses, resolve_topology
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.group import check_task
 from tuplewire.settings import (
@@ -33,7 +33,7 @@ from tuplewire.task_ids import TASKS
 
 _SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark passes on of its own options."""
-_ADDRESS = Kind("ADDRESS", "host:port or unix:///path", str, resolve_address)
+_ADDRESS = Kind("ADDRESS", "host:port or unix:///path, or several with commas", str, resolve_addresses)
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)", re.ASCII | re.IGNORECASE)
 
@@ -115,7 +115,7 @@ class DeliveryGuarantee(enum.StrEnum):
     EXACTLY_ONCE = "exactlyOnce"
     """Once: nothing is seen before all of a write or micro-batch is computed."""
     AT_LEAST_ONCE = "atLeastOnce"
-    """At least once: rows are sent as they are computed."""
+    """At least once: rows are sent from the tasks that compute them."""
 
 
 FAIL, DROP = "fail", "drop"
@@ -151,7 +151,10 @@ class SourceOptions(Settings):
     """What to read, and how."""
 
     address: str = setting(
-        _ADDRESS, REQUIRED, "any worker of the topology (default: TUPLEWIRE_ADDRESS)", option="address"
+        _ADDRESS,
+        REQUIRED,
+        "any worker of the topology, or several (default: TUPLEWIRE_ADDRESS)",
+        option="address",
     )
     topology: str = setting(
         ANY_TEXT, REQUIRED, "its name (default: TUPLEWIRE_TOPOLOGY, or default)", option="topology"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from tuplewire.errors import RefusedError, UnreachableError
+from tuplewire.events import event_logger
 from tuplewire.spark.data_source_api import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -43,7 +43,7 @@ from tuplewire.spark.options import SourceOptions, Start
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import HeldTasks
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _POLL_SECONDS = 0.02
 _IDLE_SECONDS = 0.2

@@ -1,11 +1,11 @@
-"""Attempts of Spark tasks stage what they write; the driver has those published that Spark has chosen."""
+"""Attempts of Spark tasks stage what they write, at the workers of its tasks."""
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 import uuid
+from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,23 +21,33 @@ from tuplewire.errors import (
     UnreachableError,
     WrongWorkerError,
 )
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.task_workers import At, TaskWorkers
-from tuplewire.wire.control_pb2 import PublishResponse, StagedAttempt
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _PIECE_BYTES = 512 * KIB
-_SHOWN_TASKS = 10
 _SETTINGS = SessionSettings()
 _LEAST_CALL_SECONDS = 2.0
 """A worker takes a moment to answer that something waits, whatever the user's timeout is."""
-_FIRST_WARNING_SECONDS = 10.0
 _WARNING_SECONDS = 60.0
-_AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
+AWAY = (UnreachableError, NotReadyError, DrainingError, WrongWorkerError)
 """A worker may be back soon, or its tasks elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where tasks are, by one version of the assignment. All attempts of an epoch go by the same."""
+
+    version: int
+    tasks: Mapping[At, array[int]]
+
+    def workers(self) -> dict[int, At]:
+        """Return the worker of each task."""
+        return {task: at for at, tasks in self.tasks.items() for task in tasks}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class _Piece:
     pieces: int = 0
 
 
-class _Patience:
+class Patience:
     """Bears with trouble for some seconds, counted from when it began."""
 
     def __init__(self, seconds: float) -> None:
@@ -80,13 +90,14 @@ class _Patience:
         self._since = None
 
 
-class _Warnings:
+class Warnings:
     """Says when a wait is to be logged: after some seconds, and then each minute."""
 
     def __init__(self, first: float) -> None:
         self._due = time.monotonic() + first
 
     def due(self) -> bool:
+        """Whether it is time to say it."""
         now = time.monotonic()
         if now < self._due:
             return False
@@ -103,6 +114,14 @@ class SinkWorkers(TaskWorkers):
         super().__init__(address, topology, max(timeout, _LEAST_CALL_SECONDS))
         self._seconds = timeout
 
+    def placement(self) -> Placement:
+        """Return where all tasks are now; raises what known() raises."""
+        self._workers_of(())
+        tasks: dict[At, array[int]] = {}
+        for task, at in self._all.items():
+            tasks.setdefault(at, array("i")).append(task)
+        return Placement(self._version, tasks)
+
     def known(self, tasks: Collection[int]) -> set[int]:
         """Return which of some tasks the assignment has, by another look at it.
 
@@ -116,14 +135,14 @@ class SinkWorkers(TaskWorkers):
             raise self._unknown(missing)
 
     def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
-        patience = _Patience(self._seconds)
+        patience = Patience(self._seconds)
         while True:
             try:
                 return self._assigned(tasks)
-            except _AWAY as error:
+            except AWAY as error:
                 self._bear(patience, error, self._address)
 
-    def _bear(self, patience: _Patience, error: TuplewireError, address: str) -> None:
+    def _bear(self, patience: Patience, error: TuplewireError, address: str) -> None:
         """Wait a moment, and connect anew: gRPC waits longer each time. Raise the error if time is over."""
         control = self._controls.pop(address, None)
         if control is not None:
@@ -146,16 +165,26 @@ class AttemptStage(SinkWorkers):
     """
 
     def __init__(
-        self, address: str, topology: str, timeout: float, sink: str, epoch: int, partition: int
+        self,
+        address: str,
+        topology: str,
+        timeout: float,
+        sink: str,
+        epoch: int,
+        partition: int,
+        placement: Placement | None = None,
     ) -> None:
-        """Begin. timeout: for how long workers may be out of reach. sink, epoch, partition: see Stage."""
+        """Begin. timeout: for how long workers may be out of reach. sink, epoch, partition: see Stage.
+
+        placement: where the tasks are staged, though they may have moved since; None: where they are now.
+        """
         super().__init__(address, topology, timeout)
         self._sink, self._epoch, self._partition = sink, epoch, partition
         self.attempt = uuid.uuid4().hex
         """Its name. Spark's numbers of attempts begin anew with every driver."""
-        self.versions: set[int] = set()
+        self.versions = set() if placement is None else {placement.version}
         """The versions of the assignment by which it has found its workers."""
-        self._worker_of: dict[int, At] = {}
+        self._worker_of = {} if placement is None else placement.workers()
         self._pieces: dict[At, _Piece] = {}
 
     def add(self, groups: Sequence[TaskGroup]) -> None:
@@ -196,8 +225,9 @@ class AttemptStage(SinkWorkers):
 
     def _workers_of(self, tasks: Collection[int]) -> dict[int, At]:
         found = super()._workers_of(tasks)
-        self.versions.add(self._version)
-        self._worker_of = found | self._worker_of
+        if new := {task: at for task, at in found.items() if task not in self._worker_of}:
+            self.versions.add(self._version)
+            self._worker_of |= new
         return found
 
     def _find(self, groups: Iterable[TaskGroup]) -> None:
@@ -209,7 +239,7 @@ class AttemptStage(SinkWorkers):
         """Send the next piece to a worker; to others if it has none of ours and takes none."""
         address, worker_id = at
         piece = self._pieces[at]
-        patience, warnings = _Patience(self._seconds), _Warnings(0.0)
+        patience, warnings = Patience(self._seconds), Warnings(0.0)
         backoff = Backoff(_SETTINGS.backoff_initial_seconds, _SETTINGS.backoff_max_seconds, random.random)
         what = self._topology, self._sink, self._epoch, self._partition, self.attempt
         while True:
@@ -217,13 +247,12 @@ class AttemptStage(SinkWorkers):
                 waits_for = self._control(address).stage(
                     *what, piece.pieces, piece.groups, worker_id=worker_id
                 )
-            except (*_AWAY, UnknownTaskError) as error:  # the worker's assignment may be older than ours
+            except (*AWAY, UnknownTaskError) as error:  # the worker's assignment may be older than ours
                 self._bear(patience, error, address)
                 if piece.pieces:
                     continue
                 del self._pieces[at]
-                for group in piece.groups:
-                    self._worker_of.pop(group.task, None)
+                self._worker_of = {task: each for task, each in self._worker_of.items() if each != at}
                 self._find(piece.groups)
                 if any(self._worker_of[group.task] != at for group in piece.groups):
                     self.add(piece.groups)
@@ -234,73 +263,13 @@ class AttemptStage(SinkWorkers):
             if not waits_for:
                 break
             if warnings.due():
-                extra = {"sink": self._sink, "epoch": self._epoch, "waits_for": waits_for}
-                logger.warning("sink.waits: no room to stage at worker %s", worker_id, extra=extra)
+                about = {"sink": self._sink, "epoch": self._epoch, "worker": worker_id}
+                reason = "no room to stage"
+                logger.warning("sink.waits", extra={**about, "reason": reason, "waits_for": waits_for})
             time.sleep(backoff.next())
         piece.messages += sum(map(len, piece.groups))
         piece.pieces += 1
         piece.groups, piece.size_bytes = [], 0
-
-
-class Publisher(SinkWorkers):
-    """Publishes the chosen attempts of an epoch, by their names: in the driver."""
-
-    def __init__(self, address: str, topology: str, timeout: float) -> None:
-        """Begin. timeout: seconds for which a worker may be out of reach."""
-        super().__init__(address, topology, timeout)
-
-    def check(self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]]) -> list[int]:
-        """See that everything is there that is to be published; return tasks that have moved since.
-
-        Raises StageGoneError, or what keeps a worker out of reach once the timeout has passed.
-        """
-        moved: list[int] = []
-        for at, attempts in chosen.items():
-            moved += self._ask(at, sink, epoch, attempts, check=True).moved_tasks
-        return moved
-
-    def publish(self, sink: str, epoch: int, chosen: Mapping[At, Sequence[StagedAttempt]]) -> int:
-        """Have an epoch published; return how many messages were not published before.
-
-        Waits until all of it is in the tasks' queues, as long as that takes. Each task gets an epoch once,
-        while its worker lives, whoever publishes it again.
-
-        Raises StageGoneError if a worker has lost what was staged, and what keeps a worker out of reach once
-        the timeout has passed. Then other workers may have their part.
-        """
-        published = 0
-        left: dict[At, PublishResponse] = {}
-        for at, attempts in chosen.items():
-            left[at] = self._ask(at, sink, epoch, attempts)
-            published += left[at].chosen
-        warnings = _Warnings(_FIRST_WARNING_SECONDS)
-        while left := {at: each for at, each in left.items() if each.waiting}:
-            if warnings.due():
-                tasks = sorted(task for each in left.values() for task in each.waiting_tasks)
-                waiting = sum(each.waiting for each in left.values())
-                logger.warning(
-                    "sink.waits: %d messages of epoch %d wait for room in the queues of tasks %s",
-                    waiting,
-                    epoch,
-                    ", ".join(map(str, tasks[:_SHOWN_TASKS])),
-                    extra={"sink": sink, "epoch": epoch, "waiting": waiting, "tasks": tasks[:_SHOWN_TASKS]},
-                )
-            left = {at: self._ask(at, sink, epoch) for at in left}
-        return published
-
-    def _ask(
-        self, at: At, sink: str, epoch: int, attempts: Sequence[StagedAttempt] = (), *, check: bool = False
-    ) -> PublishResponse:
-        address, worker_id = at
-        patience = _Patience(self._seconds)
-        while True:
-            try:
-                control = self._control(address)
-                return control.publish(
-                    self._topology, sink, epoch, attempts, check=check, worker_id=worker_id
-                )
-            except _AWAY as error:
-                self._bear(patience, error, address)
 
 
 def wait_for_room(address: str, seconds: float, attempt: Callable[[], object]) -> None:
@@ -309,7 +278,7 @@ def wait_for_room(address: str, seconds: float, attempt: Callable[[], object]) -
     attempt: raises BufferFullError or FlushTimeoutError if there was none in a while. Raises UnreachableError
     once the worker does not answer within so many seconds.
     """
-    warnings = _Warnings(0.0)
+    warnings = Warnings(0.0)
     while True:
         try:
             attempt()
@@ -317,6 +286,6 @@ def wait_for_room(address: str, seconds: float, attempt: Callable[[], object]) -
             with ControlClient(address, max(seconds, _LEAST_CALL_SECONDS)) as control:
                 control.load([0])
             if warnings.due():
-                logger.warning("sink.waits: %s", error, extra={"worker": address})
+                logger.warning("sink.waits", extra={"worker": address, "reason": str(error)})
         else:
             return

@@ -29,8 +29,9 @@ _MOST_OTHERS = 100
 class TaskWorkers(ExitStack):
     """Finds the workers that have some tasks; keeps a channel to each of them until it is closed.
 
-    address: of any worker of the topology, which tells the others'. timeout: seconds for which a worker that
-    does not answer, or that has no assignment or no room yet, is asked again.
+    address: of any worker of the topology, which tells the others'; or several, with commas. timeout:
+    seconds for which a worker that does not answer, or that has no assignment or no room yet, is asked
+    again.
     """
 
     CALL_SECONDS: ClassVar[float]
@@ -38,17 +39,19 @@ class TaskWorkers(ExitStack):
 
     def __init__(self, address: str, topology: str, timeout: float) -> None:
         super().__init__()
-        self._address = address
+        self._address, *more = address.split(",")
+        self.reached = self._address
+        """The address of the worker that has answered last."""
         self._topology = topology
         self._timeout = timeout
         self._version = 0
         self.max_message_bytes = 0
         """The largest payload that the worker takes that was asked for the assignment."""
-        self._others: tuple[str, ...] = ()
-        """The addresses of workers that assignments have had, the last ones first."""
+        self._others = tuple(more)
+        """The addresses of other workers: those that assignments have had, the last ones first."""
         self._all: dict[int, At] = {}
-        self._present: set[str] = set()
-        """The addresses of those in the last assignment."""
+        self._present: dict[str, str] = {}
+        """The workers of the last assignment: address to id."""
         self._controls: dict[str, ControlClient] = {}
 
     def _control(self, address: str) -> ControlClient:
@@ -69,7 +72,7 @@ class TaskWorkers(ExitStack):
         check_topology(self._address, assignment.topology, self._topology)
         self._version = assignment.version
         workers = assignment.workers
-        self._present = {each.address for each in workers}
+        self._present = {each.address: each.worker_id for each in workers}
         self._others = tuple(dict.fromkeys((*(each.address for each in workers), *self._others)))[
             :_MOST_OTHERS
         ]
@@ -90,6 +93,7 @@ class TaskWorkers(ExitStack):
         control = self._control(address)
         assignment = control.assignment()
         self.max_message_bytes = control.max_message_bytes
+        self.reached = address
         return assignment
 
     def _unknown(self, tasks: Sequence[int]) -> UnknownTaskError:
@@ -118,7 +122,7 @@ class HeldTasks(TaskWorkers):
     ) -> None:
         """Ask nobody yet. others: the addresses of more workers, if the first is out of reach."""
         super().__init__(address, topology, timeout)
-        self._others = tuple(others)
+        self._others += tuple(others)
         self._tasks = tuple(tasks)
         self._at: dict[int, At] = {}
 

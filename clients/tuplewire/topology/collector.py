@@ -14,6 +14,8 @@ from tuplewire.errors import MessageError
 from tuplewire.topology.description import Topology
 from tuplewire.topology.tuples import DEFAULT_STREAM, UNANCHORED, MessageId, Tuple, TupleSource
 
+_TEXT = (str, bytes)
+
 
 @dataclass(slots=True)
 class Emitted:
@@ -49,6 +51,7 @@ class Outbox:
             source = topology.source(task, stream.name)
             self._ports[stream.name] = _Port(source, len(stream.fields), named if stream.direct else None)
         self._emitted: list[Emitted] = []
+        self._last: Emitted | None = None
         self._count = 0
 
     def __len__(self) -> int:
@@ -62,21 +65,22 @@ class Outbox:
         task: the one that gets it, on a direct stream.
         """
         port = self._ports.get(stream)
-        if port is None or isinstance(values, str | bytes) or len(values) != port.n_fields:
+        if port is None or isinstance(values, _TEXT) or len(values) != port.n_fields:
             raise self._misfit(port, stream, values)
         if (task is None) != (port.direct is None) or (port.direct is not None and task not in port.direct):
             raise self._misdirected(port, task)
         message = Tuple(values, port.source, message_id)
-        last = self._emitted[-1] if self._emitted else None
-        if last is None or last.source is not port.source or last.task != task:
-            self._emitted.append(Emitted(port.source, task, [message]))
-        else:
+        last = self._last
+        if last is not None and last.source is port.source and last.task == task:
             last.tuples.append(message)
+        else:
+            self._last = Emitted(port.source, task, [message])
+            self._emitted.append(self._last)
         self._count += 1
 
     def take(self) -> list[Emitted]:
         """Return everything that was put since the last time, in order, and forget it."""
-        emitted, self._emitted, self._count = self._emitted, [], 0
+        emitted, self._emitted, self._last, self._count = self._emitted, [], None, 0
         return emitted
 
     def _misfit(self, port: _Port | None, stream: str, values: Sequence[Any]) -> MessageError:
@@ -84,7 +88,7 @@ class Outbox:
             known = ", ".join(map(repr, self._ports)) or "none"
             return MessageError(f"{self._component.id!r} declares no stream {stream!r}; it declares {known}")
         fields = ", ".join(port.source.stream.fields) or "none"
-        if isinstance(values, str | bytes):
+        if isinstance(values, _TEXT):
             what = f"a single {type(values).__name__}: write [value]"
         else:
             what = f"{len(values)} value(s)"
@@ -107,6 +111,8 @@ class _Collector:
 
     def __init__(self, outbox: Outbox, errors: Callable[[Exception], object]) -> None:
         self._outbox = outbox
+        self.put = outbox.put
+        """Adds a tuple with the message id that it is to have; for the collectors of this module."""
         self._errors = errors
 
     def report_error(self, error: Exception) -> None:
@@ -188,15 +194,16 @@ class BasicOutputCollector:
 
     def __init__(self, collector: OutputCollector, anchor: Tuple) -> None:
         self._collector = collector
-        self._anchor = anchor
+        self._put = collector.put
+        self._message_id = anchor.message_id
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
         """Emit a tuple on one of the bolt's streams; MessageError when the values do not fit it."""
-        self._collector.emit(values, stream=stream, anchors=self._anchor)
+        self._put(stream, values, self._message_id)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
         """Emit a tuple to one task that subscribes to a direct stream; MessageError for another."""
-        self._collector.emit_direct(task, values, stream=stream, anchors=self._anchor)
+        self._put(stream, values, self._message_id, task)
 
     def report_error(self, error: Exception) -> None:
         """Tell of an error that the bolt goes on after."""

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from tuplewire.errors import MAX_TASK, TopologyError
+from tuplewire.html_table import html_table
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import (
     ACK_STREAM,
@@ -128,6 +129,24 @@ class Topology:
         )
         if self._starts[-1] > MAX_TASK:
             raise TopologyError(f"{self._starts[-1] - FIRST_TASK} tasks are more than there are task ids")
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{each.kind} {each.id} x{each.n_tasks}" for each in self.components.values())
+        return f"<Topology {parts}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the components, for notebooks."""
+        rows = []
+        for each in self.components.values():
+            tasks = self.tasks_of(each.id)
+            inputs = ", ".join(
+                f"{source.component}.{source.stream} by {source.grouping} {', '.join(source.fields)}".rstrip()
+                for source in each.inputs
+            )
+            named = f"{tasks[0]}-{tasks[-1]}" if len(tasks) > 1 else tasks[0]
+            rows.append((each.id, each.kind, each.parallelism, named, inputs))
+        title = f"{len(self.components)} components, {len(self.tasks)} tasks"
+        return html_table(title, ("component", "kind", "executors", "tasks", "inputs"), rows)
 
     def _check_input(self, bolt: Component, subscription: Input) -> None:
         source = self.components.get(subscription.component)

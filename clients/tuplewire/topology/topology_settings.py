@@ -109,8 +109,8 @@ class TopologySettings(Settings):
     error_policy: ErrorPolicy = setting(
         choice(ErrorPolicy),
         ErrorPolicy.FAIL,
-        "what an exception of a spout or bolt does: fail the worker (fail), fail the tuple and count (skip), "
-        "or hand the tuple over with its error as well (dead_letter)",
+        "what an exception of a spout or bolt does: end the worker (fail), fail the tuple and count (skip), "
+        "or hand it over with its error (dead_letter)",
         key="topology.error.policy",
     )
 

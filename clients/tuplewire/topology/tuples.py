@@ -80,16 +80,17 @@ FAIL_STREAM = "__ack_fail"
 class TupleSource:
     """Who emitted a tuple, and on which stream; one object for all tuples of a task's stream.
 
-    key: the same as text, which no other task and stream of a topology have.
+    key: the same as text, which no other task and stream of a topology have. positions: of the fields.
     """
 
-    __slots__ = ("component", "key", "stream", "task")
+    __slots__ = ("component", "key", "positions", "stream", "task")
 
     def __init__(self, component: str, task: int, stream: Stream) -> None:
         self.component = component
         self.task = task
         self.stream = stream
         self.key = f"{task}:{component}:{stream.name}"
+        self.positions: dict[str | int, int] = {field: at for at, field in enumerate(stream.fields)}
 
     def __repr__(self) -> str:
         return f"<TupleSource: task {self.task} of {self.component!r}, stream {self.stream.name!r}>"
@@ -141,11 +142,9 @@ class Tuple:
         return dict(zip(self.fields, self.values, strict=True))
 
     def __getitem__(self, field: str | int) -> Any:
-        if isinstance(field, int):
-            return self.values[field]
         try:
-            return self.values[self.fields.index(field)]
-        except ValueError:
+            return self.values[self.source.positions.get(field, field)]  # type: ignore[arg-type]
+        except TypeError:
             raise KeyError(
                 f"{field!r} is no field of {self.source!r}; it has {', '.join(self.fields)}"
             ) from None

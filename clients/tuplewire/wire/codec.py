@@ -37,6 +37,7 @@ _HEADER_LENGTHS = b"\x52"
 _HEADER_DATA = b"\x5a"
 _FRAME_ACCEPTED = b"\x21"
 _CLOSED = b"\x2a"
+_TELL_AT_ONCE = b"\x30\x01"
 
 
 def varint(value: int) -> bytes:
@@ -59,18 +60,21 @@ def encode_frame(
     accepted_micros: Sequence[int] = (),
     assignment_version: int = 0,
     closed: Sequence[int] = (),
+    tell_at_once: bool = False,
 ) -> bytes:
     """Return a SendRequest or RecvResponse that holds one frame.
 
     runs: groups to be written as one each; the groups of a run share all but their columns.
     first_sequences: for Recv, the sequence of each run's first message; for Send the groups have it.
     accepted_micros: when each run's first message was accepted.
-    assignment_version, closed: for Send, those of Frame.
+    assignment_version, closed: for Send, those of Frame. tell_at_once: that of Frame.
     """
     parts: list[bytes] = [_SEQUENCE + varint(sequence)]
     if assignment_version:
         parts.append(_ASSIGNMENT_VERSION + varint(assignment_version))
     frame_accepted = accepted_micros[0] if accepted_micros else 0
+    if tell_at_once:
+        parts.append(_TELL_AT_ONCE)
     if frame_accepted:
         parts.append(_FRAME_ACCEPTED + frame_accepted.to_bytes(8, "little"))
     for flow in closed:

@@ -322,29 +322,63 @@ class StagedAttempt(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., attempt: _Optional[str] = ..., messages: _Optional[int] = ..., pieces: _Optional[int] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "check")
+    __slots__ = ("topology", "sink", "epoch", "receiver_id", "attempts", "check", "run", "taken_over", "published_tasks")
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SINK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
     topology: str
     sink: str
     epoch: int
     receiver_id: str
     attempts: _containers.RepeatedCompositeFieldContainer[StagedAttempt]
     check: bool
-    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., check: bool = ...) -> None: ...
+    run: str
+    taken_over: bool
+    published_tasks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ..., check: bool = ..., run: _Optional[str] = ..., taken_over: bool = ..., published_tasks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PublishResponse(_message.Message):
-    __slots__ = ("chosen", "waiting", "waiting_tasks", "moved_tasks")
+    __slots__ = ("chosen", "waiting", "waiting_tasks", "moved_tasks", "tasks", "unknown_run")
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TASKS_FIELD_NUMBER: _ClassVar[int]
     MOVED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_RUN_FIELD_NUMBER: _ClassVar[int]
     chosen: int
     waiting: int
     waiting_tasks: _containers.RepeatedScalarFieldContainer[int]
     moved_tasks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, chosen: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tasks: _Optional[_Iterable[int]] = ..., moved_tasks: _Optional[_Iterable[int]] = ...) -> None: ...
+    tasks: _containers.RepeatedScalarFieldContainer[int]
+    unknown_run: bool
+    def __init__(self, chosen: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tasks: _Optional[_Iterable[int]] = ..., moved_tasks: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[int]] = ..., unknown_run: bool = ...) -> None: ...
+
+class TakeOverRequest(_message.Message):
+    __slots__ = ("topology", "sink", "epoch", "receiver_id", "run", "attempts")
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    sink: str
+    epoch: int
+    receiver_id: str
+    run: str
+    attempts: _containers.RepeatedCompositeFieldContainer[StagedAttempt]
+    def __init__(self, topology: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., receiver_id: _Optional[str] = ..., run: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[StagedAttempt, _Mapping]]] = ...) -> None: ...
+
+class TakeOverResponse(_message.Message):
+    __slots__ = ("published_tasks", "former_workers")
+    PUBLISHED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    FORMER_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    published_tasks: _containers.RepeatedScalarFieldContainer[int]
+    former_workers: _containers.RepeatedCompositeFieldContainer[AssignedWorker]
+    def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., former_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ...) -> None: ...

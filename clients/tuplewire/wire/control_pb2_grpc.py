@@ -70,6 +70,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
                 _registered_method=True)
+        self.TakeOver = channel.unary_unary(
+                '/tuplewire.v1.Control/TakeOver',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.FromString,
+                _registered_method=True)
         self.GetEntries = channel.unary_unary(
                 '/tuplewire.v1.Control/GetEntries',
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.SerializeToString,
@@ -141,6 +146,17 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeOver(self, request, context):
+        """TakeOver makes a new run of a sink's query known, before it publishes. An earlier run may have published the
+        epoch already, at this worker or at another: the answer tells what is known here. What was staged of the sink
+        and is not named is thrown away, so that the earlier run can publish nothing more.
+
+        Refused as Publish: with STALE_EPOCH, and with STAGE_GONE if an attempt is not here as it was staged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetEntries(self, request, context):
         """GetEntries returns how the messages in tasks' queues are numbered by their entry workers, and what is known
         of workers that are gone. A reader that has to follow a task to another worker finds its place by it.
@@ -186,6 +202,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Publish,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.PublishRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.PublishResponse.SerializeToString,
+            ),
+            'TakeOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOver,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.SerializeToString,
             ),
             'GetEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEntries,
@@ -383,6 +404,33 @@ class Control(object):
             '/tuplewire.v1.Control/Publish',
             tuplewire_dot_v1_dot_control__pb2.PublishRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/TakeOver',
+            tuplewire_dot_v1_dot_control__pb2.TakeOverRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.TakeOverResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -169,18 +169,20 @@ class MessageHeader(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed", "tell_at_once")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    TELL_AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     assignment_version: int
     accepted_unix_micros: int
     closed: _containers.RepeatedCompositeFieldContainer[Flow]
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ...) -> None: ...
+    tell_at_once: bool
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., tell_at_once: bool = ...) -> None: ...
 
 class Flow(_message.Message):
     __slots__ = ("task", "forwarded")
@@ -277,7 +279,7 @@ class Goodbye(_message.Message):
     def __init__(self, departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
 
 class Departure(_message.Message):
-    __slots__ = ("incarnation", "dropped", "others")
+    __slots__ = ("incarnation", "dropped", "others", "sinks")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -288,10 +290,26 @@ class Departure(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
+    SINKS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     dropped: _containers.ScalarMap[int, int]
     others: int
-    def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[_Mapping[int, int]] = ..., others: _Optional[int] = ...) -> None: ...
+    sinks: _containers.RepeatedCompositeFieldContainer[SinkEpoch]
+    def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[_Mapping[int, int]] = ..., others: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkEpoch, _Mapping]]] = ...) -> None: ...
+
+class SinkEpoch(_message.Message):
+    __slots__ = ("owner", "sink", "epoch", "tasks", "run")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    sink: str
+    epoch: int
+    tasks: _containers.RepeatedScalarFieldContainer[int]
+    run: str
+    def __init__(self, owner: _Optional[str] = ..., sink: _Optional[str] = ..., epoch: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., run: _Optional[str] = ...) -> None: ...
 
 class WatchReleases(_message.Message):
     __slots__ = ("tasks",)

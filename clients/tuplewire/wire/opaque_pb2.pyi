@@ -33,18 +33,20 @@ class OpaqueGroup(_message.Message):
     def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., lengths: _Optional[bytes] = ..., data: _Optional[bytes] = ..., first_sequence: _Optional[int] = ..., redelivered: bool = ..., forwarded: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., kept: bool = ..., header_lengths: _Optional[bytes] = ..., header_data: _Optional[bytes] = ...) -> None: ...
 
 class OpaqueFrame(_message.Message):
-    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed")
+    __slots__ = ("sequence", "groups", "assignment_version", "accepted_unix_micros", "closed", "tell_at_once")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    TELL_AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     groups: _containers.RepeatedCompositeFieldContainer[OpaqueGroup]
     assignment_version: int
     accepted_unix_micros: int
     closed: _containers.RepeatedCompositeFieldContainer[OpaqueFlow]
-    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[OpaqueFlow, _Mapping]]] = ...) -> None: ...
+    tell_at_once: bool
+    def __init__(self, sequence: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[OpaqueGroup, _Mapping]]] = ..., assignment_version: _Optional[int] = ..., accepted_unix_micros: _Optional[int] = ..., closed: _Optional[_Iterable[_Union[OpaqueFlow, _Mapping]]] = ..., tell_at_once: bool = ...) -> None: ...
 
 class OpaqueFlow(_message.Message):
     __slots__ = ("task", "forwarded")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tuplewire.group import flow_of, task_and_forwarded
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
-from tuplewire.session.departure import Departure
+from tuplewire.session.departure import Departure, SinkEpoch
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -99,12 +99,24 @@ def opened_from_wire(welcome: pb.Welcome) -> Opened:
 
 def departure_to_wire(departure: Departure) -> pb.Departure:
     """Return what a worker has left behind as it travels."""
-    return pb.Departure(incarnation=departure.incarnation, dropped=departure.dropped, others=departure.others)
+    sinks = [
+        pb.SinkEpoch(
+            owner=each.owner, sink=each.name, epoch=each.epoch, tasks=sorted(each.tasks), run=each.run
+        )
+        for each in departure.sinks
+    ]
+    return pb.Departure(
+        incarnation=departure.incarnation, dropped=departure.dropped, others=departure.others, sinks=sinks
+    )
 
 
 def departure_from_wire(departure: pb.Departure) -> Departure:
     """Return what a worker says of itself, or of another, that is gone."""
-    return Departure(departure.incarnation, dict(departure.dropped), departure.others)
+    sinks = tuple(
+        SinkEpoch(each.owner, each.sink, each.epoch, frozenset(each.tasks), each.run)
+        for each in departure.sinks
+    )
+    return Departure(departure.incarnation, dict(departure.dropped), departure.others, sinks)
 
 
 def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import socketserver
 import sys
@@ -17,9 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import BindError
+from tuplewire.events import event_logger
 from tuplewire_service.admin.families import encoder_for
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _MAX_CONNECTIONS = 16
 _SILENCE_SECONDS = 5.0

@@ -1,7 +1,7 @@
 """Prometheus metrics, read from a snapshot of the worker at each scrape.
 
-The data plane only counts in plain numbers; nothing is paid for metrics between scrapes. METRICS.md has all
-of them.
+The data plane only counts in plain numbers; nothing is paid for metrics between scrapes.
+docs/reference/metrics.md has all of them.
 """
 
 from __future__ import annotations

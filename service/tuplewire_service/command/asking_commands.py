@@ -65,7 +65,7 @@ def _assign(arguments: argparse.Namespace) -> int:
     with control_of(arguments) as client:
         changed = client.update_assignment(assignment_to_wire(assignment), force=arguments.force)
     word = "is" if changed else "was already"
-    print(f"assignment {assignment.version} of {assignment.topology} {word} in force at {arguments.address}")
+    print(f"assignment {assignment.version} of {assignment.topology} {word} in force at {client.address}")
     return EXIT_OK
 
 
@@ -74,5 +74,5 @@ def _drain(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
     with control_of(arguments) as client:
         started = client.drain(arguments.deadline)
-    print(f"{arguments.address} {'is draining' if started else 'was draining already'}")
+    print(f"{client.address} {'is draining' if started else 'was draining already'}")
     return EXIT_OK

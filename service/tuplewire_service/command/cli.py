@@ -13,6 +13,7 @@ from typing import Any
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.settings import ENVIRONMENT_PREFIX
+from tuplewire.shown import shown
 from tuplewire_service.command.asking_commands import add_asking_commands
 from tuplewire_service.command.message_commands import add_message_commands
 from tuplewire_service.command.parsers import (
@@ -36,6 +37,7 @@ ENTRY_POINT_GROUP = "tuplewire.run"
 
 AddJob = Callable[[Any, str], None]
 """Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
+_LINE_END = "\n"
 _EXTRA_OF = {
     "argcomplete": "shell",
     "prometheus_client": "service",
@@ -52,12 +54,14 @@ _EXTRA_OF = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0, 1 (it failed), 64 (wrong usage), 70 (a defect), 130."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     try:
         if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line could go on
             import argcomplete
 
-            argcomplete.autocomplete(_parser(os.environ["COMP_LINE"].split()[1:]))
-        parsed = _parser(arguments).parse_args(arguments)
+            argcomplete.autocomplete(command_parser(os.environ["COMP_LINE"].split()[1:]))
+        parsed = command_parser(arguments).parse_args(arguments)
         handler: Handler = parsed.handler
         return handler(parsed)
     except TuplewireError as error:
@@ -81,11 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     command = f"tuplewire {arguments[0]}" if arguments and not arguments[0].startswith("-") else "tuplewire"
-    print(f"{command}: {message}", file=sys.stderr)
+    print(f"{command}: {shown(message, keep=_LINE_END)}", file=sys.stderr)
     return code
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the command's parser; it knows the jobs of `run` only where the arguments begin so."""
     top = Parser(
         prog="tuplewire",
         description="Task-addressed messages between the workers of a running topology.",

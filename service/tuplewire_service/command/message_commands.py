@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from tuplewire.errors import FlushTimeoutError
 from tuplewire.task_ids import parse_tasks
 from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.command.parsers import (
@@ -79,8 +80,12 @@ def _client_of(arguments: argparse.Namespace, source: int | None = None) -> Iter
     client = Client(arguments.address, topology=arguments.topology, source=source, credentials=credentials)
     try:
         yield client
+    except FlushTimeoutError:
+        client.close(0)  # it has waited, and in vain
+        raise
     finally:
-        client.close(arguments.timeout)
+        with suppress(FlushTimeoutError):
+            client.close(arguments.timeout)
 
 
 def _send(arguments: argparse.Namespace) -> int:

@@ -52,7 +52,7 @@ def add_access(parser: argparse.ArgumentParser) -> None:
 def add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings]) -> None:
     """Add a flag for each setting of a class."""
     for known in settings_of(settings).values():
-        default = f"; default {known.kind.shown(known.default)}" if known.default else ""
+        default = f"; default: {known.kind.shown(known.default)}" if known.default else ""
         parser.add_argument(
             known.flag,
             dest=f"setting_{known.name}",

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.shown import shown
 from tuplewire.wire import control_pb2
 
 _MOST_SHOWN = 10
@@ -43,7 +44,7 @@ def _plain(value: Any) -> Any:
 
 def status_as_text(status: control_pb2.GetStatusResponse) -> str:
     """Return the status as lines for a terminal."""
-    return "\n".join(_lines(status))
+    return "\n".join(map(shown, _lines(status)))
 
 
 def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:

@@ -21,6 +21,7 @@ from tuplewire.wire import control_pb2_grpc, health_pb2, health_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import (
+    assigned_worker_to_wire,
     assignment_from_wire,
     assignment_to_wire,
     entries_to_wire,
@@ -36,7 +37,8 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
 )
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.stop import Stop, StopRequest
-from tuplewire_service.worker.staging import AttemptName
+from tuplewire_service.worker.sinks import By
+from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_snapshot import WorkerState
 
@@ -120,18 +122,42 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """Choose attempts of an epoch, or look how far it is."""
+        sink, names = self._named(request, context)
+        if request.check:
+            tasks = self._worker.check_staged(sink, request.epoch, names)
+            moved = [each for each in tasks if each not in self._worker.router.queues]
+            return pb.PublishResponse(tasks=tasks, moved_tasks=moved)
+        if request.run:
+            check_id("run", request.run)
+        by = By(request.run, request.taken_over, request.published_tasks)
+        progress = await self._worker.publish(sink, request.epoch, names, by)
+        return pb.PublishResponse(
+            chosen=progress.chosen,
+            waiting=progress.waiting,
+            waiting_tasks=progress.waiting_tasks,
+            unknown_run=progress.unknown_run,
+        )
+
+    async def TakeOver(self, request: pb.TakeOverRequest, context: Context) -> pb.TakeOverResponse:
+        """Make a run of a sink's query known."""
+        sink, names = self._named(request, context)
+        check_id("run", request.run)
+        tasks, former = self._worker.take_over(sink, request.epoch, request.run, names)
+        return pb.TakeOverResponse(
+            published_tasks=sorted(tasks), former_workers=map(assigned_worker_to_wire, former)
+        )
+
+    def _named(
+        self, request: pb.PublishRequest | pb.TakeOverRequest, context: Context
+    ) -> tuple[Sink, list[AttemptName]]:
+        """Return the sink and the attempts that a request names."""
         access = self._admit(context)
         settings = self._worker.settings
         check_id("sink", request.sink)
         check_receiver(settings.worker_id, settings.topology, "sink", request)
-        names = [
+        return (access.owner, request.sink), [
             AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
         ]
-        sink = access.owner, request.sink
-        if request.check:
-            return pb.PublishResponse(moved_tasks=self._worker.check_staged(sink, request.epoch, names))
-        chosen, waiting, tasks = await self._worker.publish(sink, request.epoch, names)
-        return pb.PublishResponse(chosen=chosen, waiting=waiting, waiting_tasks=tasks)
 
     async def GetEntries(self, request: pb.GetEntriesRequest, _context: Context) -> pb.GetEntriesResponse:
         """Return how messages are numbered by their entry workers, and which workers are gone."""

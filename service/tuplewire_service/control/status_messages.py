@@ -35,8 +35,13 @@ def _names(descriptor: Descriptor) -> tuple[str, ...]:
 
 def assignment_to_wire(assignment: Assignment) -> pb.Assignment:
     """Return the assignment as it travels."""
-    workers = [_filled(pb.AssignedWorker, worker) for worker in assignment.workers]
+    workers = map(assigned_worker_to_wire, assignment.workers)
     return _filled(pb.Assignment, assignment, workers=workers)
+
+
+def assigned_worker_to_wire(worker: AssignedWorker) -> pb.AssignedWorker:
+    """Return a worker of an assignment as it travels."""
+    return _filled(pb.AssignedWorker, worker)
 
 
 def assignment_from_wire(assignment: pb.Assignment) -> Assignment:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import Counter, deque
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuplewire.errors import ClosedError, TopologyError, TuplewireError
+from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acking.acker import Acker, Root
 from tuplewire.topology.component import DeadLetter, TaskError
@@ -28,7 +28,7 @@ from tuplewire_service.messaging.factory import TransportFactory
 from tuplewire_service.process.config_sources import transport_settings_in
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 WAIT_SECONDS = 60.0
 KILL_SECONDS = 10.0
@@ -94,6 +94,14 @@ class LocalTopology:
         except BaseException:
             self.close(0.0)
             raise
+
+    def __repr__(self) -> str:
+        state = "active" if self._active else "inactive"
+        return f"<LocalTopology {self.name} {state} workers={len(self._workers)} {self.topology!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return the topology's table, for notebooks."""
+        return self.topology._repr_html_()
 
     def _make_worker(self, number: int, tasks: Collection[int]) -> LocalWorker:
         worker_id = f"{self.name}-worker-{number}"

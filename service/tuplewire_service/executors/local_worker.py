@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from tuplewire.connection.loop import messaging_loop
+from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.executor import Executor
@@ -24,7 +24,7 @@ from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _HOST = "127.0.0.1"
 

@@ -5,7 +5,6 @@ Source: Storm's `Worker`, whose executors are what a worker is there for.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -15,6 +14,7 @@ from typing import Any
 from tuplewire.config import MIB
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import TuplewireError, UnreachableError, UnsupportedValueError
+from tuplewire.events import event_logger
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat
@@ -33,7 +33,7 @@ from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _LOOK_SECONDS = 0.2
 _OPEN_SECONDS = 60.0

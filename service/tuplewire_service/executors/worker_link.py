@@ -7,7 +7,6 @@ moves, the ledger, the metrics.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter, deque
@@ -17,6 +16,7 @@ from tuplewire.config import AckMode
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import ClosedError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup, check_sizes
 from tuplewire.session.consume import Cursor
 from tuplewire.topology.description import ComponentKind, Topology
@@ -30,7 +30,7 @@ from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.servers import IProgram
 from tuplewire_service.worker.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _TURN_BYTES = 256 * 1024
 """How much is handed to executors before the event loop has its turn again."""

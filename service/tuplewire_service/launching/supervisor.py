@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
 from collections.abc import Callable
 
 from tuplewire.errors import TuplewireError
+from tuplewire.events import event_logger
 from tuplewire.processes import Child, LaunchError
 from tuplewire.session.retry import Backoff
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _FIRST_SECONDS = 0.5
 _MOST_SECONDS = 30.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import threading
 from collections.abc import Sequence
 from functools import partial, wraps
@@ -22,6 +21,7 @@ from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.loop_sending_end import LoopSendingEnd
 from tuplewire.errors import BindError, RefusedError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.flow import OutFrame
 from tuplewire_service.messaging.base import IConnectionCallback, Intake
@@ -29,7 +29,7 @@ from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.messaging.threaded import ReceivingSession, ThreadedClient, ThreadedServer
 from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _RETRY_SECONDS = 0.05
 _FIRST_EPHEMERAL_PORT = 49152

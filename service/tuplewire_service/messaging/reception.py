@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import abstractmethod
 from collections import Counter, deque
@@ -10,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tuplewire.errors import ClosedError, RefusedError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup, route_of
-from tuplewire.message import SHUTDOWN_TASK, TaskMessage
+from tuplewire.message import SHUTDOWN, TaskMessage
 from tuplewire.session.departure import Departure
 from tuplewire_service.messaging.base import (
     BLOCK,
@@ -24,7 +24,7 @@ from tuplewire_service.messaging.base import (
 )
 from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 OTHER = "other"
 """Stands for all that is not counted apart."""
@@ -140,7 +140,7 @@ class Reception(IConnectionCallback):
             if flags == BLOCK:
                 self._arrival.wait_for(lambda: self._batches or self._closed)
             if not self._batches:
-                return TaskMessage(SHUTDOWN_TASK, b"") if self._closed else None
+                return SHUTDOWN if self._closed else None
             batch = self._batches[0]
             message = batch[self._position]
             self._position += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from typing import Any
 
 from tuplewire.batch import as_groups
@@ -49,6 +49,12 @@ class IRelayConnection(IClientConnection):
         """Say whom to ask, when it says goodbye, for the workers that have ended in good order.
 
         Called where the transport's I/O runs, before the first forward.
+        """
+
+    def receivers_ended(self, incarnations: Container[int]) -> None:
+        """Take what the receiver has as done with if it is one of these workers (their incarnations).
+
+        They have ended in good order, and what they had is elsewhere. Called where the transport's I/O runs.
         """
 
     def expect(self, worker_id: str) -> None:

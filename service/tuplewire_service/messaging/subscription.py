@@ -44,6 +44,8 @@ class ISubscription(ABC):
     worker_incarnation: int
     ended: RefusedError | None = None
     """Why the subscription is over (superseded, the task moved, a drain); None while it holds."""
+    crowded: bool = False
+    """Whether what was taken last is of a queue that has little room left."""
 
     @property
     @abstractmethod

@@ -43,8 +43,8 @@ class ConnectionLimits(Settings):
     max_connection_seconds: float = setting(
         SECONDS,
         3600.0,
-        "with TLS, a connection of this age (give or take a tenth) ends, so that its certificate is checked "
-        "again; sessions go on over another one",
+        "with TLS, a connection of about this age ends, so that its certificate is checked again; sessions "
+        "go on over another one",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from tuplewire.addresses import bracketed, split_host_port
 from tuplewire.connection.loop import messaging_loop, watched
+from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
@@ -29,7 +29,7 @@ from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
 from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _PEERS_CONF = {"zmq.linger.millis": 1000}
 """Storm's five seconds are longer than a worker may take to close once it is drained."""

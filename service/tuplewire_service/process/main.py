@@ -13,14 +13,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 import tuplewire
 from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
+from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason
+from tuplewire.shown import shown
 from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
@@ -32,7 +33,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.routing_table import WILDCARDS, with_port
 from tuplewire_service.worker.servers import Servers
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _CLOSE_SECONDS = 4.0
 """With the drain's default deadline under 30 seconds, Kubernetes' and Spark's grace period."""
@@ -204,11 +205,7 @@ def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: Adm
 
 
 class _EventFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`, then a trace on lines of its own; or one JSON object per line.
-
-    A message is an event's name (`connection.closed`), what belongs to it is in `extra`; nothing is formatted
-    into sentences.
-    """
+    """`TIME LEVEL event key=value ...`, then a trace on lines of its own; or one JSON object per line."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -217,15 +214,14 @@ class _EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        moment, event = f"{instant}.{int(record.msecs):03d}Z", record.getMessage()
-        facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        moment = f"{instant}.{int(record.msecs):03d}Z"
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if self._form == "json":
-            head = {"time": moment, "level": record.levelname.lower(), "event": event, "logger": record.name}
-            parts = {**head, **facts, **({"error": trace} if trace else {})}
+            head = {"time": moment, "level": record.levelname.lower(), "event": record.getMessage()}
+            facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+            parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
             return json.dumps(parts, default=str, ensure_ascii=False)
-        pairs = (f"{key}={_shown(value)}" for key, value in facts.items())
-        line = " ".join([moment, f"{record.levelname:7}", event, *pairs])
+        line = f"{moment} {record.levelname:7} {shown(record.getMessage())}"
         return f"{line}\n{trace}" if trace else line
 
 
@@ -236,8 +232,3 @@ def _configure_log(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # asyncio tells its selector's name, and when a callback was slow; neither is an event of ours.
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if text and not any(c.isspace() or c in '"=' for c in text) else json.dumps(text)

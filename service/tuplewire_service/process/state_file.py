@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tuplewire.connection.log_rate import LogRate
+from tuplewire.events import event_logger
 from tuplewire.identity.files import write_atomically
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _WRITE_SECONDS = 1.0
 _MOST_BYTES = 4096
@@ -57,11 +57,9 @@ class StateFile:
             return 0
         lost: int = 0 if state["ended"] else state["unkept_messages"]
         if lost:
-            logger.warning(
-                "worker.died: at most %d messages died with the process before this one",
-                lost,
-                extra={"messages": lost, "incarnation": state["incarnation"]},
-            )
+            reason = "at most so many messages have died with the process before this one"
+            about = {"messages": lost, "incarnation": state["incarnation"], "reason": reason}
+            logger.warning("worker.died", extra=about)
         return lost
 
     async def keep(self, unkept: Callable[[], int]) -> None:

@@ -149,7 +149,7 @@ class WorkerConfig(WorkerSettings):
         Credentials, "token_file", "tokens, one of which a program must show: a line TOKEN or NAME TOKEN each"
     )
     permissions_file: str | None = setting(
-        FILE, None, "what each client may do, in TOML; see service/SECURITY.md (default: everything)"
+        FILE, None, "what each client may do, in TOML; see docs/how-to/secure.md (default: everything)"
     )
     allow_plaintext: bool = same(
         Credentials,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.connection.dialling import Dialler
+from tuplewire.events import event_logger
 from tuplewire.identity.files import AUTHORIZATION, WatchedFiles, read_tokens
 from tuplewire_service.admin.families import counter, counters, gauge
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcWiring
@@ -23,7 +23,7 @@ from tuplewire_service.security.certificates import Certificates
 from tuplewire_service.security.guard import REASONS, Access, Caller, Guard, Policy
 from tuplewire_service.security.permissions import read_rules
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _Content = TypeVar("_Content")
 Context = grpc.aio.ServicerContext[Any, Any]

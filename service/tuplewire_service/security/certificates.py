@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 import threading
 import time
@@ -14,10 +13,11 @@ import grpc
 
 from tuplewire.connection.dialling import TlsMaterial, load_pair, names_in, read_tls
 from tuplewire.errors import ConfigError
+from tuplewire.events import event_logger
 from tuplewire.identity.credentials import Credentials
 from tuplewire.identity.files import WatchedFiles
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _TICKET_SECONDS = 60.0
 _MINUTE = 60.0

@@ -5,7 +5,6 @@ Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the ot
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,16 +12,17 @@ from dataclasses import dataclass, field
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import PermissionDeniedError, RefusedError, UnauthenticatedError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import allowed
 from tuplewire.identity.files import Token, find_token
 from tuplewire_service.messaging.streamed.streamed_stream import IAccess
 from tuplewire_service.security.permissions import Permissions, Rules
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 REASONS = ("no_token", "wrong_token", "name", "worker", "topology", "task", "control")
-"""Why somebody is denied; see service/SECURITY.md."""
+"""Why somebody is denied; see docs/how-to/secure.md."""
 CONTROL = {
     "GetStatus": "",
     "GetLoad": "",
@@ -30,6 +30,7 @@ CONTROL = {
     "GetEntries": "",
     "Stage": "",
     "Publish": "",
+    "TakeOver": "",
     "Drain": "drain",
 }
 """What a rule must allow for a method of Control; empty: nothing (with Stage, the tasks count)."""

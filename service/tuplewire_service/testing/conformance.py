@@ -24,7 +24,7 @@ from tuplewire.errors import (
     NotReadyError,
     RefusedError,
 )
-from tuplewire.message import SHUTDOWN_TASK, TaskMessage
+from tuplewire.message import SHUTDOWN, SHUTDOWN_TASK, TaskMessage
 from tuplewire_service.messaging.base import (
     BLOCK,
     NO_BLOCK,
@@ -243,7 +243,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             taken = [int(message.message) for batch in batches for message in batch]
             assert [n for n in taken if n % 2] == list(range(1, 20, 2))
             assert [n for n in taken if not n % 2] == list(range(0, 20, 2))
-            assert server.recv(NO_BLOCK) == server.recv(BLOCK) == TaskMessage(SHUTDOWN_TASK, b"")
+            assert server.recv(NO_BLOCK) == server.recv(BLOCK) == SHUTDOWN
 
     def test_messages_are_pulled_or_called_back(self) -> None:
         """A connection has one taker: a callback, or recv(); the other is refused by name."""
@@ -374,7 +374,7 @@ class TransportConformance(BackpressureConformance, NewsConformance):
             puller.start()
             server.close()
             puller.join(10)
-            assert got == [TaskMessage(SHUTDOWN_TASK, b"")]
+            assert got == [SHUTDOWN]
             assert server.status is ConnectionStatus.CLOSED
             raises(ClosedError, lambda: server.send_load_metrics({1: 1.0}))
             server.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,9 +19,10 @@ from tuplewire.errors import (
     TuplewireError,
     WrongTopologyError,
 )
+from tuplewire.events import event_logger
 from tuplewire.group import check_task
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 MAX_VERSION = 2**63 - 1
 MOST_AHEAD = 2**32

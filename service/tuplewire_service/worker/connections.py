@@ -6,13 +6,13 @@ Source: Storm's `refresh-connections` and `cached-node+port->socket`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
@@ -21,7 +21,7 @@ from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.worker_snapshot import PeerSnapshot
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 _MOST_LOSERS = 1000
@@ -186,6 +186,11 @@ class Connections:
         await asyncio.gather(*(each.close_async(timeout) for each in connections))
         if self._closing:
             await asyncio.gather(*self._closing)
+
+    def receivers_ended(self, incarnations: Container[int]) -> None:
+        """See IRelayConnection.receivers_ended."""
+        for connection in self._connections.values():
+            connection.receivers_ended(incarnations)
 
     def abort(self) -> None:
         """End everything now; not on the event loop."""

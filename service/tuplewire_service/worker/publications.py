@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tuplewire.errors import StaleEpochError
+from tuplewire.session.departure import SinkEpoch
 from tuplewire.session.pieces import LENGTH_BYTES
 from tuplewire_service.worker.staging import Sink, Stage, StagedGroup
 
@@ -23,9 +24,14 @@ _SHOWN_TASKS = 10
 
 @dataclass(slots=True, eq=False)
 class LastEpoch:
-    """The last epoch of a sink. waiting: how many of its messages are not in their queues yet."""
+    """The last epoch of a sink: -1 if none is known.
+
+    run: of the sink's query, which has published last. tasks: those that have the epoch, wherever they got
+    it. attempts: those that were chosen here. waiting: how many of their messages are not in queues yet.
+    """
 
     number: int
+    run: str = ""
     tasks: set[int] = field(default_factory=set)
     attempts: set[str] = field(default_factory=set)
     waiting: int = 0
@@ -78,7 +84,7 @@ class Publications:
         """Raise StaleEpochError for a number that is below the sink's last one, or far above."""
         owner, name = sink
         last = self._last.get(owner, {}).get(name)
-        number = 0 if last is None else last.number
+        number = 0 if last is None else max(0, last.number)
         if epoch < number:
             raise StaleEpochError(
                 f"sink {name!r} has published epoch {number} already, which is after epoch {epoch}: its rows "
@@ -99,18 +105,36 @@ class Publications:
         last = self._last.get(sink[0], {}).get(sink[1])
         return last if last is not None and last.number == epoch else None
 
+    def knows(self, sink: Sink, run: str) -> bool:
+        """Whether a run has published here, or has taken the sink over."""
+        last = self._last.get(sink[0], {}).get(sink[1])
+        return last is not None and last.run == run
+
+    def take_over(self, sink: Sink, epoch: int, run: str) -> frozenset[int]:
+        """Make a run known; return the tasks that have an epoch already, by an earlier run."""
+        last = self._last.get(sink[0], {}).get(sink[1]) or LastEpoch(-1)
+        last.run = run
+        self._remember(sink, last)
+        return frozenset(last.tasks if last.number == epoch else ())
+
     def choose(
-        self, sink: Sink, epoch: int, attempts: Iterable[str], stages: Iterable[Stage]
+        self,
+        sink: Sink,
+        epoch: int,
+        attempts: Iterable[str],
+        stages: Iterable[Stage],
+        run: str = "",
+        published: Iterable[int] = (),
     ) -> tuple[int, list[StagedGroup]]:
         """Publish what was staged, in this order, but for tasks that have the epoch.
 
-        Returns how many messages that are, and the groups that are left out.
+        run: that publishes. published: tasks that have got the epoch elsewhere. Returns how many messages
+        were chosen, and the groups that are left out.
         """
-        owner, name = sink
         last = self._of(sink, epoch) or LastEpoch(epoch)
-        sinks = self._last.setdefault(owner, {})
-        sinks.pop(name, None)
-        sinks[name] = last
+        last.run = run
+        last.tasks.update(published)
+        self._remember(sink, last)
         last.attempts.update(attempts)
         before = last.tasks.copy()
         chosen = 0
@@ -127,22 +151,53 @@ class Publications:
             stage.groups = []
         last.waiting += chosen
         self.waiting_messages += chosen
-        self._forget(sinks)
         return chosen, left_out
 
-    def _forget(self, sinks: dict[str, LastEpoch]) -> None:
-        remembered = sum(len(each.tasks) + len(each.attempts) for each in sinks.values())
+    def _remember(self, sink: Sink, last: LastEpoch) -> None:
+        owner, name = sink
+        sinks = self._last.setdefault(owner, {})
+        sinks.pop(name, None)
+        sinks[name] = last
+        remembered = sum(1 + len(each.tasks) + len(each.attempts) for each in sinks.values())
         for name in list(sinks)[:-1]:
             if remembered <= MAX_REMEMBERED:
                 break
             if not sinks[name].waiting:
                 gone = sinks.pop(name)
-                remembered -= len(gone.tasks) + len(gone.attempts)
+                remembered -= 1 + len(gone.tasks) + len(gone.attempts)
+
+    def known(self) -> list[SinkEpoch]:
+        """Return what another run may ask for; with very many tasks in all, of each owner's latest sinks."""
+        found: list[SinkEpoch] = []
+        room = MAX_REMEMBERED
+        for owner, sinks in self._last.items():
+            for name, last in reversed(sinks.items()):
+                if last.number < 0 or not last.run:
+                    continue
+                room -= len(last.tasks)
+                if room >= 0:
+                    found.append(SinkEpoch(owner, name, last.number, frozenset(last.tasks), last.run))
+        return found
+
+    def learn(self, sinks: Iterable[SinkEpoch]) -> None:
+        """Take for ours what a worker has remembered that has ended."""
+        for each in sinks:
+            sink = each.owner, each.name
+            last = self._last.get(each.owner, {}).get(each.name)
+            if last is None or last.number < each.epoch:
+                self._remember(sink, LastEpoch(each.epoch, each.run, set(each.tasks)))
+            elif last.number == each.epoch:
+                last.tasks.update(each.tasks)
+
+    def unpublished(self) -> dict[int, int]:
+        """Return for each task how many chosen messages are not in its queue."""
+        lines = self._lines.items()
+        return {task: sum(each.messages for each, _ in line.waiting) for task, line in lines if line.waiting}
 
     def waiting(self, sink: Sink, epoch: int) -> tuple[int, list[int]] | None:
-        """Return how many messages of an epoch wait, and some of their tasks; None if nothing was chosen."""
+        """Return how many messages of an epoch wait, and some of their tasks; None: none was chosen here."""
         last = self._of(sink, epoch)
-        if last is None:
+        if last is None or not last.attempts:
             return None
         tasks = [
             task

@@ -22,6 +22,8 @@ from tuplewire_service.worker.entries import Entries
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import TaskSnapshot
 
+_CROWDED = 0.25
+"""A queue that is so full waits for its consumer, or some sender soon will."""
 _MOST_TAILS = 10_000
 """Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
 
@@ -346,6 +348,7 @@ class QueueSubscription(ISubscription):
     def take(self, max_bytes: int) -> list[Delivery]:
         """See ISubscription. Takes turns between the tasks."""
         deliveries: list[Delivery] = []
+        self.crowded = False
         while self._ready and max_bytes > 0:
             task = next(iter(self._ready))
             del self._ready[task]
@@ -358,6 +361,7 @@ class QueueSubscription(ISubscription):
                 continue
             self._queues.taken(queue, taken)
             deliveries += taken
+            self.crowded |= self._queues.load(task) >= _CROWDED
             if queue.log.waiting:
                 self._ready[task] = None
         return deliveries

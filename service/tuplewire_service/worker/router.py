@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
+from tuplewire.events import event_logger
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
-from tuplewire.session.departure import Departure, Departures
+from tuplewire.session.departure import Departure, Departures, SinkEpoch
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
-from tuplewire_service.messaging.base import (
-    IConnectionCallback,
-    IContext,
-    InboundSession,
-    ReceivedBatch,
-)
+from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
 from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
@@ -39,7 +35,7 @@ from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.transfer_queue import TransferQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _GIVE_UP_SECONDS = 3.0
 """How long a worker may be out of reach, once no assignment names it, before its messages go elsewhere."""
@@ -85,6 +81,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._incarnation = incarnation
         self._moves = Moves(self.number)
         self.departures = Departures()
+        self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
+        """Called with what a worker knew of sinks that has ended."""
         self.connections = Connections(
             context,
             settings.topology,
@@ -152,6 +150,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
         A former owner is given up if it has left the assignment and is out of reach.
         """
+        self.connections.receivers_ended(self.departures.passed_on)
         assignment = self.table.assignment
         assigned = set() if assignment is None else {worker.peer for worker in assignment.workers}
         needed = {worker.peer: worker for worker in self.table.others}
@@ -243,6 +242,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     continue
                 self._transfer.unroutable(group, inbound)  # its program has heard already that it is accepted
             self._ledger.accepted += len(group)
+        self._transfer.drain_now()
 
     def _open_early(self, task: int) -> None:
         """Hold a task that is ours by an assignment that has not arrived yet."""
@@ -339,7 +339,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.queues.doubtful = self._lost_workers.had if self._lost_workers else None
 
     def workers_left(self, departures: Sequence[Departure]) -> None:
-        self.departures.add(departures)
+        for each in departures:
+            self.on_sinks(each.sinks)
+        self.departures.add(replace(each, sinks=()) for each in departures)
+        self.refresh()
+        self._end_moves()
 
     # --- ledger, the end -------------------------------------------------------------------------------
 
@@ -380,11 +384,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
                     self.activity.clear()
                     await self.activity.wait()
 
-    async def close(self, timeout: float) -> None:
-        """End consumers and connections; messages that are still queued count as dropped{shutdown}."""
+    async def close(self, timeout: float, sinks: Sequence[SinkEpoch], unpublished: Mapping[int, int]) -> None:
+        """End consumers and connections; what is queued, or unpublished, counts as dropped{shutdown}."""
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         others = sum(map(len, self._waiting())) + self.connections.unkept_messages
-        self.departures.add([Departure(self._incarnation, self.queues.waiting(), others)])
-        self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear()
+        dropped = Counter(self.queues.waiting()) + Counter(unpublished)
+        self.departures.add([Departure(self._incarnation, dropped, others, sinks)])
+        self._ledger.accepted += sum(unpublished.values())
+        self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
         self._lose(group for group, _ in self._moves.clear())
         await self.connections.close(timeout)

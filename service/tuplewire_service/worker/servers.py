@@ -104,6 +104,11 @@ class Servers:
         """Return the tasks for which some sender has used up its window."""
         return {task for each in self._senders() for task in each.exhausted}
 
+    @property
+    def any_exhausted(self) -> bool:
+        """Whether there is such a task."""
+        return any(each.exhausted for each in self._senders())
+
     def longest_exhausted(self) -> Iterator[int]:
         """Yield, for each of them, the task that has been so for longest."""
         for each in self._senders():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import cast
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.connection.loop import watched
 from tuplewire.errors import ResourceLimitError, StageGoneError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import SinkEpoch
 from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.publications import Chosen, Publications
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.stage_file import StageFile
@@ -21,11 +25,40 @@ from tuplewire_service.worker.staging import AttemptName, Room, Sink, Stage, Sta
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import SinkSnapshot
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _READ_BYTES = 4 << 20
 _ANSWER_SECONDS = 0.5
 """So long an answer about an epoch waits for news."""
+_ASKS_AGAIN_SECONDS = 3.0
+"""Who has been told that something waits asks again within this time, if it lives."""
+_FORMER_SECONDS = 600.0
+"""So long a worker may still drain that no assignment has any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """Who publishes: a run of the sink's query; empty: nobody else publishes the epoch, ever.
+
+    taken_over: whether it is known that no earlier run has the epoch, but for published_tasks.
+    """
+
+    run: str = ""
+    taken_over: bool = False
+    published_tasks: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EpochProgress:
+    """How many messages were chosen that were not before, how many wait for room now, some of their tasks.
+
+    unknown_run: nothing was chosen, as it is not known whether an earlier run has published the epoch.
+    """
+
+    chosen: int = 0
+    waiting: int = 0
+    waiting_tasks: Sequence[int] = ()
+    unknown_run: bool = False
 
 
 class Sinks:
@@ -40,13 +73,18 @@ class Sinks:
         self._publications = Publications(
             settings.receive_queue_messages, settings.receive_queue_bytes, router.holder_known, self._go_on
         )
+        router.on_sinks = self._publications.learn
         self._log_rate = LogRate()
+        self._asked: dict[tuple[Sink, int], float] = {}
+        self._former: dict[Peer, tuple[AssignedWorker, float]] = {}
         self._pumping: asyncio.Task[None] | None = None
 
     @property
     def publishing(self) -> bool:
-        """Whether chosen messages wait for room."""
-        return bool(self._publications.waiting_messages or self._pumping)
+        """Whether chosen messages wait for room, or somebody asks for them who has not heard of the end."""
+        if self._publications.waiting_messages or self._pumping:
+            return True
+        return any(asked > time.monotonic() - _ASKS_AGAIN_SECONDS for asked in self._asked.values())
 
     @property
     def staged(self) -> bool:
@@ -65,7 +103,7 @@ class Sinks:
         Raises:
             UnknownTaskError: Nobody holds a task.
             SequenceGapError, StaleEpochError, EpochTooLargeError: See Staging.
-            ResourceLimitError: The file cannot be written.
+            ResourceLimitError: The file cannot be written, or sinks wait for each other's room.
         """
         self._publications.check(sink, epoch)
         for group in groups:
@@ -106,31 +144,65 @@ class Sinks:
         self._staging.discard(sink, epoch, attempt)
 
     def check(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[int]:
-        """Return which tasks of attempts are not this worker's; raise what publish would raise."""
+        """Return the tasks of attempts; raise what publish would raise."""
+        stages = self._staging.find(sink, epoch, self._new(sink, epoch, names))
+        return sorted({staged.task for stage in stages for staged in stage.groups})
+
+    def _new(self, sink: Sink, epoch: int, names: Iterable[AttemptName]) -> list[AttemptName]:
+        """Return the attempts that were not chosen before; StaleEpochError: see Publications."""
         self._publications.check(sink, epoch)
-        new = [each for each in names if not self._publications.has_chosen(sink, epoch, each.attempt)]
-        stages = self._staging.find(sink, epoch, new)
-        tasks = {staged.task for stage in stages for staged in stage.groups}
-        return sorted(task for task in tasks if task not in self._router.queues)
+        return [each for each in names if not self._publications.has_chosen(sink, epoch, each.attempt)]
 
-    async def publish(
-        self, sink: Sink, epoch: int, names: Sequence[AttemptName]
-    ) -> tuple[int, int, list[int]]:
-        """Choose attempts, or, without names, look how far the epoch is.
+    def take_over(
+        self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
+    ) -> tuple[frozenset[int], list[AssignedWorker]]:
+        """Make a run known, and drop what other runs have staged; raises what publish raises.
 
-        Returns how many messages were chosen that were not before, how many wait for room now, and some of
-        their tasks. Waits a moment for what waits.
+        Returns the tasks that have the epoch already, and workers that have left the assignment lately.
+        """
+        new = self._new(sink, epoch, names)
+        self._staging.find(sink, epoch, new)
+        self._staging.keep_only(sink, epoch, {each.attempt for each in new})
+        return self._publications.take_over(sink, epoch, run), self._former_workers()
+
+    def assigned(self, before: Assignment | None, now: Assignment) -> None:
+        """Take note that an assignment has replaced another one."""
+        for each in before.workers if before is not None else ():
+            self._former[each.peer] = each, time.monotonic()
+        for each in now.workers:
+            self._former.pop(each.peer, None)
+        self.look()
+
+    def _former_workers(self) -> list[AssignedWorker]:
+        lately = time.monotonic() - _FORMER_SECONDS
+        self._former = {peer: each for peer, each in self._former.items() if each[1] > lately}
+        return [worker for worker, _ in self._former.values()]
+
+    def remembered(self) -> list[SinkEpoch]:
+        """Return what other workers have to know of sinks when this one ends."""
+        return self._publications.known()
+
+    def unpublished(self) -> dict[int, int]:
+        """Return for each task how many chosen messages wait for room."""
+        return self._publications.unpublished()
+
+    async def publish(self, sink: Sink, epoch: int, names: Sequence[AttemptName], by: By) -> EpochProgress:
+        """Choose attempts, or, without names, look how far the epoch is. Waits a moment for what waits.
 
         Raises:
             StageGoneError: An attempt is not here as it was staged, or nothing was chosen before.
             StaleEpochError: See Publications.
         """
-        self._publications.check(sink, epoch)
-        new = [each for each in names if not self._publications.has_chosen(sink, epoch, each.attempt)]
+        new = self._new(sink, epoch, names)
         chosen = 0
         if new:
+            if by.run and not by.taken_over and not self._publications.knows(sink, by.run):
+                return EpochProgress(unknown_run=True)
             stages = self._staging.choose(sink, epoch, new)
-            chosen, left_out = self._publications.choose(sink, epoch, [each.attempt for each in new], stages)
+            attempts = [each.attempt for each in new]
+            chosen, left_out = self._publications.choose(
+                sink, epoch, attempts, stages, by.run, by.published_tasks
+            )
             for staged in left_out:
                 self._staging.free(staged)
             self._go_on()
@@ -139,17 +211,23 @@ class Sinks:
                 f"sink {sink[1]!r}: epoch {epoch} is not known here: this worker has started since it was "
                 "chosen; the epoch has to be computed again: start the query or the write again"
             )
+        self._asked[sink, epoch] = time.monotonic()
         await asyncio.sleep(0)
         deadline = asyncio.get_running_loop().time() + _ANSWER_SECONDS
         await self._router.until(lambda: not self._left(sink, epoch)[0], deadline)
-        return chosen, *self._left(sink, epoch)
+        waiting, tasks = self._left(sink, epoch)
+        if not waiting:
+            self._asked.pop((sink, epoch), None)
+        return EpochProgress(chosen, waiting, tasks)
 
     def _left(self, sink: Sink, epoch: int) -> tuple[int, list[int]]:
         return self._publications.waiting(sink, epoch) or (0, [])
 
     def look(self) -> None:
         """Look after what is old, and what waits; called now and then, and after a new assignment."""
-        for (_, name), epoch in self._staging.expire(time.monotonic()):
+        now = time.monotonic()
+        self._asked = {key: asked for key, asked in self._asked.items() if asked > now - _ASKS_AGAIN_SECONDS}
+        for (_, name), epoch in self._staging.expire(now):
             logger.warning("staging.expired", extra={"sink": name, "epoch": epoch})
         if self._publications.look_again():
             self._go_on()

@@ -6,11 +6,17 @@ Nobody sees it before. What is not chosen dies with the sink's next epoch, or af
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from tuplewire.errors import EpochTooLargeError, SequenceGapError, StageGoneError, StaleEpochError
+from tuplewire.errors import (
+    EpochTooLargeError,
+    ResourceLimitError,
+    SequenceGapError,
+    StageGoneError,
+    StaleEpochError,
+)
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import wire_bytes
 
@@ -130,7 +136,7 @@ class Staging:
         """Find room for a piece, and take it; with Room.DISK, written() follows. now: seconds of any clock.
 
         Raises SequenceGapError if pieces before it are missing, StaleEpochError if the sink has begun a later
-        epoch, EpochTooLargeError if there will never be room.
+        epoch, EpochTooLargeError if it can never have room, ResourceLimitError if others wait for room, too.
         """
         state = self._open(sink, epoch, now)
         stage = state.stages.get(name.attempt)
@@ -235,6 +241,16 @@ class Staging:
         if not state.stages:
             del self._epochs[sink]
 
+    def keep_only(self, sink: Sink, epoch: int, attempts: Container[str]) -> None:
+        """Drop what a sink has staged for this epoch and earlier ones, but for these attempts."""
+        state = self._epochs.get(sink)
+        if state is None or state.number > epoch:
+            return
+        for name in [each for each in state.stages if state.number < epoch or each not in attempts]:
+            self._drop(state.stages.pop(name))
+        if not state.stages:
+            del self._epochs[sink]
+
     def expire(self, now: float) -> list[tuple[Sink, int]]:
         """Drop the epochs that nobody has touched for too long; return them."""
         old = [sink for sink, each in self._epochs.items() if each.touched < now - self._keep_seconds]
@@ -299,25 +315,29 @@ class Staging:
                     self._drop(state.stages.pop(attempt))
 
     def _check_hope(self, sink: Sink, state: _OpenEpoch, stage: Stage, piece: tuple[int, int]) -> None:
-        """Raise EpochTooLargeError if nothing that others do can make room for a piece (size and groups)."""
+        """Raise an error if nothing that others do can make room for a piece (size and groups).
+
+        EpochTooLargeError, or ResourceLimitError where others can go on once this attempt is out of the way.
+        """
         own = {each.partition: each for each in state.stages.values()}
         own[stage.partition] = stage
         memory, disk = (
             sum(each.memory_bytes for each in own.values()),
             sum(each.disk_bytes for each in own.values()),
         )
-        why = ""
         if self._room(*piece, memory, disk) is Room.NONE:
-            why = f"of more than {memory + disk} bytes"
-        elif self._is_stuck(state):
+            raise EpochTooLargeError(self._no_room(sink, f"of more than {memory + disk} bytes"))
+        if self._is_stuck(state):
             why = "beside those of other sinks, which wait for room, too,"
-        if why:
-            raise EpochTooLargeError(
-                f"sink {sink[1]!r}: an epoch {why} does not fit into what this worker stages, "
-                f"{self._most_memory} bytes in memory and {self._most_disk} in files: raise its "
-                "staging-disk-bytes (and staging-memory-bytes), or write less in a micro-batch "
-                "(maxFilesPerTrigger, maxBytesPerTrigger and the like)"
-            )
+            raise ResourceLimitError(self._no_room(sink, why))
+
+    def _no_room(self, sink: Sink, why: str) -> str:
+        return (
+            f"sink {sink[1]!r}: an epoch {why} does not fit into what this worker stages, "
+            f"{self._most_memory} bytes in memory and {self._most_disk} in files: raise its "
+            "staging-disk-bytes (and staging-memory-bytes), or write less in a micro-batch "
+            "(maxFilesPerTrigger, maxBytesPerTrigger and the like)"
+        )
 
     def _is_stuck(self, state: _OpenEpoch) -> bool:
         """Whether all that is held is of epochs that have long waited for room, and this is the youngest."""

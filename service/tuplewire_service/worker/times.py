@@ -45,10 +45,11 @@ class TimeShares:
     The clock comes from outside. Belongs to the event loop.
     """
 
-    __slots__ = ("_began", "_waited")
+    __slots__ = ("_began", "_idle", "_waited")
 
     def __init__(self, now: float) -> None:
         self._began = now
+        self._idle = 0.0
         self._waited = dict.fromkeys(TimeState, 0.0)
 
     def waited(
@@ -68,9 +69,14 @@ class TimeShares:
         waited[state] += usual_until - began
         waited[TimeState.BACKPRESSURED_SOCKET] += ended - usual_until
 
+    def idled(self, began: float, ended: float) -> None:
+        """Account for a wait of the loop while nothing held anything up."""
+        self._idle += ended - began
+
     def seconds(self, now: float) -> dict[str, float]:
         """Return the seconds in each state since the beginning; their sum is what has passed since then."""
         shares = {state.value: waited for state, waited in self._waited.items()}
+        shares[TimeState.IDLE] += self._idle
         shares[TimeState.BUSY] = now - self._began - sum(shares.values())
         return shares
 
@@ -154,11 +160,15 @@ class Timekeeper:
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
         pressure = self._router.connections.pressure
+        since = pressure.held_since
+        if (since is None or ended - since <= HELD_SECONDS) and not (
+            pressure.without_credit or self._servers.any_exhausted
+        ):
+            self._shares.idled(began, ended)  # nearly always, and for each message that comes alone
+            return
         here = {self._router.place_of(task) == LOCAL for task in self._servers.longest_exhausted()}
         full_there = False in here or pressure.without_credit > 0
-        self._shares.waited(
-            began, ended, full_here=True in here, full_there=full_there, held_since=pressure.held_since
-        )
+        self._shares.waited(began, ended, full_here=True in here, full_there=full_there, held_since=since)
 
     def assigned(self, assignment: Assignment) -> None:
         """Forget what tasks and workers have blocked that are not in the assignment."""

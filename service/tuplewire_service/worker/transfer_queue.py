@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter, itemgetter
 
 from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
 from tuplewire.group import TaskGroup
@@ -18,7 +20,7 @@ from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Connections
-from tuplewire_service.worker.moves import LostWorkers
+from tuplewire_service.worker.moves import HeldGroup, LostWorkers
 from tuplewire_service.worker.routing_table import RoutingTable
 
 GiveUp = Callable[[TaskGroup, InboundSession, DropReason, str], None]
@@ -46,11 +48,11 @@ class TransferQueue:
         self._give_up = give_up
         self._lose = lose
         self._loop = asyncio.get_running_loop()
-        self._queue: list[tuple[TaskGroup, InboundSession]] = []
+        self._queue: list[HeldGroup] = []
         self._scheduled = False
 
     def put(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Queue a group; it goes out in this turn of the loop."""
+        """Queue a group; it goes out with the next drain, in the next turn of the loop at the latest."""
         self._queue.append((group, inbound))
         if not self._scheduled:
             self._scheduled = True
@@ -61,27 +63,38 @@ class TransferQueue:
         return (group for group, _ in self._queue)
 
     def drain(self) -> None:
-        """Group everything by destination worker and inbound, in order, and send it.
+        """Group everything by destination worker, in order, and send it.
 
-        An error is a defect; what was not sent by then goes to `lose`.
+        Messages of several programs stay in their order too: it is that of their entry sequences. An error is
+        a defect; what was not sent by then goes to `lose`.
         """
         self._scheduled = False
         queue, self._queue = self._queue, []
-        bundles: dict[tuple[str, int], tuple[AssignedWorker, InboundSession, list[TaskGroup]]] = {}
+        bundles: dict[str, tuple[AssignedWorker, list[HeldGroup]]] = {}
         for group, inbound in queue:
             owner = self._table.owner_of.get(group.task)
             if owner is None:
                 self.unroutable(group, inbound)
                 continue
-            bundle = bundles.setdefault((owner.worker_id, id(inbound)), (owner, inbound, []))
-            bundle[2].append(group)
-        waiting = deque(bundles.values())
+            bundles.setdefault(owner.worker_id, (owner, []))[1].append((group, inbound))
+        waiting = deque(
+            (owner, inbound, [group for group, _ in run])
+            for owner, held in bundles.values()
+            for inbound, run in groupby(held, itemgetter(1))
+        )
         try:
             while waiting:
                 self._send(*waiting[0])
                 waiting.popleft()
         finally:
             self._lose(group for _, _, groups in waiting for group in groups)
+
+    def drain_now(self) -> None:
+        """Drain for whoever must not hear of a defect: it is the loop's, as it is in a turn of its own."""
+        try:
+            self.drain()
+        except Exception as error:  # noqa: BLE001 - told to the loop
+            self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
 
     def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Give up messages that were accepted for a task that nobody holds any more."""
@@ -108,7 +121,11 @@ class TransferQueue:
         try:
             if inbound.wants_releases:
                 connection.watch_releases([group.task for group in groups])
-            return [] if connection.forward(groups, inbound, retain=inbound.wants_releases) else groups
+            for kept, run in groupby(groups, attrgetter("kept")):
+                some = list(run)
+                if not connection.forward(some, inbound, retain=kept):
+                    return groups
+                groups = groups[len(some) :]
         except ClosedError:
             return groups
         except MessageTooLargeError as error:
@@ -120,4 +137,6 @@ class TransferQueue:
         except TuplewireError as error:
             for group in groups:
                 self._give_up(group, inbound, DropReason.REFUSED, str(error))
+            return []
+        else:
             return []

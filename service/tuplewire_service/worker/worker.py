@@ -7,27 +7,27 @@ client connections carry what belongs elsewhere.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire_service.messaging.base import IContext, Intake
-from tuplewire_service.worker.assignment import Assignment
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
-from tuplewire_service.worker.sinks import Sinks
+from tuplewire_service.worker.sinks import By, EpochProgress, Sinks
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import WorkerSnapshot, WorkerState
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _TICK_SECONDS = 1.0
 HIGH_LOAD = 0.9
@@ -200,7 +200,8 @@ class Worker:
         for ticker in self._tickers:
             ticker.cancel()
         self.waits_for = "connections to other workers to close"
-        await router.close(max(0.1, deadline - self._clock()))
+        sinks = self._sinks
+        await router.close(max(0.1, deadline - self._clock()), sinks.remembered(), sinks.unpublished())
         self.waits_for = "servers to close"
         await self.servers.close()
         self.waits_for = "transports to end"
@@ -227,10 +228,11 @@ class Worker:
 
         Raises what Assignment.succeeds raises, which has `force`, too.
         """
+        before = self.assignment
         changed = self.router.update(assignment, force=force)
         if changed:
             self.times.assigned(assignment)
-            self._sinks.look()
+            self._sinks.assigned(before, assignment)
             self._look_at_name()
             if self.servers.program is not None:
                 self.servers.program.assigned(assignment)
@@ -242,8 +244,8 @@ class Worker:
     ) -> str:
         """Keep a piece of what an attempt of a sink writes; return what it waits for, or nothing.
 
-        Raises DrainingError for an epoch that begins while the worker drains, NotReadyError without an
-        assignment, and what Sinks.stage raises.
+        Raises DrainingError for an epoch that begins while the worker drains, NotReadyError for one that
+        begins while no assignment has it, and what Sinks.stage raises.
         """
         self._check_sinks(goes_on=self._sinks.has(sink, epoch))
         return await self._sinks.stage(sink, epoch, name, piece, groups)
@@ -257,21 +259,30 @@ class Worker:
         self._check_sinks(goes_on=True)
         return self._sinks.check(sink, epoch, names)
 
-    async def publish(
-        self, sink: Sink, epoch: int, names: Sequence[AttemptName]
-    ) -> tuple[int, int, list[int]]:
+    def take_over(
+        self, sink: Sink, epoch: int, run: str, names: Sequence[AttemptName]
+    ) -> tuple[frozenset[int], list[AssignedWorker]]:
+        """See Sinks.take_over; raises what publish raises."""
+        self._check_sinks(goes_on=True)
+        return self._sinks.take_over(sink, epoch, run, names)
+
+    async def publish(self, sink: Sink, epoch: int, names: Sequence[AttemptName], by: By) -> EpochProgress:
         """Choose attempts of a sink's epoch, or look how far it is; see Sinks.publish.
 
-        Raises DrainingError once the worker has stopped, NotReadyError without an assignment.
+        Raises DrainingError once the worker has stopped, NotReadyError before it has an assignment.
         """
         self._check_sinks(goes_on=True)
-        return await self._sinks.publish(sink, epoch, names)
+        return await self._sinks.publish(sink, epoch, names, by)
 
     def _check_sinks(self, *, goes_on: bool) -> None:
+        """Raise the error for what begins, or goes on, that this worker cannot take; see publish.
+
+        What has begun goes on at a worker that has left the assignment: it passes its messages on.
+        """
         ended = {WorkerState.STOPPED} if goes_on else {WorkerState.DRAINING, WorkerState.STOPPED}
         if self.state in ended:
             raise DrainingError("the worker is draining; write again later, or at another one")
-        if (error := self.router.not_ready) is not None:
+        if not (goes_on and self.assignment) and (error := self.router.not_ready) is not None:
             raise error
 
     def loads(self, tasks: Iterable[int] = ()) -> dict[int, float]:

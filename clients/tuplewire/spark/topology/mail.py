@@ -6,6 +6,7 @@ task. It is of one run and one generation, and whoever gets one of another throw
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
-from tuplewire.errors import MalformedError, TuplewireError, UnknownTaskError
+from tuplewire.errors import FlushTimeoutError, MalformedError, TuplewireError, UnknownTaskError
 from tuplewire.subscription import Subscription
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.serial.packing import FAULTS, pack_values, read_value
@@ -194,5 +195,6 @@ class Post:
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        self.client.close(_FLUSH_SECONDS)
+        with contextlib.suppress(FlushTimeoutError):  # whoever should get it has ended
+            self.client.close(_FLUSH_SECONDS)
         self._thread.join()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import reprlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import ConfigError, MessageError, TopologyError
+from tuplewire.events import event_logger
 from tuplewire.spark.releases import arrow_schema, parse_schema
 from tuplewire.topology.collector import Emitted, SpoutOutputCollector
 from tuplewire.topology.component import Spout, TaskError, TopologyContext
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 ROWS_KEY = "tuplewire.spark.rows"
 """The setting under which a PySpark task hands the spout its batches of rows, and a GivenUp."""

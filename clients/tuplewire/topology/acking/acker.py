@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from tuplewire.topology.acking.acker_tasks import EDGE_MASK, ID, factor_of, from_block, to_block
@@ -22,6 +23,9 @@ from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
 from tuplewire.topology.running.receive_queue import AddressedTuples
 from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, INIT_STREAM, MessageId, Tuple, fate
+
+_message_id = attrgetter("message_id")
+_flat = chain.from_iterable
 
 Root = tuple[int, Any]
 """A spout's task and the message id that it gave."""
@@ -77,6 +81,7 @@ class Acker:
         of copies that are done with. A root that is over is left alone.
         """
         finished: dict[int, list[tuple[Any, bool]]] = {}
+        acked_copies, failed_copies = Counter(_flat(acked)), Counter(_flat(failed))
         with self._lock:
             trees = self._trees
             touched: dict[Root, None] = {}
@@ -86,13 +91,13 @@ class Acker:
             for root, count in (copies or {}).items():
                 if root in trees:
                     trees[root].copies += count
-            for ids, fails in ((acked, False), (failed, True)):
-                for message_id in ids:
-                    for root in message_id:
-                        if root in trees:
-                            trees[root].copies -= 1
-                            trees[root].failed |= fails
-                            touched[root] = None
+            for done, fails in ((acked_copies, False), (failed_copies, True)):
+                for root, count in done.items():
+                    if root in trees:
+                        tree = trees[root]
+                        tree.copies -= count
+                        tree.failed |= fails
+                        touched[root] = None
             for root in touched:
                 if root in trees and trees[root].copies <= 0:
                     tree = trees.pop(root)
@@ -117,7 +122,7 @@ class Acker:
     def tell(self, news: News) -> list[AddressedTuples]:
         """Take in the rest, before any of the columns is on its way; return what is to be sent as well."""
         tuples = chain(news.lost, *(column.tuples for column in news.columns))
-        copies = Counter(root for message in tuples for root in message.message_id)
+        copies = Counter(_flat(map(_message_id, tuples)))
         failed = [*news.failed, *(message.message_id for message in news.lost)]
         if news.began or copies or news.acked or failed:
             self.update([(news.task, key) for key in news.began], copies, news.acked, failed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tuplewire.errors import ClosedError
+from tuplewire.events import event_logger
 from tuplewire.topology.acking.acker import News, TupleTracker
 from tuplewire.topology.collector import Emitted, Outbox
 from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
@@ -23,7 +23,7 @@ from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire.topology.tuples import MessageId, Tuple
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 BATCH = 1024
 """Tuples that are taken from the queue at once, or emitted by a task, before what was emitted goes out."""

@@ -6,7 +6,6 @@ Source: Storm's `WorkerState` heartbeats, `LSWorkerHeartbeat` and `LocalState`.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import time
@@ -16,11 +15,12 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuplewire.events import event_logger
 from tuplewire.identity.files import write_atomically
 from tuplewire.topology.running.executor import Executor
 from tuplewire.topology.running.statistics import CallWatch
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

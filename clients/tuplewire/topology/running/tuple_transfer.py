@@ -6,7 +6,6 @@ tasks it goes to.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tuplewire.errors import ClosedError, MalformedTupleError, MessageError
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.topology.acking.acker_tasks import check_id
 from tuplewire.topology.description import ACKER_COMPONENT
@@ -24,7 +24,7 @@ from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.serial.serializer import TupleSerializer
 from tuplewire.topology.tuples import Tuple
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)

@@ -41,6 +41,9 @@ class MessagePackTupleSerializer(TupleSerializer):
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology)
         self._heads: dict[str, bytes] = {}
+        # What came last, as neighbours share it: replaced as a whole, for other threads.
+        self._written: tuple[MessageId, bytes] = (UNANCHORED, _NO_ID)
+        self._read: tuple[bytes, TupleSource, MessageId] | None = None
         # Bounded: an source is kept only if the topology has it.
         self._sources: dict[str, TupleSource] = {}
 
@@ -50,10 +53,12 @@ class MessagePackTupleSerializer(TupleSerializer):
             head = self._heads.get(key)
             if head is None:
                 head = self._heads[key] = _HEAD + pack_values([key])[1:]
-            if not message.message_id:
-                return head + _NO_ID + pack_values(message.values)
-            flat = [part for root in message.message_id for part in root]
-            return head + pack_values(flat) + pack_values(message.values)
+            message_id, packed = self._written
+            if message.message_id is not message_id:
+                message_id = message.message_id
+                packed = pack_values([part for root in message_id for part in root])
+                self._written = message_id, packed
+            return head + packed + pack_values(message.values)
         except (TypeError, ValueError) as error:
             raise UnsupportedValueError(
                 f"a tuple from {key} cannot be sent: {_unpackable(message)}"
@@ -62,16 +67,23 @@ class MessagePackTupleSerializer(TupleSerializer):
     def deserialize(self, payload: bytes) -> Tuple:
         where = "its source"
         try:
-            if payload[:1] != _HEAD:
-                raise ValueError("does not begin as a tuple does")
-            key, at = read_value(payload, 1)
-            source = self._source(key)
-            where = "its message id"
-            size, at = read_array_size(payload, at)
-            message_id = UNANCHORED
-            if size:
-                flat, at = read_items(payload, at, size, 1)
-                message_id = _message_id(flat)
+            known = self._read
+            if known is not None and payload.startswith(known[0]):  # no value's bytes begin another's
+                begin, source, message_id = known
+                at = len(begin)
+            else:
+                if payload[:1] != _HEAD:
+                    raise ValueError("does not begin as a tuple does")
+                key, at = read_value(payload, 1)
+                source = self._source(key)
+                where = "its message id"
+                size, at = read_array_size(payload, at)
+                message_id = UNANCHORED
+                if size:
+                    flat, at = read_items(payload, at, size, 1)
+                    message_id = _message_id(flat)
+                if at <= _KEPT_BYTES:
+                    self._read = payload[:at], source, message_id
             where = "its values"
             size, at = read_array_size(payload, at)
             fields = source.stream.fields
@@ -144,4 +156,6 @@ def _unpackable(message: Tuple) -> str:
 _HEAD = b"\x93"  # an array of three
 _NO_ID = b"\x90"
 _MAX_TASK_DIGITS = 10
+_KEPT_BYTES = 256
+"""Of a message no more is kept, so that no sender decides on the memory."""
 _FIELDS = "its fields"

@@ -10,6 +10,7 @@ from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, RefusedError, TuplewireError
 from tuplewire.group import TaskGroup, check_task, same_time
+from tuplewire.session.asking import Asking
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import ProbeTimer
@@ -139,6 +140,7 @@ class RecvService(StreamService):
         wire: ServerStream,
     ) -> None:
         sequence = 0
+        asking, clock = Asking(), asyncio.get_running_loop().time
         max_bytes = self.settings.session.max_frame_bytes
         wake = probe.wake
         while not closing.is_set():
@@ -149,7 +151,10 @@ class RecvService(StreamService):
             deliveries = subscription.take(max_bytes)
             if deliveries:
                 sequence += 1
-                await wire.write(_frame(sequence, deliveries))
+                # Whoever keeps messages until they are processed waits for that.
+                pressing = subscription.crowded or any(each.group.kept for each in deliveries)
+                asks = asking.asks(clock(), pressing=pressing)
+                await wire.write(_frame(sequence, deliveries, asks=asks))
                 continue
             if (error := subscription.ended) is not None:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
@@ -205,7 +210,7 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
     )
 
 
-def _frame(sequence: int, deliveries: list[Delivery]) -> bytes:
+def _frame(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
     """Encode deliveries; those that follow each other within one (task, source) and time are one group."""
     runs: list[list[TaskGroup]] = []
     firsts: list[int] = []
@@ -220,4 +225,4 @@ def _frame(sequence: int, deliveries: list[Delivery]) -> bytes:
             firsts.append(delivery.first_sequence)
             accepted.append(group.accepted_micros)
         last = group
-    return encode_frame(sequence, runs, firsts, accepted_micros=accepted)
+    return encode_frame(sequence, runs, firsts, accepted_micros=accepted, tell_at_once=asks)

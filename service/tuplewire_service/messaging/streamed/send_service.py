@@ -241,7 +241,7 @@ class SendService(StreamService):
             if isinstance(request, OpaqueFrame):
                 await self.opened.wait()
                 self._frame(session, request)
-                stream.frames.add()
+                stream.frames.add(at_once=request.tell_at_once or session.state.pressing)
                 continue
             kind = request.WhichOneof("kind")
             if kind == "goodbye":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -25,12 +24,13 @@ from tuplewire.errors import (
     WrongTopologyError,
     WrongWorkerError,
 )
+from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.control_pb2 import PublishRequest, StageRequest
+from tuplewire.wire.control_pb2 import PublishRequest, StageRequest, TakeOverRequest
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
-logger = logging.getLogger(__name__)
+logger = event_logger(__name__)
 
 _Said = TypeVar("_Said")
 
@@ -184,7 +184,10 @@ def check_id(name: str, value: str) -> None:
 
 
 def check_receiver(
-    worker_id: str, topology: str, peer: str, said: pb.Hello | pb.Subscribe | PublishRequest | StageRequest
+    worker_id: str,
+    topology: str,
+    peer: str,
+    said: pb.Hello | pb.Subscribe | PublishRequest | StageRequest | TakeOverRequest,
 ) -> None:
     """Raise RefusedError for a peer that means another worker; before what only that one can answer."""
     if said.receiver_id not in {"", worker_id}:

@@ -1,6 +1,6 @@
 """A sender's session: what is not acknowledged, and what may be sent.
 
-No I/O; proto/CLIENTS.md has the rules.
+No I/O; docs/reference/wire.md has the rules.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 'use strict';
-// A sender's session: what is not acknowledged, and what may be sent. No I/O; proto/CLIENTS.md has the rules.
+// A sender's session: what is not acknowledged, and what may be sent. No I/O; docs/reference/wire.md has the rules.
 
 const MOST_FRAMES = 8; // on the way at once; the protocol allows 64
 const FRAME_MESSAGES = 100;

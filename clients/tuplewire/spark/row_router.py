@@ -1,0 +1,110 @@
+"""Rows of a DataFrame become messages by task, in the columns that they come in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import pyarrow as pa
+
+from tuplewire.batch import TaskMessageBatch
+from tuplewire.config import MIB
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import TuplewireError
+from tuplewire.group import TaskGroup
+from tuplewire.spark.bad_rows import BadRows
+from tuplewire.spark.columns import travelling
+from tuplewire.spark.options import GroupingName, SinkOptions
+from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
+from tuplewire.topology.load_aware import LoadAwareShuffle
+
+PIECE_BYTES = 8 * MIB
+_REFRESH_SECONDS = 1.0
+_LOAD_SECONDS = 1.0
+
+
+def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of about PIECE_BYTES at most; a view of each, not a copy.
+
+    Spark's batches have 10,000 rows, which may be 100 MB. So the first of them leave before the last are
+    sorted by task, and what holds the copies is used again.
+    """
+    for batch in batches:
+        rows = max(1, batch.num_rows * PIECE_BYTES // max(batch.nbytes, 1))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+
+class RowRouter:
+    """Turns batches of rows into groups of messages by task, without an object per row.
+
+    partition: of the write; the turns of a shuffle begin at different tasks in different partitions. bad:
+    sorts out what cannot be sent. address: of a worker that knows the loads.
+    """
+
+    def __init__(self, options: SinkOptions, partition: int, bad: BadRows, address: str) -> None:
+        self._options = options
+        self._address = address
+        self._bad = bad
+        self._shuffle: SingleGrouping | None = None
+        if options.grouping is GroupingName.SHUFFLE:
+            self._shuffle = shuffle(options.tasks, partition)
+
+    def groups(self, batch: pa.RecordBatch) -> tuple[TaskGroup, ...]:
+        """Return the rows as messages, in order within each task.
+
+        Raises BadRowsError for rows that cannot be sent, unless the option badRows says otherwise.
+        """
+        if not batch.num_rows:
+            return ()
+        tasks, rows, bad = self._bad.sort_out(self._tasks(batch), batch)
+        key, headers = travelling(rows, "key"), travelling(rows, "headers")
+        groups = TaskMessageBatch.from_arrow(
+            tasks, rows.column("message"), self._options.source, keys=key, headers=headers
+        ).groups
+        if bad and isinstance(self._options.bad_rows, int):
+            return (*groups, TaskGroup.of(self._options.bad_rows, bad, self._options.source))
+        return groups
+
+    def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
+        options = self._options
+        if options.grouping is GroupingName.DIRECT:
+            return batch.column("task")
+        if options.grouping is GroupingName.FIELDS:
+            keys = batch.column("key").dictionary_encode(null_encoding="encode")
+            chosen = _fields(options.tasks).choose(keys.dictionary.to_pylist())
+            return pa.array(chosen, pa.int32()).take(keys.indices)
+        grouping = self._shuffle
+        if grouping is None:
+            grouping = _load_aware(self._address, options.tasks).refreshed()
+        return pa.array(grouping.choose(range(batch.num_rows)), pa.int32())
+
+
+class _LoadAware:
+    def __init__(self, address: str, tasks: tuple[int, ...]) -> None:
+        self._address = address
+        self._tasks = tasks
+        self._looked = time.monotonic()
+        self._grouping = LoadAwareShuffle(GroupingContext(tasks, source=0, loads=self._loads))
+
+    def _loads(self) -> dict[int, float]:
+        try:
+            with ControlClient(self._address, timeout=_LOAD_SECONDS) as control:
+                return control.load(self._tasks)
+        except TuplewireError:
+            return {}  # whether the worker is there, sending will show
+
+    def refreshed(self) -> SingleGrouping:
+        """Return the grouping, once a second after another look at the loads."""
+        now = time.monotonic()
+        if now - self._looked >= _REFRESH_SECONDS:
+            self._looked = now
+            self._grouping.refresh()
+        return self._grouping
+
+
+# One of each in a process: the one remembers the tasks of keys, and the other takes longer than a micro-batch
+# to learn the loads.
+_fields = lru_cache(8)(fields)
+_load_aware = lru_cache(8)(_LoadAware)

@@ -1,0 +1,67 @@
+"""Counting rows that come out of Spark's sink, millions of them, at several workers at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from tuplewire import Client
+
+_DIGITS = 12
+_WAIT_SECONDS = 0.5
+
+
+class RowCounter:
+    """How often each row has come, by the number with which its message begins.
+
+    rows: more than the largest number. row_bytes: of each message.
+    """
+
+    def __init__(self, rows: int, row_bytes: int) -> None:
+        self.times = bytearray(rows)
+        self.count = 0
+        self._row_bytes = row_bytes
+        self._errors: list[Exception] = []
+        self._stop = threading.Event()
+
+    @contextmanager
+    def reading(self, workers: Sequence[Any], tasks: Mapping[int, Sequence[int]]) -> Iterator[None]:
+        """Take what comes to the tasks of some workers, and what is there at the end of the block."""
+        threads = [
+            threading.Thread(target=self._read, args=(workers[index].address, tasks[index]))
+            for index in tasks
+        ]
+        for each in threads:
+            each.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for each in threads:
+                each.join()
+        assert not self._errors, self._errors
+
+    def _read(self, address: str, tasks: Sequence[int]) -> None:
+        try:
+            with (
+                Client(address, topology="spark") as client,
+                client.recv(tasks, timeout=_WAIT_SECONDS) as batches,
+            ):
+                over = False
+                while not over:
+                    over = self._stop.is_set()
+                    with suppress(TimeoutError):
+                        while True:
+                            self._add(next(batches).groups)
+                batches.acknowledge()
+        except Exception as error:  # noqa: BLE001 - for the thread that has begun this one
+            self._errors.append(error)
+
+    def _add(self, groups: Sequence[Any]) -> None:
+        for group in groups:
+            for payload in group.payloads():
+                assert len(payload) == self._row_bytes
+                self.times[int(payload[:_DIGITS])] += 1
+            self.count += len(group)

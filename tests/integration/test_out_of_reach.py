@@ -1,0 +1,149 @@
+"""What a program hears, and when, whose worker is not there: by the log at once, by an error in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+import time
+
+import pytest
+from helpers.logged import logged
+from helpers.topology import TOPOLOGY, Pair
+
+from tuplewire import Client, aio
+from tuplewire.errors import FlushTimeoutError, UnreachableError, WrongTopologyError
+from tuplewire_service.testing import eventually
+
+client_of = functools.partial(Client, topology=TOPOLOGY)
+aio_client_of = functools.partial(aio.Client, topology=TOPOLOGY)
+
+
+@pytest.fixture(params=["send", "recv"])
+def trying(request: pytest.FixtureRequest, nobody: str) -> Client:
+    """Return a client that tries to reach nobody, until the test ends."""
+    client = client_of(nobody)
+    request.addfinalizer(functools.partial(client.close, 0))
+    if request.param == "send":
+        client.send(1, b"x")
+    else:
+        request.addfinalizer(client.recv([1]).close)  # noqa: PT021
+    return client
+
+
+def test_the_log_says_that_nobody_is_there(trying: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning, once, with the address and the reason in its text."""
+    eventually(lambda: logged(caplog, "worker.unreachable"), 10)
+    (told,) = [each for each in caplog.records if "worker.unreachable" in each.message]
+    assert f"worker.unreachable peer={trying.address} reason=" in told.message
+    assert "Connection refused" in told.message
+    assert told.levelname == "WARNING"
+
+
+def test_a_client_that_closes_has_lost_nothing(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says that its connection was closed."""
+    task = pair.near_task()
+    with caplog.at_level("INFO", "tuplewire"), client_of(pair.near.address) as client:
+        client.send(task, b"x")
+    assert logged(caplog, "connection.ready")
+    assert logged(caplog, "connection.closed")
+    assert not logged(caplog, "connection.lost")
+    assert not logged(caplog, "worker.unreachable")
+    with client_of(pair.near.address) as client:
+        assert next(client.recv(task)).payloads == [b"x"]
+
+
+def test_waits_end_by_default(nobody: str) -> None:
+    """Flush, close and the end of a block are errors after flush_seconds, and do not wait twice."""
+    client = client_of(nobody, flush_seconds=0.4)
+    client.send(1, b"x")
+    with pytest.raises(FlushTimeoutError, match=f"after 0.4 s; {nobody} is not connected: .*refused"):
+        client.flush()
+    with pytest.raises(FlushTimeoutError, match="given up"):
+        client.close()
+    client.close()
+    assert client.ledger().dropped["closed"] == 1
+    with (
+        pytest.raises(FlushTimeoutError, match="they stay pending") as flushed,
+        client_of(nobody, flush_seconds=0.4) as client,
+    ):
+        client.send(1, b"x")
+    assert flushed.value.__context__ is None
+    assert client.ledger().dropped["closed"] == 1
+
+
+def test_waits_of_asyncio_end_by_default(nobody: str) -> None:
+    """The same, awaited."""
+
+    async def test() -> None:
+        client = aio_client_of(nobody, flush_seconds=0.4, connect_seconds=0.4)
+        await client.send(1, b"x")
+        with pytest.raises(FlushTimeoutError, match=r"after 0.4 s"):
+            await client.flush()
+        with pytest.raises(UnreachableError, match=f"no worker at {nobody} for 0.4 s: .*refused"):
+            await anext(client.recv(1))
+        with pytest.raises(FlushTimeoutError, match="given up"):
+            await client.close()
+        with pytest.raises(FlushTimeoutError):
+            async with aio_client_of(nobody, flush_seconds=0.4) as client:
+                await client.send(1, b"x")
+
+    asyncio.run(test())
+
+
+def test_an_error_is_seen_as_it_is(nobody: str) -> None:
+    """A block that is left by an error waits a while for acknowledgements, and adds no error of its own."""
+    client = client_of(nobody, flush_seconds=0.1)
+
+    def fail() -> None:
+        with client:
+            client.send(1, b"x")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert client.ledger().dropped["closed"] == 1
+
+
+def test_a_subscription_does_not_wait_for_nobody(nobody: str) -> None:
+    """For connect_seconds it does; again and again."""
+    with client_of(nobody, connect_seconds=0.4) as client, client.recv(1) as batches:
+        for _ in range(2):
+            with pytest.raises(UnreachableError, match=f"no worker at {nobody} for 0.4 s: .*refused"):
+                next(batches)
+
+
+def test_a_quiet_subscription_waits(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """Longer than connect_seconds, once the worker has let it in."""
+    task = pair.near_task()
+    caplog.set_level("INFO", "tuplewire")
+    with client_of(pair.near.address, connect_seconds=0.3) as client, client.recv(task) as batches:
+        eventually(lambda: logged(caplog, "subscription.ready"), 20)
+        got: list[bytes] = []
+        reading = threading.Thread(target=lambda: got.extend(next(batches).payloads))
+        began = time.monotonic()
+        reading.start()
+        eventually(lambda: time.monotonic() - began > 0.7, 10)
+        assert reading.is_alive()
+        client.send(task, b"at last")
+        reading.join(20)
+        assert got == [b"at last"]
+
+
+def test_waits_may_last_for_ever(pair: Pair) -> None:
+    """With math.inf, for all of them and for one."""
+    task = pair.near_task()
+    with client_of(pair.near.address, flush_seconds=math.inf, connect_seconds=math.inf) as client:
+        client.send(task, b"x")
+        client.flush(math.inf)
+        assert next(client.recv(task, timeout=math.inf)).payloads == [b"x"]
+
+
+def test_a_wrong_topology_is_told_at_once(pair: Pair) -> None:
+    """It does not take the time of a flush."""
+    client = Client(pair.near.address, topology="another", flush_seconds=math.inf)
+    client.send(1, b"x")
+    with pytest.raises(WrongTopologyError):
+        client.flush()
+    client.close()

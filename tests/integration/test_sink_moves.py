@@ -1,0 +1,237 @@
+"""Spark's streaming sink while its tasks move between real workers, without a JVM: every row once."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from helpers import eventually
+from helpers.moving_workers import ELSEWHERE, TASK, Workers
+from helpers.topology import TOPOLOGY, collect, has_ended, ledger, messages_of, numbers, queued, status
+from helpers.traffic import client_of
+from pyspark import TaskContext
+
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import StageGoneError
+from tuplewire.spark.options import sink_options
+from tuplewire.spark.writer import Part, TuplewireStreamWriter
+from tuplewire.subscription import Subscription
+from tuplewire_service.launching.local_workers import Endpoint
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Run three workers, the task at the first; they drain for as long as a test lasts."""
+    with ExitStack() as stack:
+        running = Workers(tmp_path, stack, drain_seconds=60)
+        running.put("a")
+        yield running
+        for each in running.running.values():  # what nobody took would keep the drain for its whole time
+            with ControlClient(each.address) as control:
+                control.drain(0.1)
+
+
+@pytest.fixture(autouse=True)
+def _no_task_left() -> Iterator[None]:
+    """Leave no Spark task behind."""
+    yield
+    TaskContext._setTaskContext(None)
+
+
+class Driver:
+    """A run of a query: it makes a writer for each epoch, as Spark does."""
+
+    def __init__(self, workers: Workers, at: str = "c") -> None:
+        self._options = {"address": workers.running[at].address, "topology": TOPOLOGY, "timeout": "20"}
+        self._run = uuid.uuid4().hex
+
+    def begin(self) -> TuplewireStreamWriter:
+        """Plan an epoch."""
+        return TuplewireStreamWriter(sink_options(self._options))
+
+    def attempt(
+        self,
+        writer: TuplewireStreamWriter,
+        epoch: int,
+        payloads: range,
+        partition: int = 0,
+        tasks: tuple[int, ...] = (TASK,),
+    ) -> Part:
+        """Compute a partition: each number to each task."""
+        context = TaskContext()
+        context._partitionId, context._taskAttemptId = partition, 0
+        context._localProperties = {
+            "sql.streaming.queryId": "q",
+            "streaming.sql.batchId": str(epoch),
+            "spark.jobGroup.id": self._run,
+        }
+        TaskContext._setTaskContext(context)
+        rows = [(task, str(number)) for number in payloads for task in tasks]
+        columns = {
+            "task": pa.array([task for task, _ in rows], pa.int32()),
+            "message": pa.array([message for _, message in rows]),
+        }
+        part = writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
+        TaskContext._setTaskContext(None)
+        return part
+
+    def epoch(self, epoch: int, payloads: range, tasks: tuple[int, ...] = (TASK,)) -> None:
+        """Compute and publish an epoch."""
+        writer = self.begin()
+        writer.commit([self.attempt(writer, epoch, payloads, tasks=tasks)], epoch)
+
+
+def take(worker: Endpoint, count: int, task: int = TASK) -> list[int]:
+    """Consume so many messages, and see that there are no more."""
+    with client_of(worker.address) as client, client.recv([task], timeout=20) as batches:
+        got = numbers(collect(batches, count))
+    assert queued(worker, task) == 0
+    return got
+
+
+def some(batches: Subscription, least: int) -> list[int]:
+    """Take at least so many messages, and acknowledge all that came."""
+    got: list[int] = []
+    while len(got) < least:
+        got += numbers(messages_of(next(batches)))
+    batches.acknowledge()
+    return got
+
+
+def test_a_task_moves_between_staging_and_publishing(workers: Workers) -> None:
+    """What is staged follows its task when it is published; so does an epoch whose attempts saw the move."""
+    driver = Driver(workers)
+    writer = driver.begin()
+    parts = [driver.attempt(writer, 0, range(50))]
+    workers.put("b")
+    parts.append(driver.attempt(writer, 0, range(50, 100), partition=1))
+    assert [each.staged[0].worker_id for each in parts] == ["a", "a"]
+    writer.commit(list(parts), 0)
+    driver.epoch(1, range(100, 150))
+    assert take(workers.running["b"], 150) == list(range(150))
+
+
+def test_an_epoch_published_again_after_a_move(workers: Workers) -> None:
+    """A driver dies when it has published some tasks; they move, and the next driver adds only the others."""
+    other = ELSEWHERE["b"]
+    driver = Driver(workers)
+    driver.epoch(0, range(10), (TASK, other))
+    writer = driver.begin()
+    part = driver.attempt(writer, 1, range(10, 20), tasks=(TASK, other))
+    at_a = [each for each in part.staged if each.worker_id == "a"]
+    writer.commit([Part(part.sink, 0, part.attempt, 10, at_a, part.versions, run=part.run)], 1)
+    workers.put("c")
+    for _ in range(2):
+        Driver(workers).epoch(1, range(10, 20), (TASK, other))
+    workers.put("b")
+    driver = Driver(workers)
+    driver.epoch(1, range(10, 20), (TASK, other))
+    driver.epoch(2, range(20, 30), (TASK, other))
+    for task in (TASK, other):
+        assert take(workers.running["b"], 30, task) == list(range(30))
+
+
+def test_an_epoch_published_again_after_its_worker_was_replaced(workers: Workers) -> None:
+    """What a worker has published is known to the others when it has drained, and to those after them."""
+    driver = Driver(workers)
+    driver.epoch(0, range(10))
+    driver.epoch(1, range(10, 20))
+    for name, following in [("a", "b"), ("b", "c"), ("c", "a")]:
+        workers.put(following)
+        workers.drain(name, 2)  # what another worker has accepted waits for its consumer
+        workers.start(name)
+        workers.put(following)
+    driver = Driver(workers, "a")
+    driver.epoch(1, range(10, 20))
+    driver.epoch(2, range(20, 30))
+    assert take(workers.running["a"], 30) == list(range(30))
+
+
+def test_a_worker_that_still_drains_is_asked(workers: Workers) -> None:
+    """It has left the assignment and waits for a consumer; the next driver learns of it from the others."""
+    far = ELSEWHERE["a"]
+    driver = Driver(workers)
+    driver.epoch(0, range(10), (TASK, far))
+    workers.put("b")
+    leaving = workers.running.pop("a")
+    with client_of(leaving.address) as client, client.recv([far], timeout=20) as batches:
+        next(batches)  # not acknowledged yet
+        with ControlClient(leaving.address) as control:
+            control.drain()
+        workers.put("b")
+        Driver(workers).epoch(0, range(10), (TASK,))
+        assert not has_ended(leaving)
+        batches.acknowledge()
+    eventually(lambda: has_ended(leaving), 60)
+    assert take(workers.running["b"], 10) == list(range(10))
+
+
+def test_a_task_moves_while_its_epoch_is_published(tmp_path: Path) -> None:
+    """An epoch of ten queues full, of which the driver dies: the choice stays, in order, wherever it goes."""
+    with ExitStack() as stack:
+        workers = Workers(tmp_path, stack, drain_seconds=60, flags=["--receive-queue-messages=100"])
+        workers.put("a")
+        driver = Driver(workers)
+        writer = driver.begin()
+        parts = [
+            driver.attempt(writer, 0, range(n, n + 100), partition=n // 100) for n in range(0, 1000, 100)
+        ]
+        publishing = threading.Thread(target=writer.commit, args=(parts, 0))
+        publishing.start()
+        eventually(lambda: queued(workers.running["a"], TASK) >= 100, 20)
+        got: list[int] = []
+        with ExitStack() as reading:
+            for owner in "bcab":
+                workers.put(owner)
+                client = reading.enter_context(client_of(workers.running[owner].address))
+                with client.recv([TASK], timeout=20) as batches:
+                    got += some(batches, 100)
+        again = Driver(workers)
+        repeating = threading.Thread(target=again.epoch, args=(0, range(1000)))
+        repeating.start()
+        got += take(workers.running["b"], 1000 - len(got))
+        publishing.join(20)
+        repeating.join(20)
+        assert not publishing.is_alive()
+        assert got == list(range(1000))
+
+
+def test_a_former_run_publishes_nothing_more(workers: Workers) -> None:
+    """A publish of a dead driver that comes late finds nothing, once another has taken over."""
+    former, driver = Driver(workers), Driver(workers)
+    late = former.begin()
+    part = former.attempt(late, 0, range(10))
+    workers.put("b")
+    driver.epoch(0, range(10))
+    with pytest.raises(StageGoneError):
+        late.commit([part], 0)
+    assert take(workers.running["b"], 10) == list(range(10))
+
+
+def test_workers_are_replaced_under_a_running_sink(workers: Workers) -> None:
+    """A rolling restart, each worker while an epoch is staged at it: nothing fails, every row once."""
+    driver, sent = Driver(workers, "b"), 0
+    for epoch, (name, following) in enumerate([("a", "b"), ("b", "c"), ("c", "a")] * 2):
+        writer = driver.begin()
+        part = driver.attempt(writer, epoch, range(sent, sent + 20))
+        workers.put(following)
+        leaving = workers.running.pop(name)
+        with ControlClient(leaving.address) as control:
+            control.drain()
+            eventually(lambda control=control: "DRAINING" in str(control.status()), 20)  # type: ignore[misc]
+        more = driver.attempt(writer, epoch, range(sent + 20, sent + 40), partition=1)
+        assert more.staged[0].worker_id == name
+        writer.commit([part, more], epoch)
+        assert take(workers.running[following], 40) == list(range(sent, sent + 40))
+        eventually(lambda leaving=leaving: has_ended(leaving), 60)  # type: ignore[misc]
+        workers.start(name)
+        workers.put(following)
+        driver._options["address"] = workers.running[following].address
+        sent += 40
+    assert all(ledger(each).balanced for each in workers.running.values())
+    assert all(status(each).moving_tasks == 0 for each in workers.running.values())

@@ -1,0 +1,189 @@
+"""Whatever moves, ends and dies in whatever order, a task gets each epoch of a sink once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tuplewire.errors import StageGoneError
+from tuplewire.group import TaskGroup
+from tuplewire_service.worker.publications import Publications
+from tuplewire_service.worker.staging import AttemptName, Staging
+
+TASKS = 4
+SINK = ("me", "s")
+
+
+@dataclass
+class Worker:
+    """One worker: what is staged at it, and what it remembers. It is gone for its peers once it has ended."""
+
+    staging: Staging = field(default_factory=lambda: Staging(1 << 20, 0, 1e9))
+    publications: Publications = field(
+        default_factory=lambda: Publications(1 << 20, 1 << 30, lambda _: True, lambda: None)
+    )
+
+
+@dataclass
+class Run:
+    """A driver: what it has staged where of the epoch, and what it has found out of earlier ones."""
+
+    name: str
+    staged: dict[int, AttemptName] = field(default_factory=dict)
+    published: set[int] = field(default_factory=set)
+    earlier: set[int] | None = None
+    """The tasks that earlier runs have published; None: it is not known."""
+
+
+class Sinks(RuleBasedStateMachine):
+    """Drivers, one after the other, and workers that come and go.
+
+    A driver stages the rows of each task where it is, has the workers publish one by one, and goes on with
+    the next epoch when all have. It may die at any moment. A publish of it may be under way, and come when
+    the next driver is at work. Tasks move at any moment. A worker that ends says goodbye to all others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: dict[int, Worker] = {0: Worker(), 1: Worker()}
+        self.owner = dict.fromkeys(range(TASKS), 0)
+        self.names = 2
+        self.epoch = 0
+        self.run = Run("r0")
+        self.late: list[tuple[int, Run]] = []
+        self.seen: list[tuple[int, int]] = []
+
+    def name(self) -> int:
+        """Return a number that nothing has."""
+        self.names += 1
+        return self.names
+
+    @rule(task=st.integers(0, TASKS - 1), data=st.data())
+    def move(self, task: int, data: st.DataObject) -> None:
+        """Move a task."""
+        self.owner[task] = data.draw(st.sampled_from(sorted(self.workers)))
+
+    @rule()
+    def come(self) -> None:
+        """Start a worker."""
+        if len(self.workers) < 4:
+            self.workers[self.name()] = Worker()
+
+    @precondition(lambda self: len(self.workers) > 1)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """End a worker in good order: its tasks move, what is staged is published, and it says goodbye."""
+        number = data.draw(st.sampled_from(sorted(self.workers)))
+        if number in self.run.staged and number not in self.run.published:
+            return  # it waits for the driver
+        gone = self.workers.pop(number)
+        others = sorted(self.workers)
+        for task, at in self.owner.items():
+            if at == number:
+                self.owner[task] = others[task % len(others)]
+        for each in self.workers.values():
+            each.publications.learn(gone.publications.known())
+        self.late = [(at, run) for at, run in self.late if at != number]
+
+    @precondition(lambda self: not self.run.staged)
+    @rule()
+    def stage(self) -> None:
+        """Compute the epoch: each task's row is staged where the task is."""
+        places: dict[int, list[int]] = {}
+        for task, at in self.owner.items():
+            places.setdefault(at, []).append(task)
+        for at, tasks in places.items():
+            attempt = AttemptName(0, f"a{self.name()}", len(tasks), 1)
+            groups = [TaskGroup.of(task, [b"%d" % self.epoch]) for task in tasks]
+            self.workers[at].staging.admit(SINK, self.epoch, attempt, 0, groups, 0.0)
+            self.run.staged[at] = attempt
+
+    @precondition(lambda self: self.run.staged.keys() - self.run.published)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        """Have one more worker publish; if it does not know this run, ask all of them before."""
+        at = data.draw(st.sampled_from(sorted(self.run.staged.keys() - self.run.published)))
+        if self.run.earlier is None:
+            if any(each.publications.knows(SINK, self.run.name) for each in self.workers.values()):
+                self.run.earlier = set()
+            else:
+                self.take_over()
+        try:
+            self.publish_at(at, self.run)
+        except (
+            StageGoneError
+        ):  # an earlier driver's publish was in time, and this epoch's other attempts went
+            self.run = Run(f"r{self.name()}")
+            return
+        self.run.published.add(at)
+
+    def take_over(self) -> None:
+        """Make the run known everywhere."""
+        self.run.earlier = set()
+        for number, each in self.workers.items():
+            kept = {self.run.staged[number].attempt} if number in self.run.staged else set()
+            each.publications.check(SINK, self.epoch)
+            each.staging.keep_only(SINK, self.epoch, kept)
+            self.run.earlier |= each.publications.take_over(SINK, self.epoch, self.run.name)
+
+    def publish_at(self, at: int, run: Run) -> None:
+        """Publish at a worker."""
+        worker = self.workers[at]
+        name = run.staged[at]
+        if worker.publications.has_chosen(SINK, self.epoch, name.attempt):
+            return
+        stages = worker.staging.choose(SINK, self.epoch, [name])
+        earlier = run.earlier or ()
+        _, left_out = worker.publications.choose(SINK, self.epoch, [name.attempt], stages, run.name, earlier)
+        for staged in left_out:
+            worker.staging.free(staged)
+        for staged, _ in worker.publications.take(0):
+            self.seen.append((self.epoch, staged.task))
+            worker.staging.free(staged)
+
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        """Start another driver; a publish of the one before may be under way, if it could be."""
+        open_ = sorted(self.run.staged.keys() - self.run.published)
+        if open_ and self.run.earlier is not None and data.draw(st.booleans()):
+            self.late.append((data.draw(st.sampled_from(open_)), self.run))
+        self.run = Run(f"r{self.name()}")
+
+    @precondition(lambda self: self.late)
+    @rule()
+    def come_late(self) -> None:
+        """Let a publish of a driver arrive that is dead."""
+        at, run = self.late.pop()
+        try:
+            self.publish_at(at, run)
+        except StageGoneError:
+            return
+        # It was in time: the present run had not taken over yet.
+        assert self.run.earlier is None or not self.run.staged
+
+    @precondition(lambda self: self.run.staged and not self.run.staged.keys() - self.run.published)
+    @rule()
+    def go_on(self) -> None:
+        """Begin the next epoch: each task has had this one."""
+        assert sorted(task for epoch, task in self.seen if epoch == self.epoch) == list(range(TASKS))
+        self.epoch += 1
+        self.late.clear()
+        self.run = Run(self.run.name)
+
+    @invariant()
+    def nothing_is_doubled(self) -> None:
+        """No task has an epoch twice."""
+        assert len(set(self.seen)) == len(self.seen)
+
+    def teardown(self) -> None:
+        """See that all room comes back."""
+        for each in self.workers.values():
+            each.staging.expire(1e12)
+            assert each.staging.memory_bytes == 0
+
+
+TestSinks = Sinks.TestCase
+TestSinks.settings = settings(stateful_step_count=60)

@@ -1,0 +1,107 @@
+"""A streaming query while the tasks that it writes to move, its workers are replaced, and it starts again."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.moving_workers import TASK, Workers
+from helpers.topology import TOPOLOGY, messages_of
+from helpers.traffic import client_of
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tuplewire.errors import RefusedError, UnreachableError
+
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
+
+SECONDS = 100
+ROWS = 40
+"""Of each micro-batch."""
+
+
+class Consumer:
+    """Takes the task's messages, and follows it."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.got: list[int] = []
+        self._workers = workers
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._main)
+        self._thread.start()
+
+    def _main(self) -> None:
+        while not self._done.is_set():
+            try:
+                with client_of(self._workers.running[self._workers.owner].address) as client:
+                    for batch in client.recv([TASK], timeout=1):
+                        self.got += [int(payload) for _, payload in messages_of(batch)]
+            except (RefusedError, UnreachableError, TimeoutError, KeyError):
+                continue  # the task is elsewhere by now, or nothing came
+
+    def stop(self) -> None:
+        """End it, once nothing has come for a while."""
+        self._done.set()
+        self._thread.join()
+
+
+def start(spark: SparkSession, workers: Workers, checkpoint: Path) -> StreamingQuery:
+    """Write numbers to the task, from the checkpoint on; each start is another run."""
+    return (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", ROWS)
+        .option("numPartitions", 1)
+        .load()
+        .selectExpr(f"{TASK} as task", "cast(value as string) as message")
+        .writeStream.format("tuplewire")
+        .option("address", ",".join(each.address for each in workers.running.values()))
+        .option("topology", TOPOLOGY)
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+
+
+def test_moves_drains_and_restarts_under_a_sink(spark: SparkSession, tmp_path: Path) -> None:
+    """Every row once and in order: moves, all workers replaced one by one, and starts in between."""
+    with ExitStack() as stack:
+        workers = Workers(tmp_path, stack, drain_seconds=30)
+        workers.put("a")
+        consumer = Consumer(workers)
+        stack.callback(consumer.stop)
+        checkpoint = tmp_path / "checkpoint"
+        query = start(spark, workers, checkpoint)
+
+        def goes_on(micro_batches: int = 2) -> None:
+            enough = len(consumer.got) + micro_batches * ROWS
+
+            def has_come() -> bool:
+                assert query.isActive, query.exception()
+                return len(consumer.got) >= enough
+
+            eventually(has_come, SECONDS, "more has come")
+
+        goes_on()
+        for owner in "bcab":
+            workers.put(owner)
+            goes_on(1)
+        for name, following in [("b", "c"), ("c", "a"), ("a", "b")]:
+            workers.put(following)
+            workers.drain(name)
+            goes_on(1)
+            workers.start(name, same_port=True)
+            workers.put(following)
+            goes_on(1)
+        for owner in "acb":
+            query.stop()  # at any moment, also while it publishes
+            workers.put(owner)
+            query = start(spark, workers, checkpoint)
+            goes_on(1)
+        query.stop()
+        committed = max(int(each.name) for each in (checkpoint / "commits").glob("[0-9]*"))
+        eventually(lambda: len(consumer.got) >= (committed + 1) * ROWS, SECONDS)
+        consumer.stop()
+        assert consumer.got == list(range(len(consumer.got)))
+        assert len(consumer.got) % ROWS == 0

@@ -1,0 +1,102 @@
+"""Micro-batches that are larger than the tasks' queues, and consumers that are slow, or away for long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import eventually
+from helpers.row_counter import RowCounter
+from helpers.topology import metric
+from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
+
+DRIVER = Path(__file__).with_name("waiting_driver.py")
+TASKS = {0: [1], 1: [2]}
+ROW_BYTES = 1000
+BACKLOG = 60_000
+MOST_ROWS = 2_000_000
+DRIVER_SECONDS = 400
+WARNINGS = {"exactlyOnce": 2, "atLeastOnce": 3}
+"""Of the driver, ten seconds and a minute after it has begun to wait. Or of two tasks, at once and after a
+minute: so that one of them has warned again."""
+
+
+def published_without_room(running: Any) -> list[float]:
+    """Return how many published messages have no room, at each worker."""
+    return [metric(each, "tuplewire_publishing_messages") for each in running.endpoints]
+
+
+@pytest.mark.timeout(900)
+def test_a_backlog_over_the_queues_goes_through(spark: SparkSession, launch: Any, tmp_path: Path) -> None:
+    """One micro-batch of twice what the queues hold, with all defaults: it waits, and comes once."""
+    rows = spark.range(0, BACKLOG, 1, 4).selectExpr(
+        "cast(id % 2 + 1 as int) as task", "concat(lpad(id, 12, '0'), repeat(' ', 988)) as message"
+    )
+    rows.write.parquet(str(tmp_path / "rows"))
+    seen = RowCounter(BACKLOG, ROW_BYTES)
+    with launch("spark", TASKS) as running:
+        query = (
+            spark.readStream.schema(rows.schema)
+            .parquet(str(tmp_path / "rows"))
+            .writeStream.format("tuplewire")
+            .options(address=running.endpoints[0].address, topology="spark")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        eventually(lambda: min(published_without_room(running)) > 0, DRIVER_SECONDS, "both queues are full")
+        with seen.reading(running.endpoints, TASKS):
+            assert query.awaitTermination(DRIVER_SECONDS)
+        batches = [each.numInputRows for each in query.recentProgress if each.numInputRows]
+    assert batches == [BACKLOG]
+    assert seen.times == bytearray([1]) * BACKLOG, "a row is missing, or has come twice"
+
+
+@pytest.mark.timeout(1300)
+@pytest.mark.parametrize("guarantee", ["exactlyOnce", "atLeastOnce"])
+def test_a_stalled_consumer_makes_the_query_wait(guarantee: str, launch: Any, tmp_path: Path) -> None:
+    """Nobody consumes for longer than any timeout there is: the query says so each minute, and goes on after.
+
+    It lives when the consumers come, and every row has come when it is over.
+    """
+    log, commits = tmp_path / "log", tmp_path / "checkpoint" / "commits"
+    seen = RowCounter(MOST_ROWS, ROW_BYTES)
+
+    def warnings() -> int:
+        return log.read_text(encoding="utf-8", errors="replace").count("sink.waits: ")
+
+    def done() -> int:
+        return len(list(commits.glob("[0-9]*")))
+
+    with launch("spark", TASKS) as running, log.open("wb") as errors:
+        driver = subprocess.Popen(
+            [sys.executable, str(DRIVER), running.endpoints[0].address, str(tmp_path), guarantee],
+            stdin=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            eventually(lambda: warnings() >= WARNINGS[guarantee], DRIVER_SECONDS, "it warns, and again")
+            before = done()
+            if guarantee == "exactlyOnce":
+                assert min(published_without_room(running)) > 0
+            with seen.reading(running.endpoints, TASKS):
+                eventually(lambda: done() >= before + 2, DRIVER_SECONDS, "the query goes on")
+                driver.communicate(timeout=DRIVER_SECONDS)
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.communicate()
+    assert driver.returncode == 0, log.read_text(encoding="utf-8", errors="replace")
+    rows = bytes(seen.times.rstrip(b"\0"))
+    assert len(rows) > seen.count // 2
+    assert 0 not in rows, f"row {rows.index(0)} is missing"
+    if guarantee == "exactlyOnce":
+        assert max(rows) == 1, f"row {rows.index(max(rows))} has come {max(rows)} times"

@@ -1,0 +1,71 @@
+"""What type checkers see of the public API. mypy reads it with the rest; it is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import assert_type
+
+import tuplewire
+from tuplewire import TaskMessage, TaskMessageBatch, aio
+from tuplewire.aio import Subscription as AioSubscription
+from tuplewire.spark.client_handle import ClientHandle, TaskClient
+from tuplewire.subscription import Subscription
+
+
+def blocking(batch: TaskMessageBatch) -> None:
+    """Check the client for threads."""
+    with tuplewire.Client(ack_mode="processed", flush_seconds=5, overflow="drop_oldest") as client:
+        assert_type(client, tuplewire.Client)
+        client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
+        client.send(batch)
+        client.send(TaskMessage(task, b"x") for task in range(3))
+        assert_type(client.try_send(1, b"x"), bool)
+        client.flush()
+        with client.recv(1, timeout=3) as batches:
+            assert_type(batches, Subscription)
+            assert_type(next(batches), TaskMessageBatch)
+            assert_type(batches.messages(3), Iterator[TaskMessage])
+        client.close(timeout=None)
+    client.send(1)  # type: ignore[call-overload]
+    client.send(1, "x")  # type: ignore[call-overload]
+    client.send(batch, b"x")  # type: ignore[call-overload]
+    client.recv("1")  # type: ignore[arg-type]
+    tuplewire.Client(ack_mode="maybe")  # type: ignore[arg-type]
+    tuplewire.Client(akc_mode="queued")  # type: ignore[call-arg]
+
+
+async def awaited(batch: TaskMessageBatch) -> None:
+    """Check that the client for asyncio takes the same."""
+    async with aio.Client(flush_seconds=5) as client:
+        await client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
+        await client.send(batch)
+        assert_type(client.try_send(1, b"x"), bool)
+        await client.flush()
+        async with client.recv([1]) as batches:
+            assert_type(batches, AioSubscription)
+            assert_type(await anext(batches), TaskMessageBatch)
+        await client.send(1)  # type: ignore[call-overload]
+
+
+def in_spark(batch: TaskMessageBatch) -> None:
+    """Check that the client of a function that Spark runs does, too."""
+    with ClientHandle(flush_seconds=5) as client:
+        assert_type(client, TaskClient)
+        client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
+        client.send(batch)
+        assert_type(client.try_send(1, b"x"), bool)
+        client.flush()
+        assert_type(client.recv(1), Subscription)
+        client.send(1)  # type: ignore[call-overload]
+
+
+def values(batch: TaskMessageBatch) -> None:
+    """Check messages and batches."""
+    assert_type(batch[0], TaskMessage)
+    assert_type(batch[0:2], TaskMessageBatch)
+    assert_type(batch[0].message, bytes)
+    assert_type(batch.payloads, Sequence[bytes])
+    assert_type(batch.tasks, Sequence[int])
+    TaskMessage(1, bytearray(b"x"))
+    TaskMessage(1, "x")  # type: ignore[arg-type]
+    batch[0].message = b"y"  # immutable at run time

@@ -1,0 +1,86 @@
+"""Which frames ask to be acknowledged at once: those that come quickly, and those that somebody waits for."""
+
+from __future__ import annotations
+
+from helpers.sending import Sending
+
+from tuplewire.session.asking import MOST_UNASKED, QUICK_FRAMES, QUICK_SECONDS, Asking
+from tuplewire.session.flow import OutFrame
+
+APART = QUICK_SECONDS
+"""A pace at which no frame is quick: so many seconds lie between two."""
+
+
+def alone(sending: Sending, count: int) -> list[OutFrame]:
+    """Return the frames of so many messages that come one by one."""
+    frames = []
+    for number in range(count):
+        assert sending.offer(1)
+        frame = sending.window.next_frame(1.0 + number * APART)
+        assert frame is not None
+        frames.append(frame)
+    return frames
+
+
+def test_frames_that_come_one_by_one_ask_now_and_then() -> None:
+    """Only each 32nd asks, so that few acknowledgements compete with messages that travel alone."""
+    asking = Asking()
+    asked = [asking.asks(number * APART) for number in range(2 * MOST_UNASKED)]
+    assert [number for number, asks in enumerate(asked, 1) if asks] == [MOST_UNASKED, 2 * MOST_UNASKED]
+
+
+def test_every_fourth_of_quick_frames_asks() -> None:
+    """A sender that writes as fast as it can hears as often as it needs to."""
+    asking = Asking()
+    asked = [asking.asks(number * QUICK_SECONDS / QUICK_FRAMES) for number in range(3 * QUICK_FRAMES)]
+    assert asked == [False, False, False, True] * 3
+
+
+def test_a_frame_that_somebody_waits_for_asks() -> None:
+    """It does so however slowly frames come, and the others are counted anew."""
+    asking = Asking()
+    assert asking.asks(0.0, pressing=True)
+    assert not asking.asks(APART)
+
+
+def test_as_many_frames_may_be_under_way_as_the_contract_allows() -> None:
+    """Where frames come one by one, 64 may be without acknowledgement: what two askings cover."""
+    sending = Sending()
+    frames = alone(sending, 2 * MOST_UNASKED)
+    assert [frame.sequence for frame in frames if frame.asks] == [MOST_UNASKED, 2 * MOST_UNASKED]
+    assert sending.offer(1)
+    assert sending.frame() is None
+    sending.update(MOST_UNASKED)
+    assert sending.frame() is not None
+
+
+def test_a_bound_that_is_half_used_asks_once() -> None:
+    """Whoever may soon have to wait for room hears of it in time, once for each that is on the way."""
+    sending = Sending(max_pending_messages=8)
+    assert [frame.asks for frame in alone(sending, 6)] == [False, False, False, True, False, False]
+    sending.update(4)
+    assert [frame.asks for frame in alone(sending, 3)] == [False, True, False]
+
+
+def test_used_up_credit_asks() -> None:
+    """A sender without credit for what waits wants to hear of more at once."""
+    sending = Sending(opened=False)
+    sending.open(initial=2)
+    sending.offer(1, 3)
+    frame = sending.window.next_frame(1.0)
+    assert frame is not None
+    assert (frame.messages, frame.asks) == (2, True)
+
+
+def test_a_session_that_starts_over_asks_anew() -> None:
+    """What was asked of a receiver that is gone holds nothing back at the next."""
+    sending = Sending()
+    for _ in range(2 * QUICK_FRAMES):
+        sending.offer(1)
+        sending.frame()
+    sending.offer(1)
+    assert sending.frame() is None
+    sending.open(incarnation=8)
+    frame = sending.frame()
+    assert frame is not None
+    assert frame.messages == 2 * QUICK_FRAMES + 1

@@ -1,0 +1,77 @@
+"""Lines of the log: what a standard formatter makes of an event, and what a collector gets."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from helpers.logged import logged
+
+from tuplewire.events import event_logger
+from tuplewire.shown import shown, shown_value
+
+logger = event_logger("tuplewire.test_events")
+
+
+def test_facts_are_in_the_text_and_in_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever shows the message alone sees them, and a collector need not take it apart."""
+    with caplog.at_level(logging.INFO):
+        logger.info("thing.happened", extra={"peer": "a:1", "messages": 3, "reason": "50 % of it"})
+    (record,) = caplog.records
+    assert record.message == 'thing.happened peer=a:1 messages=3 reason="50 % of it"'
+    assert (record.name, record.funcName) == (
+        "tuplewire.test_events",
+        "test_facts_are_in_the_text_and_in_the_record",
+    )
+    (facts,) = logged(caplog, "thing.happened")
+    assert (facts["peer"], facts["messages"]) == ("a:1", 3)
+
+
+def test_what_is_not_logged_is_not_put_into_words(caplog: pytest.LogCaptureFixture) -> None:
+    """It costs nothing."""
+
+    class Loud:
+        def __str__(self) -> str:
+            raise AssertionError
+
+    with caplog.at_level(logging.WARNING):
+        logger.info("thing.happened", extra={"what": Loud()})
+    assert not caplog.records
+
+
+def test_a_trace_comes_along(caplog: pytest.LogCaptureFixture) -> None:
+    """With its event, as with every logger."""
+    try:
+        int("x")
+    except ValueError:
+        logger.exception("thing.failed", extra={"where": "here"})
+    (record,) = caplog.records
+    assert record.message == "thing.failed where=here"
+    assert record.levelname == "ERROR"
+    assert record.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain", "plain"),
+        (42, "42"),
+        ("", '""'),
+        ("two words", '"two words"'),
+        ('a="b"', r'"a=\"b\""'),
+        ("line\nline", r'"line\nline"'),
+        ("\x1b[2J", r'"\u001b[2J"'),
+        ("caf\u00e9", "caf\u00e9"),
+        ("right\u202eleft", r'"right\u202eleft"'),
+        ("x" * 5000, f'"{"x" * 1000} ... {"x" * 1000}"'),
+    ],
+)
+def test_a_value_is_on_one_line(value: object, text: str) -> None:
+    """It is quoted where it could be taken for more, escaped, and bounded."""
+    assert shown_value(value) == text
+
+
+def test_text_from_elsewhere_is_escaped() -> None:
+    """Nothing of it moves a terminal's cursor; letters of any language stay."""
+    assert shown("\u65e5\u672c \x07\x9b\n\t\udc80") == "\u65e5\u672c \\x07\\x9b\\n\\t\\udc80"
+    assert shown("a\tb\n", keep="\n\t") == "a\tb\n"

@@ -1,0 +1,82 @@
+"""What a prompt and a notebook show of our objects: of use to a reader, and harmless."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tuplewire
+from tuplewire import TaskMessageBatch
+from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
+from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.topology import Topology, TopologyBuilder
+from tuplewire.topology.component import BasicBolt, Spout
+
+EVIL = "<script>alert(1)</script>\x1b[2J"
+
+
+class _Spout(Spout):
+    outputs = ("line",)
+
+    def next_tuple(self) -> None:
+        """Emit nothing."""
+
+
+class _Bolt(BasicBolt):
+    def execute(self, message: Any, collector: Any) -> None:
+        """Do nothing."""
+
+
+def _topology() -> Topology:
+    builder = TopologyBuilder()
+    builder.set_spout("lines", _Spout(), 2)
+    builder.set_bolt("words", _Bolt(), 3).shuffle_grouping("lines")
+    return builder.create_topology()
+
+
+def _evil() -> dict[str, Any]:
+    member = MemberStatus("a:1", EVIL, Phase.ABSENT, problem=EVIL)
+    return {
+        "batch": TaskMessageBatch.from_columns([1], [EVIL.encode()]),
+        "ledger": LedgerSnapshot(2, 1, {EVIL: 1}, 0),
+        "status": MembershipStatus(EVIL, 1, (member,), (), settled=False),
+    }
+
+
+@pytest.mark.parametrize("name", ["batch", "ledger", "status"])
+def test_a_notebook_runs_nothing_of_them(name: str) -> None:
+    """Payloads, names and problems come from elsewhere."""
+    table = _evil()[name]._repr_html_()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J" in table
+    assert "<script" not in table
+    assert table.isprintable()
+    assert table.startswith("<table>")
+
+
+def test_a_large_batch_shows_its_beginning() -> None:
+    """Ten messages, in order, and short."""
+    batch = TaskMessageBatch.from_columns([3, 1] * 500, [b"%d" % number * 200 for number in range(1000)])
+    table = batch._repr_html_()
+    assert "the first 10 of 1000 messages" in table
+    assert table.count("<tr>") == 11
+    assert table.index("<td>3</td>") < table.index("<td>1</td>")
+    assert len(table) < 3000
+
+
+def test_topologies_show_their_components() -> None:
+    """In a line, and as a table with tasks and inputs."""
+    topology = _topology()
+    assert repr(topology) == "<Topology spout lines x2, bolt words x3>"
+    table = topology._repr_html_()
+    assert "2 components, 5 tasks" in table
+    assert "<td>words</td><td>bolt</td><td>3</td><td>3-5</td><td>lines.default by shuffle</td>" in table
+
+
+def test_a_subscription_shows_what_it_waits_for() -> None:
+    """Its address, its tasks, and why it is not connected."""
+    client = tuplewire.Client("127.0.0.1:1")
+    with client.recv(range(20)) as batches:
+        assert repr(batches).startswith("<Subscription 127.0.0.1:1 tasks=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...]")
+        assert "not connected: " in repr(batches)
+    assert repr(batches).endswith(" closed>")
