@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +40,25 @@ class SkippedRows:
     first: Sequence[SkippedRow]
 
 
+@contextmanager
+def file_of(path: Path) -> Iterator[Path]:
+    """Yield a file that can be read in parts, and again: the one named, or a copy of what comes by a pipe.
+
+    The path `-` is standard input. Raises InputError where it cannot be read.
+    """
+    if str(path) != "-" and not path.is_fifo():
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="tuplewire-input-") as copy:
+        try:
+            with sys.stdin.buffer if str(path) == "-" else path.open("rb") as source:
+                shutil.copyfileobj(source, copy)
+            copy.flush()
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        yield Path(copy.name)
+
+
 def check_file(path: Path) -> None:
     """Raise InputError unless the path is a readable file with something in it."""
     try:
@@ -48,6 +72,13 @@ def check_file(path: Path) -> None:
 
 
 def check_output(output: Path | None) -> None:
-    """Raise InputError when the output directory is there already."""
-    if output is not None and output.exists():
+    """Raise InputError when the output directory is there already, or could not be made."""
+    if output is None:
+        return
+    if output.exists():
         raise InputError(f"{output} exists already: name another directory for the output, or remove it")
+    parent = output.absolute().parent
+    if not parent.is_dir():
+        raise InputError(f"cannot make the output {output}: there is no directory {parent}; make it first")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"cannot make the output {output}: {parent} is not yours to write to")

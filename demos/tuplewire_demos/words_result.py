@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.shown import shown
 from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire_demos.input import SHOWN_ROWS, InputError, SkippedRow, SkippedRows
 from tuplewire_demos.report import is_clean, write_ledgers, write_skipped, write_table
@@ -89,10 +90,10 @@ def _is_text(line: bytes) -> bool:
     return True
 
 
-def write_words(stream: TextIO, result: WordCounts) -> None:
-    """Write the commonest words and the account."""
+def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
+    """Write the commonest words and the account; verbose: what each executor has done, too."""
     common = sorted(result.counts.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN_WORDS]
-    write_table(stream, ("word", "count"), ((word, f"{count:,}") for word, count in common))
+    write_table(stream, ("word", "count"), ((shown(word), f"{count:,}") for word, count in common))
     if len(result.counts) > len(common):
         stream.write(f"... and {len(result.counts) - len(common):,} more words\n")
     stream.write("\n")
@@ -105,8 +106,10 @@ def write_words(stream: TextIO, result: WordCounts) -> None:
     write_ledgers(stream, result.ledgers)
     words = sum(result.counts.values())
     rate = words / max(result.seconds, 0.001)
-    stream.write(f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s\n\n")
-    _write_executors(stream, result.executors)
+    stream.write(f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s\n")
+    if verbose:
+        stream.write("\n")
+        _write_executors(stream, result.executors)
 
 
 def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:

@@ -19,9 +19,8 @@ import pyspark
 from agent import HERE, Agent, BenchError
 from kafka_broker import Broker
 from kafka_rows import LATENCY, ROWS, SIZES, Cell, Plan, lines, name_of
-from maven import NotHereError, libraries
-from report import Line, table
-from run import progress
+from maven import NotHereError, libraries, outcome
+from report import Line, progress, table
 from spark_agent import tasks_of_workers
 from workload import TOPOLOGY
 
@@ -104,33 +103,27 @@ def _arguments() -> Plan:
 def main() -> int:
     """Run what the command line asks for."""
     plan = _arguments()
+    return outcome("bench-kafka", lambda: _measured(plan))
+
+
+def _measured(plan: Plan) -> str:
+    """Return the table and what stands below it."""
     started = time.monotonic()
-    try:
-        connector, jars = _connector()
-        progress("starting a Kafka broker")
-        with Broker() as broker, LocalWorkers(2, TOPOLOGY, flags=_ROOM) as workers:
-            workers.assign(tasks_of_workers())
-            progress("starting Spark")
-            addresses = [each.address for each in workers.endpoints]
-            with Agent("kafka_agent.py", "spark", broker.address, jars, *addresses) as spark:
-                found = _measure(spark, plan)
-    except NotHereError as error:
-        progress("")
-        print(f"SKIPPED, nothing was measured: {error}", file=sys.stderr)
-        return 0
-    except BenchError as error:
-        progress("")
-        print(f"bench-kafka: {error}", file=sys.stderr)
-        return 1
-    progress("")
-    print(table(found))
-    print(
-        f"\nSpark {pyspark.__version__}, connector {connector}, Kafka {broker.version}, Python "
+    connector, jars = _connector()
+    progress("starting a Kafka broker")
+    with Broker() as broker, LocalWorkers(2, TOPOLOGY, flags=_ROOM) as workers:
+        workers.assign(tasks_of_workers())
+        progress("starting Spark")
+        addresses = [each.address for each in workers.endpoints]
+        with Agent("kafka_agent.py", "spark", broker.address, jars, *addresses) as spark:
+            found = _measure(spark, plan)
+    return (
+        f"{table(found)}\n\n"
+        f"Spark {pyspark.__version__}, connector {connector}, Kafka {broker.version}, Python "
         f"{platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over the last 5 "
         f"minutes, medians of {plan.rounds} rounds, {time.monotonic() - started:.0f} s in all.\nCompare the "
         "ratios; the rates belong to this machine and moment. Every row came once."
     )
-    return 0
 
 
 if __name__ == "__main__":

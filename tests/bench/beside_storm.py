@@ -14,11 +14,11 @@ import platform
 import sys
 import time
 
-from agent import HERE, BenchError
+from agent import HERE
 from links import HOP, SENDS, STORM, Link, Links
-from maven import NotHereError, free_ports, java, libraries
-from report import Against, Cell, LatencyRow, Row, table
-from run import measure_latency, measure_throughput, progress
+from maven import free_ports, java, libraries, outcome
+from report import Against, Cell, LatencyRow, Row, progress, table
+from run import measure_latency, measure_throughput
 
 POM = HERE / "storm" / "pom.xml"
 _JVM = ("-Xmx768m", "-XX:+UseG1GC")
@@ -83,34 +83,28 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=90.0, help="time to measure (default: 90)")
     parser.add_argument("--only", metavar="ROW", choices=[row.name for row in (*ROWS, LATENCY_ROW)])
     arguments = parser.parse_args()
-    rows = [row for row in ROWS if arguments.only in {None, row.name}]
-    latency = arguments.only in {None, LATENCY_ROW.name}
+    return outcome("bench-storm", lambda: _measured(arguments.only, arguments.seconds))
+
+
+def _measured(only: str | None, seconds: float) -> str:
+    """Return the table and what stands below it."""
+    rows = [row for row in ROWS if only in {None, row.name}]
+    latency = only in {None, LATENCY_ROW.name}
     share = _LATENCY_SHARE if latency and rows else float(latency)
     started = time.monotonic()
-    try:
-        with StormLinks() as links:
-            lines = measure_throughput(links, rows, arguments.seconds * (1 - share)) if rows else []
-            if latency:
-                lines += measure_latency(links, [LATENCY_ROW], arguments.seconds * share)
-            for link in links.started():
-                link.still()
-    except NotHereError as error:
-        progress("")
-        print(f"SKIPPED, nothing was measured: {error}", file=sys.stderr)
-        return 0
-    except BenchError as error:
-        progress("")
-        print(f"bench-storm: {error}", file=sys.stderr)
-        return 1
-    progress("")
-    print(table(lines))
-    print(
-        f"\nStorm {links.version}, Python {platform.python_version()}, {os.cpu_count()} cores, load "
+    with StormLinks() as links:
+        lines = measure_throughput(links, rows, seconds * (1 - share)) if rows else []
+        if latency:
+            lines += measure_latency(links, [LATENCY_ROW], seconds * share)
+        for link in links.started():
+            link.still()
+    return (
+        f"{table(lines)}\n\n"
+        f"Storm {links.version}, Python {platform.python_version()}, {os.cpu_count()} cores, load "
         f"{os.getloadavg()[1]:.1f} over the last 5 minutes, {time.monotonic() - started:.0f} s in all.\n"
         "Compare the ratios; the rates belong to this machine and moment. Nothing was lost or doubled,\n"
         "and what was numbered came in order."
     )
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from report import amount
-from run import progress
+from report import amount, progress
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ("sends", "hop", "hop-zmq", "hop-local", "chain", "chain-zmq", "stopped", "senders", "latency")

@@ -1,4 +1,4 @@
-"""Java libraries of the benches beside Java programs: Maven brings them, by its own settings."""
+"""What the benches beside Java programs share: the libraries that Maven brings, and how they end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from agent import HERE
+from agent import HERE, BenchError
+from report import progress
 
 BUILD = HERE.parents[1] / "build" / "bench"
 """Where libraries and classes are kept from run to run."""
@@ -71,3 +73,20 @@ def run_maven(pom: Path, *arguments: str) -> None:
     if done.returncode:
         said = [line for line in done.stdout.splitlines() if "ERROR" in line][:_LINES]
         raise NotHereError("\n".join([f"Maven could not do it: {' '.join(command)}", *said]))
+
+
+def outcome(name: str, measure: Callable[[], str]) -> int:
+    """Measure, and print what that returns, or what a machine lacks (0), or why it cannot go on (1)."""
+    try:
+        found = measure()
+    except NotHereError as error:
+        found, code = f"SKIPPED, nothing was measured: {error}", 0
+    except BenchError as error:
+        found, code = f"{name}: {error}", 1
+    else:
+        progress("")
+        print(found)
+        return 0
+    progress("")
+    print(found, file=sys.stderr)
+    return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -337,3 +338,10 @@ def table(lines: Sequence[Line]) -> str:
 def amount(value: float, unit: str) -> str:
     """Return a rate or a time as printed."""
     return f"{value:,.0f}/s" if unit == RATE else f"{value:.2f} {unit}"
+
+
+def progress(text: str) -> None:
+    """Show how far it is, on a line of its own that the next one replaces on a terminal."""
+    end = "" if sys.stderr.isatty() else "\n"
+    start = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{start}{text}", end=end, file=sys.stderr, flush=True)

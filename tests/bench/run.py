@@ -25,6 +25,7 @@ from report import (
     Line,
     Row,
     latency_lines,
+    progress,
     table,
     throughput_lines,
 )
@@ -38,13 +39,6 @@ LATENCY_ROUNDS = 3
 LATENCY_SHARE = 0.4
 """The part of the time that goes to latency."""
 CHECKED_MESSAGES = 20_000
-
-
-def progress(text: str) -> None:
-    """Show how far it is, on a line of its own that the next one replaces on a terminal."""
-    end = "" if sys.stderr.isatty() else "\n"
-    start = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
 
 
 def _matches(name: str, only: str | None) -> bool:

@@ -1,0 +1,73 @@
+"""What the bench beside Kafka asks of both sides, and what both do with Spark."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, Self
+
+from pyspark.sql import DataFrame
+from spark_agent import memory, timed
+
+
+class Wire(Protocol):
+    """The program at both ends of a query."""
+
+    def send(self, payload: bytes) -> None:
+        """Send one message to the query, at once."""
+
+    def take(self) -> Sequence[bytes]:
+        """Return what has come out of the query, after a short wait."""
+
+
+class Peer(Protocol):
+    """One of the two systems; each method leaves it empty."""
+
+    def write(self, frame: DataFrame, options: Mapping[str, str]) -> dict[str, Any]:
+        """Write a DataFrame: its seconds, and how many rows have arrived."""
+
+    def read(self, frame: DataFrame) -> dict[str, Any]:
+        """Read as many rows as a DataFrame has into `noop`: the seconds of that, and how many there were."""
+
+    def stream(self, frame: DataFrame) -> dict[str, Any]:
+        """Do the same with a streaming query that ends when all is read, and count the rows."""
+
+    def through(self) -> AbstractContextManager[Wire]:
+        """Run a query from a source to a sink that makes what comes upper case."""
+
+
+def noop(frame: DataFrame) -> None:
+    """Write a DataFrame nowhere."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def stream_noop(frame: DataFrame) -> dict[str, Any]:
+    """Run a query to its end; its seconds from start to end, and the rows that it has read."""
+    with tempfile.TemporaryDirectory(dir=memory()) as directory:
+        query: Any = None
+
+        def run() -> None:
+            nonlocal query
+            writer = frame.writeStream.format("noop").option("checkpointLocation", directory)
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+
+        answer = timed(run)
+        return {**answer, "received": sum(each["numInputRows"] for each in query.recentProgress)}
+
+
+class Query:
+    """A query that runs as long as the block, with its checkpoint in memory."""
+
+    def __init__(self, frame: DataFrame, sink: str, options: Mapping[str, str]) -> None:
+        self._writer = frame.writeStream.format(sink).options(**options)
+
+    def __enter__(self) -> Self:
+        self._directory = tempfile.TemporaryDirectory(dir=memory())
+        self._query = self._writer.option("checkpointLocation", self._directory.name).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._query.stop()
+        self._directory.cleanup()
