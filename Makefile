@@ -70,22 +70,19 @@ test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for 
 test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long --durations=10 $(ARGS)
 
-# The version of .venv counts as tested: make test has it.
-VENV_VERSION = $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-
 .PHONY: pythons pythons-install
 pythons: $(VENV)/.dev ## Unit, conformance and contract tests on each other Python from 3.11 to 3.14 that is here
-	SKIP=$(VENV_VERSION) REQUIRED=$(or $(REQUIRED),1) tests/pythons.sh
+	VENV=$(VENV) REQUIRED=$(or $(REQUIRED),1) tests/pythons.sh
 
 pythons-install: $(VENV)/.dev
-	SKIP=$(VENV_VERSION) tests/pythons.sh install
+	VENV=$(VENV) tests/pythons.sh install
 
 .PHONY: sparks sparks-install
-sparks: ## Run one program on each Spark from 3.5 to 4.3; ONLY=4.1.4 for one of them
-	ONLY="$(ONLY)" tests/sparks.sh
+sparks: $(VENV)/.dev ## Run one program on each Spark from 3.5 to 4.3; ONLY=4.1 for one of them
+	VENV=$(VENV) ONLY="$(ONLY)" tests/sparks.sh
 
-sparks-install:
-	ONLY="$(ONLY)" tests/sparks.sh install
+sparks-install: $(VENV)/.dev
+	VENV=$(VENV) ONLY="$(ONLY)" tests/sparks.sh install
 
 .PHONY: flicker
 flicker: $(VENV)/.dev ## Run a test over and over beside a load on every core: TEST=tests/...::test_x RUNS=50
@@ -111,7 +108,7 @@ types: $(VENV)/.dev ## Check types with mypy --strict
 	$(BIN)/mypy
 
 .PHONY: check
-check: lint types proto-check test ## Run lint, types, proto-check and test: what must hold before a change goes in
+check: lint types proto-check docs test ## Run lint, types, proto-check, docs and test: what must hold before a change goes in
 
 .PHONY: deploy-tools
 deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages (as root), npm modules
@@ -182,8 +179,8 @@ compat: .venv-oldest/.done ## Test values, session and wire with the oldest prot
 		--deselect tests/contract/test_proto.py::test_buf  # of the contract's files alone, whatever the libraries
 
 .PHONY: settings
-settings: $(VENV)/.dev ## Write service/SETTINGS.md from the declarations in the code
-	PYTHONPATH=tests $(BIN)/python -m helpers.settings_page > service/SETTINGS.md
+settings: $(VENV)/.dev ## Write docs/reference/settings.md from the declarations in the code
+	PYTHONPATH=tests $(BIN)/python -m helpers.settings_page > docs/reference/settings.md
 
 MONITORING := deploy/kustomize/components/monitoring
 
@@ -192,9 +189,30 @@ monitoring: $(VENV)/.deploy ## Write PrometheusRule and Grafana dashboard from d
 	$(BIN)/python deploy/prometheus/make_prometheusrule.py > $(MONITORING)/prometheusrule.yaml
 	$(BIN)/python deploy/prometheus/make_dashboard.py > $(MONITORING)/tuplewire.json
 
+# Draws the pictures of the site. Without npm they stay the text that they are made from.
+MERMAID := mermaid@12.3.0
+
+build/docs/mermaid.min.js: | $(VENV)/.dev
+	@mkdir -p $(@D)
+	@{ npm pack --silent --pack-destination $(@D) $(MERMAID) && tar xzf $(@D)/mermaid-*.tgz -C $(@D) --strip-components=2 package/dist/mermaid.min.js; } >/dev/null 2>&1 || echo "the pictures stay text: npm could not fetch $(MERMAID)"
+	@rm -f $(@D)/mermaid-*.tgz
+
+.PHONY: docs
+docs: build/docs/mermaid.min.js | $(VENV)/.dev ## Build the site from the pages into build/site; a link that leads nowhere fails
+	$(BIN)/python -m sphinx -c docs -W --keep-going --quiet -d build/docs/trees . build/site $(ARGS)
+	@echo "The site: build/site/index.html"
+
 .PHONY: wheel
 wheel: $(VENV)/.dev ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist
+
+.PHONY: release
+release: $(VENV)/.dev ## Build what is published, check it, install it with each extra, and say how to upload it
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	tests/extras.sh dist/*.whl
+	@echo "Ready: $(BIN)/python -m twine upload dist/*"
 
 .PHONY: image
 image: $(BIN)/python ## Build the worker's image without a Docker engine, into build/image/oci; ARGS=--help

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Run the quick tests on every supported Python that is found here, and name those that are not.
-# With `install` it only makes their environments. SKIP: a version that is tested otherwise. REQUIRED: how many
-# versions must have run, that one included.
+# Run the quick tests on every supported Python that is found here, and name those that are not. That of .venv
+# has all tests. With `install` it only makes their environments. REQUIRED: how many versions must have run,
+# that one included.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-. tests/find_python.sh
+cd "$(dirname "$0")/.." || exit
+. tests/environments.sh
 
 supported=(3.11 3.12 3.13 3.14)
 tests=(tests/unit tests/conformance tests/contract)
@@ -12,25 +12,12 @@ required=${REQUIRED:-1}
 
 ran=() absent=() failed=()
 for version in "${supported[@]}"; do
-    if [[ $version == "${SKIP:-}" ]]; then
-        ran+=("$version")
-        continue
-    fi
-    if ! python=$(find_python "$version"); then
-        absent+=("$version")
-        continue
-    fi
-    venv=.venv-$version
-    echo "--- Python $version: $python"
-    if [[ ! -e $venv/.done || pyproject.toml -nt $venv/.done ]]; then
-        "$python" -m venv "$venv" &&
-            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]' &&
-            touch "$venv/.done" || { absent+=("$version"); continue; }
-    fi
-    [[ ${1:-} == install ]] && continue
-    "$venv/bin/python" -m pytest -q --numprocesses=2 --dist=loadfile -m 'not slow and not long' "${tests[@]}" \
-        || failed+=("$version")
+    python=$(environment_of "$version") || { absent+=("$version"); continue; }
     ran+=("$version")
+    [[ ${1:-} == install || $version == "$own" ]] && continue
+    echo "--- Python $version: $python"
+    "$python" -m pytest -q --numprocesses=2 --dist=loadfile -m 'not slow and not long' "${tests[@]}" \
+        || failed+=("$version")
 done
 
 [[ ${1:-} == install ]] && exit 0

