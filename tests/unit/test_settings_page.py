@@ -19,7 +19,7 @@ from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings
 from tuplewire_service.process.worker_config import WorkerConfig
 
-PAGE = Path(__file__).parents[2] / "service" / "SETTINGS.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 ON_THE_PAGE = (
     WorkerConfig,
     Credentials,

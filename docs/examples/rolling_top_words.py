@@ -1,0 +1,78 @@
+"""The top words of the last seconds: a topology, as in Storm's starter.
+
+`Words` emits words. `RollingCount` counts each word over the last slots of a window; equal words
+always come to the same task of it. `Top` merges the counts of all tasks and emits the first three.
+Counts and rankings are emitted on ticks, and a last time when the spout has no more words.
+
+Run it: python rolling_top_words.py
+"""
+
+import random
+from collections import Counter, deque
+
+from tuplewire.topology import BasicBolt, Spout, TopologyBuilder
+from tuplewire_service.executors.cluster import cluster_of
+
+COMMON = ["storm", "spark", "tuple", "bolt", "spout"]
+WORDS = 20_000
+SLOTS = 6  # a window of six ticks
+TICK = "topology.tick.tuple.freq.secs", 1
+
+
+class Words(Spout):
+    outputs = ("word",)
+
+    def open(self, conf, context, collector):
+        super().open(conf, context, collector)
+        self.random = random.Random(7)
+        self.left = WORDS
+
+    def next_tuple(self):
+        self.left -= 1
+        (word,) = self.random.choices(COMMON, weights=[16, 8, 4, 2, 1])
+        self.collector.emit([word])
+
+    @property
+    def exhausted(self):
+        return self.left == 0
+
+
+class RollingCount(BasicBolt):
+    outputs = ("word", "count")
+
+    def prepare(self, conf, context):
+        self.slots = deque([Counter()], maxlen=SLOTS)
+
+    def execute(self, message, collector):
+        if not message.is_tick:
+            self.slots[-1][message["word"]] += 1
+            return
+        for word, count in sum(self.slots, Counter()).items():
+            collector.emit([word, count])
+        self.slots.append(Counter())  # the oldest slot falls out
+
+
+class Top(BasicBolt):
+    outputs = ("ranking",)
+
+    def prepare(self, conf, context):
+        self.counts = Counter()
+
+    def execute(self, message, collector):
+        if message.is_tick:
+            collector.emit([self.counts.most_common(3)])
+        else:
+            self.counts[message["word"]] = message["count"]
+
+
+builder = TopologyBuilder()
+builder.set_spout("words", Words())
+builder.set_bolt("count", RollingCount(), 2).fields_grouping("words", "word").add_configuration(*TICK)
+builder.set_bolt("top", Top()).global_grouping("count").add_configuration(*TICK)
+
+if __name__ == "__main__":
+    conf = {"topology.workers": 2}
+    with cluster_of(conf) as cluster:
+        captured = cluster.submit("top-words", conf, builder.create_topology()).finish()
+        for (ranking,) in captured.tuples("top"):
+            print(", ".join(f"{word} {count}" for word, count in ranking))

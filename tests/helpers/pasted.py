@@ -1,0 +1,123 @@
+"""Pages, pasted block by block as a person does it: into a shell and a Python, in a fresh directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helpers.packaging import ROOT
+from helpers.ports import free_port
+
+_BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_ADDRESS = "127.0.0.1:6700"
+_END = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """Pages that a test pastes one after the other, and what this prints."""
+
+    pages: tuple[str, ...]
+    prints: tuple[str, ...] = ()
+    logs: tuple[str, ...] = field(default=(), kw_only=True)
+    """What stands on standard error."""
+
+
+PASTED = (
+    Pasted(
+        ("README.md",),
+        (r"\[b'one message', b'many', b'at once'\]", r"accepted 4\b.*acknowledged 4\b", "from a shell"),
+        logs=("worker.drained",),
+    ),
+    Pasted(("clients/README.md",)),
+    Pasted(("docs/tutorial/first-message.md",), ("42 b'hello'", "second: .*important", "from a shell")),
+    Pasted(("docs/tutorial/first-topology.md",), ("'to': 200", "'that': 100")),
+    Pasted(("docs/how-to/topology.md",)),
+    Pasted(("docs/how-to/secure.md",)),
+    Pasted(("docs/how-to/transport.md",)),
+)
+PASTED_ON_SPARK = Pasted(
+    ("docs/tutorial/first-query.md", "docs/how-to/spark.md"),
+    (
+        *(rf"\|\s*{word}\|" for word in ("to", "be", "or", "not")),
+        r"\[54 4F\]",  # TO, as binary, in the last table of the first query
+        r"\|\s*be\|\s*2\|",  # the topology's counts
+        r"\|9\s*\|\{.*\}\|\d+\s*\|",  # clicks on page 9, by window
+    ),
+)
+ELSEWHERE = {"docs/reference/wire.md": "tests/deploy/test_clients_page.py"}
+"""Pages whose blocks take programs of their own, and the tests that run them."""
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Return what a page tells to paste: the language of each block, and its text.
+
+    Other blocks have another language, or none: they are parts, or take a cluster or the network.
+    """
+    return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def paste(
+    pages: Iterable[str], folder: Path, seconds: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Paste the blocks of pages into one shell; blocks of Python that follow each other share a Python.
+
+    The folder has the environment of this Python as `.venv`. The worker's address is one that is free,
+    and /tmp is in the folder. It ends with the first block that fails.
+    """
+    address = f"127.0.0.1:{free_port()}"
+    at_address = {
+        "TUPLEWIRE_LISTEN": address,
+        "TUPLEWIRE_ADDRESS": address,
+        "TUPLEWIRE_ADMIN": "127.0.0.1:0",
+    }
+    (folder / ".venv").symlink_to(sys.prefix)
+    script = ["set -e", _END, "pip() { :; }  # it is installed"]
+    program: list[str] = []
+
+    def run_program() -> None:
+        if program:
+            name = f"pasted-{len(script)}.py"
+            (folder / name).write_text("\n".join(program), encoding="utf-8")
+            script.append(f"python {name}")
+            program.clear()
+
+    pasted = [block for page in pages for block in blocks(page)]
+    for language, text in pasted:
+        there = text.replace(_ADDRESS, address).replace("/tmp/", f"{folder}/")  # noqa: S108 - the pages' own
+        if language == "sh":
+            run_program()
+            script.append(there)
+        else:
+            program.append(there)
+    run_program()
+    return subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONUNBUFFERED": "1",
+            **(at_address if any("tuplewire worker" in text for _, text in pasted) else {}),
+            **(environment or {}),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+
+
+def check(pasted: Pasted, ran: subprocess.CompletedProcess[str]) -> None:
+    """Assert that all blocks have run, and have printed what they are to print."""
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr, ran.stderr
+    for pattern in pasted.prints:
+        assert re.search(pattern, ran.stdout), f"{pattern} is not in:\n{ran.stdout}\n{ran.stderr}"
+    for pattern in pasted.logs:
+        assert re.search(pattern, ran.stderr), f"{pattern} is not in:\n{ran.stderr}"

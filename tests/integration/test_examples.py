@@ -1,0 +1,40 @@
+"""The examples that need no Spark: each runs as it stands, and prints what it is to print."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deploy.foreign_clients import client
+from helpers.examples import EXAMPLES, PRINTS, on_spark
+
+_SECONDS = 100.0
+
+
+def test_every_example_is_run() -> None:
+    """Each program of the folder is in the table that the tests go by, and is short enough to copy."""
+    assert {path.name for path in EXAMPLES.glob("*.py")} == PRINTS.keys()
+    lines = {path.name: path.read_text(encoding="utf-8").count("\n") for path in EXAMPLES.glob("*.py")}
+    assert {name: count for name, count in lines.items() if not 30 <= count <= 90} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PRINTS if not on_spark(name)])
+def test_example(name: str, tmp_path: Path) -> None:
+    """A fresh process runs it to its end, without a warning."""
+    foreign = list(EXAMPLES.glob(f"{Path(name).stem}.js"))
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name],
+        cwd=tmp_path,
+        env=client("node").environment if foreign else None,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for pattern in PRINTS[name]:
+        assert re.search(pattern, ran.stdout), ran.stdout

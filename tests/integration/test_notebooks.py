@@ -1,0 +1,64 @@
+"""The notebooks: every cell runs, in order, in a fresh kernel, and the pictures come out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from helpers.examples import EXAMPLES
+from nbclient import NotebookClient
+
+from tuplewire_demos.java import find_java, wrapped_home
+
+_CELL_SECONDS = 240.0
+PICTURES = {"first_messages": 2, "training_on_spark": 3}
+
+
+def outputs(notebook: Any) -> list[Any]:
+    """Return what all cells of a notebook have left."""
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def pictures(notebook: Any) -> int:
+    """Return how many pictures a notebook has."""
+    return sum("image/png" in output.get("data", {}) for output in outputs(notebook))
+
+
+def test_every_notebook_is_run() -> None:
+    """Each notebook of the folder is in the table above."""
+    assert {path.stem for path in EXAMPLES.glob("*.ipynb")} == PICTURES.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("first_messages", marks=pytest.mark.slow),
+        pytest.param(
+            "training_on_spark", marks=[pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(300)]
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("default")  # Jupyter's own
+def test_notebook(name: str, tmp_path: Path) -> None:
+    """It runs without an error, and shows the pictures that the one in the repository shows."""
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    assert pictures(notebook) == PICTURES[name]
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(wrapped_home(find_java())),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # for Spark's Python
+    }
+    NotebookClient(
+        notebook,
+        timeout=_CELL_SECONDS,
+        resources={"metadata": {"path": str(tmp_path)}},
+        kernel_name="python3",
+    ).execute(env=environment)
+    assert pictures(notebook) == PICTURES[name]
