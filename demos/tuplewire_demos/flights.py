@@ -21,8 +21,9 @@ from tuplewire_demos.flight_lines import FlightReader
 from tuplewire_demos.flight_tasks import LATE_MINUTES, SCHEMA, DelayBolt, FlightSpout, ReadOnly
 from tuplewire_demos.input import InputError
 from tuplewire_demos.jobs import Outcome, bolt_frame, check_room, run_jobs
-from tuplewire_demos.report import Account, Progress, Round, RunResult, write_account, write_table
+from tuplewire_demos.report import Account, Progress, Round, RunResult, write_account
 from tuplewire_demos.text import REPORT, read_lines, skipped_rows
+from tuplewire_service.command.terminal import write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -147,17 +147,6 @@ class RunResult:
     def ok(self) -> bool:
         """Whether the answer is Spark's, and every ledger adds up with nothing dropped or pending."""
         return not self.differences and all(map(is_clean, self.ledgers.values()))
-
-
-def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write columns, the first to the left and the others to the right."""
-    lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    lines.insert(1, ["-" * width for width in widths])
-    for line in lines:
-        first, *others = zip(line, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
-        print(*cells, sep="  ", file=stream)
 
 
 def write_account(stream: TextIO, result: RunResult) -> None:

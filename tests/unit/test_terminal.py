@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -15,8 +16,14 @@ from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.words_result import WordCounts, write_words
 from tuplewire_service.command.status_report import status_as_text
+from tuplewire_service.command.terminal import write_table
 
 EVIL = "\x1b]0;owned\x07"
+
+
+class _Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_words_are_escaped() -> None:
@@ -62,9 +69,37 @@ def test_a_wrong_number_names_its_flag(value: str) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-class _Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
+WIDTH = 80
+ROWS = [("9E", "18,460", f"{EVIL} of 336,776"), ("AA", "32,729", "[bold]ten[/bold] :smile:")]
+
+
+def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines end before the edge, names are folded and not cut, and nothing in it is obeyed."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    terminal = _Terminal()
+    write_table(terminal, ("who", "flights", "which"), [*ROWS, ("x" * 100, "1", "2")])
+    written = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())  # rich's own colours
+    assert all(line.isprintable() and len(line) <= WIDTH for line in written.splitlines())
+    assert "\\x1b]0;owned\\x07 of 336,776" in written
+    assert "[bold]ten[/bold] :smile:" in written
+    assert written.count("x") == 100 + 2
+
+
+@pytest.mark.parametrize("why", ["a pipe", "dumb", "no rich"])
+def test_a_plain_table(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipes and files get one line for each row; so does a terminal that cannot do more."""
+    monkeypatch.setenv("TERM", "dumb" if why == "dumb" else "xterm")
+    if why == "no rich":
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    stream = StringIO() if why == "a pipe" else _Terminal()
+    write_table(stream, ("who", "flights", "which"), ROWS)
+    assert stream.getvalue().splitlines() == [
+        "who  flights                        which",
+        "---  -------  ---------------------------",
+        "9E    18,460  \\x1b]0;owned\\x07 of 336,776",
+        "AA    32,729     [bold]ten[/bold] :smile:",
+    ]
 
 
 def test_progress_has_its_end_in_sight() -> None:

@@ -1,0 +1,57 @@
+"""What a terminal gets, by rich: tables that fit its width. Pipes and files get plain text, for programs.
+
+Everything is escaped: what is shown may come from anybody. `rich` is imported once there is a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from tuplewire.shown import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console_of(stream: TextIO) -> Console | None:
+    """Return a console that writes to a stream; None where plain text is wanted.
+
+    That is so for what is no terminal, for one that can nothing but write (TERM=dumb), and without the extra
+    `service`, which brings rich. The console takes text as it is: no markup, no emoji, no highlights.
+    """
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return None
+    return Console(file=stream, markup=False, emoji=False, highlight=False)
+
+
+def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write columns, the first to the left and the others to the right; cells are escaped."""
+    lines = [[shown(cell) for cell in row] for row in (header, *rows)]
+    console = console_of(stream)
+    if console is None:
+        _write_plain(stream, lines)
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for number, name in enumerate(lines[0]):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for line in lines[1:]:
+        table.add_row(*line)
+    console.print(table)
+
+
+def _write_plain(stream: TextIO, lines: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    for line in lines:
+        first, *others = zip(line, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+        print(*cells, sep="  ", file=stream)
