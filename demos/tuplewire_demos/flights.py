@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -23,7 +24,7 @@ from tuplewire_demos.input import InputError
 from tuplewire_demos.jobs import Outcome, bolt_frame, check_room, run_jobs
 from tuplewire_demos.report import Account, Progress, Round, RunResult, write_account
 from tuplewire_demos.text import REPORT, read_lines, skipped_rows
-from tuplewire_service.command.terminal import write_table
+from tuplewire_service.command.terminal import write_table, write_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +43,7 @@ def run_flights(
     n_bolts: int = 2,
     repeat: int = 1,
     topology: str = "flights",
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> RunResult:
     """Run the pipeline on workers that have the assignment of assignment_for(len(workers), n_bolts).
 
@@ -53,7 +54,6 @@ def run_flights(
     path = nyc_flights() if path is None else path
     header = read_header(path)
     check_room(spark, n_bolts)
-    progress = progress or Progress()
     rounds = []
     for number in range(1, repeat + 1):
         if repeat > 1:
@@ -164,8 +164,9 @@ def write_result(stream: TextIO, result: RunResult) -> None:
             for row in result.table.orderBy("carrier").collect()
         ),
     )
-    stream.write("\n")
-    write_account(stream, result)
+    account = StringIO()
+    write_account(account, result)
+    write_text(stream, f"\n{account.getvalue()}")
 
 
 def _bolt_tasks(n_bolts: int) -> range:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TextIO
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.shown import shown
 from tuplewire_demos.input import SkippedRows
+from tuplewire_service.command.terminal import console_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from tuplewire_service.command.live_line import LiveLine
 
 _PLAIN_SECONDS = 2.0
 """How often a line is written to what is no terminal."""
@@ -30,71 +34,98 @@ class Traffic:
         return Traffic(self.sent - earlier.sent, self.received - earlier.received)
 
 
-class Progress:
-    """One line on a terminal that is written over; plain lines, fewer, elsewhere."""
+class Progress(AbstractContextManager["Progress"]):
+    """Says what a run does, and how far it is: on a live line of a terminal, now and then elsewhere.
+
+    It is its own context, which takes the live line away.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._live = self._stream.isatty()
-        self._width = 0
+        self._live = _live_line(self._stream)
         self._started: float | None = None
-        self._shown = 0.0
+        self._written = 0.0
         self._counted = False
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def stage(self, text: str) -> None:
         """Say what begins now."""
+        self.note(text)
+        if self._live is not None:
+            self._live.begin()
+
+    def note(self, text: str) -> None:
+        """Write a line that stays."""
         self.end()
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{shown(text)}\n")
         self._stream.flush()
 
     def show(self, traffic: Traffic) -> None:
         """Show how far the messages are."""
-        now = time.monotonic()
-        if self._started is None:
-            self._started = self._shown = now
-        first = bool(traffic.received) and not self._counted
-        if not first and not self._live and now - self._shown < _PLAIN_SECONDS:
+        rate = traffic.received / self._seconds()
+        if self._live is not None:
+            self._live.show(f"sent {traffic.sent:,}, received {traffic.received:,}, {rate:,.0f} messages/s")
             return
-        self._shown, self._counted = now, self._counted or first
-        rate = traffic.received / max(now - self._started, 0.001)
-        self._write(
-            f"sent {traffic.sent:>12,}   received {traffic.received:>12,}   {rate:>10,.0f} messages/s"
+        first = bool(traffic.received) and not self._counted
+        self._counted = self._counted or first
+        self._now_and_then(
+            f"sent {traffic.sent:>12,}   received {traffic.received:>12,}   {rate:>10,.0f} messages/s",
+            at_once=first,
         )
 
     def part(self, done: int, total: int, what: str) -> None:
         """Show how much of a known whole is done, how fast, and how long the rest takes at that rate."""
-        now = time.monotonic()
-        if self._started is None:
-            self._started = self._shown = now
-        if not self._live and now - self._shown < _PLAIN_SECONDS:
-            return
-        self._shown = now
-        rate = done / max(now - self._started, 0.001)
+        rate = done / self._seconds()
         left = f", {(total - done) / rate:,.0f} s left" if done else ""
         share = done / max(total, 1)
-        self._write(f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{left}")
+        text = f"{share:4.0%} of {total:,} {what}, {rate:,.0f}/s{left}"
+        if self._live is not None:
+            self._live.show(text, share)
+            return
+        self._now_and_then(text)
 
     def line(self, text: str) -> None:
         """Show a line of another's."""
-        now = time.monotonic()
-        if self._live or now - self._shown >= _PLAIN_SECONDS:
-            self._shown = now
-            self._write(text)
+        if self._live is not None:
+            self._live.show(text)
+            return
+        self._now_and_then(text)
 
-    def _write(self, line: str) -> None:
-        if self._live:
-            self._stream.write(f"\r{line:<{self._width}}")
-            self._width = len(line)
-        else:
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
+    def wait(self, text: str) -> None:
+        """Say on a terminal, and nowhere else, what the user waits for."""
+        if self._live is not None:
+            self._live.begin()
+            self._live.show(text)
 
     def end(self) -> None:
-        """Leave the line that is being written over; does nothing when there is none."""
-        if self._width:
-            self._stream.write("\n")
+        """Take the live line away until something is shown again; does nothing elsewhere."""
+        if self._live is not None:
+            self._live.end()
+
+    def _seconds(self) -> float:
+        """Return the time since something was shown first."""
+        now = time.monotonic()
+        if self._started is None:
+            self._started = self._written = now
+        return max(now - self._started, 0.001)
+
+    def _now_and_then(self, line: str, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if at_once or now - self._written >= _PLAIN_SECONDS:
+            self._written = now
+            self._stream.write(f"{line}\n")
             self._stream.flush()
-            self._width = 0
+
+
+def _live_line(stream: TextIO) -> LiveLine | None:
+    console = console_of(stream)
+    if console is None:
+        return None
+    from tuplewire_service.command.live_line import LiveLine
+
+    return LiveLine(console)
 
 
 @dataclass(frozen=True, slots=True)

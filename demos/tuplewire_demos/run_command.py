@@ -252,16 +252,19 @@ def _run_words_of(path: Path, arguments: argparse.Namespace) -> int:
     if arguments.mode != "spark":
         # Silence gRPC's connection messages on the user's terminal.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from tuplewire_demos.report import Progress
     from tuplewire_demos.run_wordcount import run_words, run_words_on_spark
 
-    try:
-        if arguments.mode == "spark":
-            result = run_words_on_spark(path, arguments)
-        else:
-            result = run_words(path, arguments, "local" if arguments.mode == "local" else "distributed")
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    with Progress() as progress:
+        try:
+            if arguments.mode == "spark":
+                result = run_words_on_spark(path, arguments, progress)
+            else:
+                mode = "local" if arguments.mode == "local" else "distributed"
+                result = run_words(path, arguments, mode, progress)
+        except KeyboardInterrupt:
+            progress.note("Stopped.")
+            return EXIT_INTERRUPTED
     return EXIT_OK if result.ok else EXIT_FAILED
 
 
@@ -283,14 +286,14 @@ def _run(
             f"--cores {cores} is too few: {n_bolts} bolts run at the same time, and the spouts need "
             f"one more; give at least {n_bolts + 1}"
         )
-    progress = Progress()
-    try:
-        # When a run has failed nobody will take what is left, and after any other there is nothing left.
-        flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
-        result = _launched(pipeline, arguments.workers, flags, cores, placed, runner, write, progress)
-    except KeyboardInterrupt:
-        progress.stage("Stopped.")
-        return EXIT_INTERRUPTED
+    # When a run has failed nobody will take what is left, and after any other there is nothing left.
+    flags = [f"--transport={arguments.transport}", "--drain-seconds=1"]
+    with Progress() as progress:
+        try:
+            result = _launched(pipeline, arguments.workers, flags, cores, placed, runner, write, progress)
+        except KeyboardInterrupt:
+            progress.note("Stopped.")
+            return EXIT_INTERRUPTED
     return EXIT_OK if result.ok else EXIT_FAILED
 
 
@@ -324,8 +327,9 @@ def _launched(
             WorkerEndpoint(each.worker_id, each.unix_address, each.metrics_url) for each in workers.endpoints
         ]
         for each in endpoints:
-            progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+            progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
         result = runner(spark, endpoints, progress)
         progress.end()
         write(result)
+        progress.wait("Ending Spark and the workers ...")
     return result

@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.25
 
 
-def run_words(path: Path, arguments: argparse.Namespace, mode: str) -> WordCounts:
+def run_words(path: Path, arguments: argparse.Namespace, mode: str, progress: Progress) -> WordCounts:
     """Run it, write its account, and return it. mode: "local" or "distributed", of `storm.cluster.mode`.
 
     Raises InputError for a file or directory that cannot be used, and the error by which the topology fails.
@@ -49,7 +49,6 @@ def run_words(path: Path, arguments: argparse.Namespace, mode: str) -> WordCount
     if mode == "local":  # the process is this command's own
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
-    progress = Progress()
     topology = wordcount_topology(path, n_splitters=arguments.splitters, n_counters=arguments.counters)
     conf: dict[str, Any] = {
         "storm.cluster.mode": mode,
@@ -66,12 +65,11 @@ def run_words(path: Path, arguments: argparse.Namespace, mode: str) -> WordCount
         with _shown_while(running, sum(wanted.values()), progress):
             captured = running.finish(_FOREVER)
         seconds = time.monotonic() - started
-        progress.end()
         executors, ledgers = running.status().executors, _settled_ledgers(running)
     counts = dict(captured.tuples(COUNTS))
     skipped = skipped_lines(path, captured.tuples(SKIPPED))
     result = WordCounts(counts, differences_of(counts, wanted), skipped, seconds, executors, ledgers)
-    return _account(arguments, result)
+    return _account(arguments, result, progress)
 
 
 @contextmanager
@@ -97,7 +95,7 @@ def _shown_while(
         thread.join()
 
 
-def run_words_on_spark(path: Path, arguments: argparse.Namespace) -> WordCounts:
+def run_words_on_spark(path: Path, arguments: argparse.Namespace, progress: Progress) -> WordCounts:
     """Run it as PySpark tasks, each the client of one of the workers; otherwise as run_words()."""
     from tuplewire.connection.control_client import ControlClient
     from tuplewire_demos.jobs import settled_ledgers
@@ -105,7 +103,6 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace) -> WordCounts:
     from tuplewire_demos.words_spark import count_words
     from tuplewire_service.launching.local_workers import LocalWorkers
 
-    progress = Progress()
     cores = arguments.cores or max(2, os.cpu_count() or 1)
     topology = wordcount_topology(
         path, n_spouts=cores, n_splitters=arguments.splitters, n_counters=arguments.counters
@@ -119,7 +116,7 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace) -> WordCounts:
         # When a run has failed nobody will take what is left, and after any other there is nothing left.
         with LocalWorkers(arguments.workers, "wordcount", flags=["--drain-seconds=1"]) as workers:
             for each in workers.endpoints:
-                progress.stage(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
+                progress.note(f"Metrics of {each.worker_id} while it runs: {each.metrics_url}")
             addresses = [each.unix_address for each in workers.endpoints]
             conf = {"topology.workers": cores, "topology.max.spout.pending": _PENDING}
             started = time.monotonic()
@@ -130,10 +127,11 @@ def run_words_on_spark(path: Path, arguments: argparse.Namespace) -> WordCounts:
     progress.stage("Comparing with collections.Counter ...")
     differences = differences_of(counts, expected_counts(path))
     result = WordCounts(counts, differences, skipped_lines(path, skipped), seconds, executors, ledgers)
-    return _account(arguments, result)
+    return _account(arguments, result, progress)
 
 
-def _account(arguments: argparse.Namespace, result: WordCounts) -> WordCounts:
+def _account(arguments: argparse.Namespace, result: WordCounts, progress: Progress) -> WordCounts:
+    progress.end()
     write_words(sys.stdout, result, verbose=arguments.verbose)
     if arguments.output is not None:
         write_csv(arguments.output, result.counts)

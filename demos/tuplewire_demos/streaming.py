@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -46,6 +47,7 @@ from tuplewire_demos.sensors import (
     readings,
     windows,
 )
+from tuplewire_service.command.terminal import write_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -84,7 +86,7 @@ def run_stream(
     checkpoint: Path | None = None,
     n_bolts: int = 2,
     topology: str = "stream",
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> StreamResult:
     """Run the pipeline on workers that have assignment_for(len(workers), n_bolts), until `stop` is set.
 
@@ -97,7 +99,6 @@ def run_stream(
     check_room(spark, n_bolts)
     keeper = CourseKeeper(checkpoint, output)
     course = keeper.begin(rows_per_second)
-    progress = progress or Progress()
     tasks = StreamTasks.of(n_bolts)
     attachment = Attachment.of(topology, f"stream-{uuid.uuid4().hex}", workers, tasks.placed(len(workers)))
     with ExitStack() as stack:
@@ -331,6 +332,12 @@ def _listed(tasks: Collection[int]) -> str:
 
 def write_stream(stream: TextIO, result: StreamResult, output: Path | None = None) -> None:
     """Write the account."""
+    account = StringIO()
+    _write_account(account, result, output)
+    write_text(stream, account.getvalue())
+
+
+def _write_account(stream: TextIO, result: StreamResult, output: Path | None) -> None:
     verdict = "yes" if result.readings == result.counted else "NO"
     stream.write(
         f"\n{result.readings:,} readings came to the bolts, {result.counted:,} are counted in windows; "

@@ -6,6 +6,7 @@ import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,7 +16,7 @@ from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire_demos.input import SHOWN_ROWS, InputError, SkippedRow, SkippedRows
 from tuplewire_demos.report import is_clean, write_ledgers, write_skipped
 from tuplewire_demos.words import lines_of
-from tuplewire_service.command.terminal import write_table
+from tuplewire_service.command.terminal import write_table, write_text
 
 SHOWN_WORDS = 20
 SHOWN_DIFFERENCES = 5
@@ -96,7 +97,15 @@ def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
     write_table(stream, ("word", "count"), ((word, f"{count:,}") for word, count in common))
     if len(result.counts) > len(common):
         stream.write(f"... and {len(result.counts) - len(common):,} more words\n")
-    stream.write("\n")
+    account = StringIO()
+    _write_account(account, result)
+    write_text(stream, f"\n{account.getvalue()}")
+    if verbose:
+        stream.write("\n")
+        _write_executors(stream, result.executors)
+
+
+def _write_account(stream: TextIO, result: WordCounts) -> None:
     write_skipped(stream, result.skipped)
     if result.differences:
         stream.write("This is NOT what collections.Counter gives on the same lines:\n")
@@ -107,9 +116,6 @@ def write_words(stream: TextIO, result: WordCounts, *, verbose: bool) -> None:
     words = sum(result.counts.values())
     rate = words / max(result.seconds, 0.001)
     stream.write(f"{words:,} words in {result.seconds:.1f} s: {rate:,.0f} words/s\n")
-    if verbose:
-        stream.write("\n")
-        _write_executors(stream, result.executors)
 
 
 def _write_executors(stream: TextIO, executors: Sequence[ExecutorStatistics]) -> None:

@@ -37,7 +37,6 @@ def count_words(
         name="wordcount",
         progress=lambda news: progress.line(str(news)),
     )
-    progress.end()
     # A word may have come out several times, and counts only grow.
     counts = result.frames[COUNTS].groupBy("word").max("count").collect()
     return dict(map(tuple, counts)), list(map(tuple, result.frames[SKIPPED].collect())), result.executors

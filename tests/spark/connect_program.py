@@ -19,6 +19,7 @@ from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submi
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire.topology.running.termination import ProcessFailedError
 from tuplewire_demos.local_session import local_session
+from tuplewire_demos.report import Progress
 from tuplewire_demos.streaming import run_stream
 
 SECONDS = 100.0
@@ -75,7 +76,9 @@ def main(remote: str, *workers: str) -> None:
     numbers = spark.range(COUNT).withColumnRenamed("id", "number")
     endless = topology(Numbers(), Pass())
     found["slots"] = refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7}))
-    found["pipeline"] = refused(lambda: run_stream(spark, [], io.StringIO(), stop=threading.Event()))
+    found["pipeline"] = refused(
+        lambda: run_stream(spark, [], io.StringIO(), stop=threading.Event(), progress=Progress())
+    )
     found["membership"] = refused(lambda: membership(spark, range(4)))
     found["session"] = refused(local_session("another").__enter__)
 

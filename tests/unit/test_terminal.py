@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import pty
 import re
+import signal
 import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from helpers import eventually
 
 from tuplewire.wire import control_pb2
 from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
 from tuplewire_demos.words_result import WordCounts, write_words
 from tuplewire_service.command.status_report import status_as_text
-from tuplewire_service.command.terminal import write_table
+from tuplewire_service.command.terminal import counted, write_table, write_text
 
 EVIL = "\x1b]0;owned\x07"
 
@@ -70,6 +74,8 @@ def test_a_wrong_number_names_its_flag(value: str) -> None:
 
 
 WIDTH = 80
+CONTROL = r"\x1b\[[?0-9;]*[a-zA-Z]"
+"""What rich itself writes: colours, and where the cursor goes."""
 ROWS = [("9E", "18,460", f"{EVIL} of 336,776"), ("AA", "32,729", "[bold]ten[/bold] :smile:")]
 
 
@@ -79,11 +85,24 @@ def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     terminal = _Terminal()
     write_table(terminal, ("who", "flights", "which"), [*ROWS, ("x" * 100, "1", "2")])
-    written = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())  # rich's own colours
+    written = re.sub(CONTROL, "", terminal.getvalue())
     assert all(line.isprintable() and len(line) <= WIDTH for line in written.splitlines())
     assert "\\x1b]0;owned\\x07 of 336,776" in written
     assert "[bold]ten[/bold] :smile:" in written
     assert written.count("x") == 100 + 2
+
+
+def test_long_lines_are_wrapped_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal; elsewhere a line stays one."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    text = f"\nLedger of worker-0: accepted {'1' * 40} = acknowledged 1 (balances)\nnext\n"
+    terminal, plain = _Terminal(), StringIO()
+    write_text(terminal, text)
+    write_text(plain, text)
+    broken = text.replace("= acknowledged", "= \nacknowledged")
+    assert terminal.getvalue() == broken
+    assert plain.getvalue() == text
 
 
 @pytest.mark.parametrize("why", ["a pipe", "dumb", "no rich"])
@@ -102,16 +121,74 @@ def test_a_plain_table(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_progress_has_its_end_in_sight() -> None:
-    """A share, a rate and the time left; over one another on a terminal, seldom elsewhere."""
-    terminal, plain = _Terminal(), StringIO()
-    for stream in (terminal, plain):
-        progress = Progress(stream)
+def test_progress_has_its_end_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share, a rate and the time left; on a line of a terminal, which goes again."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    terminal = _Terminal()
+    with Progress(terminal) as progress:
+        progress.stage(f"Counting the words of {EVIL} ...")
         for done in (0, 250, 500):
             progress.part(done, 1000, "words")
-        progress.end()
-    shown = terminal.getvalue().split("\r")
-    assert shown[1].startswith("  0% of 1,000 words, 0/s")
-    assert shown[3].startswith(" 50% of 1,000 words, ")
-    assert " s left" in shown[3]
-    assert plain.getvalue() == ""
+        eventually(lambda: " 50% of" in terminal.getvalue())
+        progress.line("x" * 100)
+        eventually(lambda: "xxx" in terminal.getvalue())
+    first, *drawn = re.split(r"[\r\n]+", re.sub(CONTROL, "", terminal.getvalue()))
+    assert first == "Counting the words of \\x1b]0;owned\\x07 ..."
+    assert all(line.isprintable() and len(line) <= WIDTH for line in drawn)
+    half = r"[-|/\\] 0:00:\d\d [━╺]+ *50% of 1,000 words, [0-9,]+/s, [0-9,]+ s left"
+    assert any(re.fullmatch(half, line.strip()) for line in drawn), drawn
+    assert re.findall(CONTROL, terminal.getvalue())[-1] == "\x1b[2K"
+
+
+def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent or received is counted on a terminal at standard error, while it goes on."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert list(counted(range(3), "messages", lambda _: None, drawn=False)) == [0, 1, 2]
+    assert terminal.getvalue() == ""
+    items = counted(itertools.count(1), "messages", lambda number: number / 10**9, drawn=True)
+    eventually(lambda: next(items) and "━" in terminal.getvalue())
+    shown = re.sub(CONTROL, "", terminal.getvalue())
+    assert re.search(r"[-|/\\] 0:00:\d\d ━+ [0-9,]+ messages, [0-9,]+/s", shown), shown
+    items.close()
+    assert re.findall(CONTROL, terminal.getvalue())[-1] == "\x1b[2K"
+
+
+def test_plain_progress() -> None:
+    """Elsewhere than on a terminal there is a line now and then, and none at the very beginning."""
+    plain = StringIO()
+    with Progress(plain) as progress:
+        progress.stage(f"Counting the words of {EVIL} ...")
+        for done in (0, 250, 500):
+            progress.part(done, 1000, "words")
+    assert plain.getvalue() == "Counting the words of \\x1b]0;owned\\x07 ...\n"
+
+
+def test_a_terminal_is_left_in_order(tmp_path: Path) -> None:
+    """Ctrl-C in a run that draws ends it with one line, and the cursor is there again."""
+    long = tmp_path / "long"
+    long.write_text("one two three four five\n" * 200_000, encoding="utf-8")
+    run = [sys.executable, "-m", "tuplewire_service", "run", "wordcount", "--mode=local", f"--input={long}"]
+    reader, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(WIDTH)}
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=terminal, env=environment) as process:
+        os.close(terminal)
+        written = b""
+        while chunk := _read(reader):
+            if b" left" in written + chunk and b" left" not in written:
+                process.send_signal(signal.SIGINT)
+            written += chunk
+        os.close(reader)
+        assert process.wait(60) == 130
+    assert written.endswith(b"Stopped.\r\n")
+    assert written.rindex(b"\x1b[?25h") > written.rindex(b"\x1b[?25l")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other side has ended
+        return b""

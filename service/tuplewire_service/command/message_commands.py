@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import FlushTimeoutError
@@ -20,6 +21,7 @@ from tuplewire_service.command.parsers import (
     control_of,
     credentials_of,
 )
+from tuplewire_service.command.terminal import counted
 from tuplewire_service.process.stop import EXIT_OK
 
 if TYPE_CHECKING:
@@ -90,23 +92,40 @@ def _client_of(arguments: argparse.Namespace, source: int | None = None) -> Iter
 
 def _send(arguments: argparse.Namespace) -> int:
     given: Iterable[bytes] = map(os.fsencode, arguments.message)
-    if arguments.message in ([], ["-"]):
+    reads = arguments.message in ([], ["-"])
+    if reads:
         given = payloads_in(sys.stdin.buffer, arguments.format)
     messages = read_messages(given, arguments.format, arguments.task)
+    drawn = reads and not sys.stdin.isatty()
     with _client_of(arguments, arguments.source) as client:
-        for task, payload in messages:
-            client.send(task, payload, timeout=arguments.timeout)
+        with closing(counted(messages, "messages", _share_of_input, drawn=drawn)) as each:
+            for task, payload in each:
+                client.send(task, payload, timeout=arguments.timeout)
         client.flush(arguments.timeout)
         sent = client.ledger().accepted
     print(f"{sent} sent and acknowledged", file=sys.stderr)
     return EXIT_OK
 
 
+def _share_of_input(_: int) -> float | None:
+    """Return how much of standard input is read; None where that is no file."""
+    size = os.fstat(sys.stdin.fileno()).st_size
+    return os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) / size if size else None
+
+
 def _recv(arguments: argparse.Namespace) -> int:
     out = sys.stdout.buffer
+
+    def share(taken: int) -> float | None:
+        return taken / arguments.count if arguments.count else None
+
     write = writer_of_messages(out, arguments.format, terminal=sys.stdout.isatty())
     with _client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
-        for message in subscription.messages(arguments.count, quiet=arguments.quiet):
-            write(message)
-            out.flush()
+        messages = subscription.messages(arguments.count, quiet=arguments.quiet)
+        # Not beside the end of a pipe, which may write to the same terminal.
+        drawn = stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+        with closing(counted(messages, "messages", share, drawn=drawn)) as each:
+            for message in each:
+                write(message)
+                out.flush()
     return EXIT_OK

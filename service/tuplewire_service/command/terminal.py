@@ -6,13 +6,18 @@ Everything is escaped: what is shown may come from anybody. `rich` is imported o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from tuplewire.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_Item = TypeVar("_Item")
+_REDRAW_SECONDS = 0.5
 
 
 def console_of(stream: TextIO) -> Console | None:
@@ -28,6 +33,41 @@ def console_of(stream: TextIO) -> Console | None:
     except ModuleNotFoundError:
         return None
     return Console(file=stream, markup=False, emoji=False, highlight=False)
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write whole lines; on a terminal, those that are too long for it are wrapped between words."""
+    console = console_of(stream)
+    if console is None:
+        stream.write(text)
+    else:
+        console.print(text, end="")
+
+
+def counted(
+    items: Iterable[_Item], what: str, share: Callable[[int], float | None], *, drawn: bool
+) -> Generator[_Item]:
+    """Yield items, and say on a terminal at standard error how many there were, and how fast; to be closed.
+
+    share: how much of all is done after so many, 0 to 1, or None where nobody knows. drawn: whether to.
+    """
+    console = console_of(sys.stderr) if drawn else None
+    if console is None:
+        yield from items
+        return
+    from tuplewire_service.command.live_line import LiveLine
+
+    line = LiveLine(console)
+    began = last = time.monotonic()
+    try:
+        for number, item in enumerate(items, 1):
+            yield item
+            now = time.monotonic()
+            if now - last >= _REDRAW_SECONDS:
+                last = now
+                line.show(f"{number:,} {what}, {number / (now - began):,.0f}/s", share(number))
+    finally:
+        line.end()
 
 
 def write_table(stream: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

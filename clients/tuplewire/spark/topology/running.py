@@ -235,7 +235,7 @@ class TopologyProgress:
 
 
 class ProgressLine:
-    """Writes one line, over and over on a terminal, and only where it says something new elsewhere."""
+    """Writes a line where it says something new, and every few seconds."""
 
     _EVERY_SECONDS = 5.0
 
@@ -247,14 +247,10 @@ class ProgressLine:
     def __call__(self, progress: TopologyProgress) -> None:
         """Write it."""
         now = time.monotonic()
-        live = sys.stderr.isatty()
-        new = progress.generation != self._generation
-        if not new and not live and now - self._written < self._EVERY_SECONDS:
-            return
-        self._written, self._generation = now, progress.generation
-        end = "\r" if live and progress.executed else "\n"
-        sys.stderr.write(f"topology {self._name}: {progress}{end}")
-        sys.stderr.flush()
+        if progress.generation != self._generation or now - self._written >= self._EVERY_SECONDS:
+            self._written, self._generation = now, progress.generation
+            sys.stderr.write(f"topology {self._name}: {progress}\n")
+            sys.stderr.flush()
 
 
 class JobError(TuplewireError):
