@@ -166,3 +166,15 @@ def test_the_end_of_a_backlog_is_told() -> None:
     assert not book.released(1, 1, 1)
     assert book.released(1, 1, 1)
     assert [grant.processed for grant in book.take_changes()] == [2]
+
+
+def test_counts_what_came_and_what_is_done_with() -> None:
+    """Messages and bytes of all tasks; what is refused, or over the credit, is not counted."""
+    granted = book()
+    granted.received([group(1, 3), group(2, 2, size=1)])
+    granted.released(1, 2, 20)
+    granted.refused(group(2, 1, size=1))
+    with pytest.raises(CreditExceededError):
+        granted.received([group(2, 1, size=1), group(1, 9, size=1)])
+    assert (granted.received_messages, granted.received_bytes) == (4, 31)
+    assert (granted.released_messages, granted.released_bytes) == (2, 20)

@@ -14,7 +14,7 @@ from tuplewire.session.pressure import ReportedLoads
 from tuplewire_service.messaging.base import ReceivedBatch
 from tuplewire_service.messaging.local import LocalContext
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker import receive_queues
+from tuplewire_service.worker import queue_subscription
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.router import Router
@@ -70,7 +70,7 @@ def test_queues_that_have_gone_leave_nothing() -> None:
 def count_of_queues() -> int:
     """Return how many queues there are in this process."""
     gc.collect()
-    return sum(type(each) is receive_queues._Queue for each in gc.get_objects())
+    return sum(type(each) is queue_subscription.Queue for each in gc.get_objects())
 
 
 def test_a_task_that_comes_back_goes_on_counting() -> None:

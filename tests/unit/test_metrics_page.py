@@ -49,8 +49,10 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
         ],
         predecessor_lost=0,
         perhaps_lost={f"w{number}": 2 for number in range(peers)},
-        tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 0) for task in range(tasks)],
-        servers=ServerStatistics([ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)], 3, 2),
+        tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 7, 2, 1.5) for task in range(tasks)],
+        servers=ServerStatistics(
+            [ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)], 3, 2, smallest_window=64
+        ),
         timings=Timings(
             {state.value: 1.0 for state in TimeState},
             {("1", "local"): 0.5},
@@ -120,6 +122,8 @@ def test_nothing_is_left_out_of_the_sums() -> None:
         ("tuplewire_queue_messages", 1800),
         ("tuplewire_peer_accepted_messages", 6000),
         ("tuplewire_pending_messages", 1800),
+        ("tuplewire_task_received_messages", 4800),
+        ("tuplewire_task_acknowledged_messages", 3000),
         ("tuplewire_received_messages", 5400),
     ):
         assert sum(sample.value for sample in by_name[name].samples) == total, name

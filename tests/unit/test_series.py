@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 
 from tuplewire_service.admin.families import encode_openmetrics, encode_text, encoder_for
-from tuplewire_service.admin.worker_metrics import Names, Totals
+from tuplewire_service.admin.series import Names, Totals
 
 
 def test_first_come_first_kept() -> None:

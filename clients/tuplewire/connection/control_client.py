@@ -72,9 +72,13 @@ class ControlClient:
                 self._connection = connection = _Connection(channel, identity)
             return connection
 
-    def status(self) -> control_pb2.GetStatusResponse:
-        """Return identity, state, ledger and counts; the parts were read together."""
-        response: control_pb2.GetStatusResponse = self._call("GetStatus", control_pb2.GetStatusRequest())
+    def status(self, most_clients: int = 0) -> control_pb2.GetStatusResponse:
+        """Return identity, state, ledger and counts; the parts were read together.
+
+        most_clients: how many senders, and how many consumers, to list at most; 0: none.
+        """
+        request = control_pb2.GetStatusRequest(most_clients=most_clients)
+        response: control_pb2.GetStatusResponse = self._call("GetStatus", request)
         return response
 
     def load(self, tasks: Iterable[int] = ()) -> dict[int, float]:

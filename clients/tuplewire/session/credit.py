@@ -102,6 +102,14 @@ class CreditBook:
         self._changed: dict[int, None] = {}
         self._exhausted = exhausted or Exhausted()
         self._used_up: set[int] = set()
+        self.received_messages = 0
+        """How many messages were received and not refused, to all tasks."""
+        self.received_bytes = 0
+        """Their payload bytes."""
+        self.released_messages = 0
+        """How many of them are released."""
+        self.released_bytes = 0
+        """The payload bytes of those."""
 
     def too_many(self, groups: Sequence[TaskGroup]) -> list[TaskGroup]:
         """Return the groups to more tasks than a session may use at a time; forwarded ones never are."""
@@ -117,25 +125,35 @@ class CreditBook:
     def received(self, groups: Iterable[TaskGroup]) -> None:
         """Count messages. After a CreditExceededError nothing of them is counted."""
         counted: list[TaskGroup] = []
+        messages = size_bytes = 0
         try:
             for group in groups:
                 account = self._accounts.get(group.flow)
                 if account is None:
                     account = self._accounts[group.flow] = _Account.of(self.initial)
-                account.received_messages += len(group)
-                account.received_bytes += group.size_bytes
+                count, size = len(group), group.size_bytes
+                account.received_messages += count
+                account.received_bytes += size
+                messages += count
+                size_bytes += size
                 counted.append(group)
                 self._check(group.flow, account)
         except RefusedError:
             for group in counted:
                 self.refused(group)
             raise
+        finally:
+            self.received_messages += messages
+            self.received_bytes += size_bytes
 
     def refused(self, group: TaskGroup) -> None:
         """Take back what was counted of messages that are refused: neither side counts them."""
         account = self._accounts[group.flow]
-        account.received_messages -= len(group)
-        account.received_bytes -= group.size_bytes
+        count, size = len(group), group.size_bytes
+        account.received_messages -= count
+        account.received_bytes -= size
+        self.received_messages -= count
+        self.received_bytes -= size
         self._take_stock(group.flow, account)
         if not account.received_messages and account.granted_messages == self.initial.messages:
             self._forget(group.flow)
@@ -189,6 +207,8 @@ class CreditBook:
         account = self._accounts[flow]
         account.released_messages += messages
         account.released_bytes += size_bytes
+        self.released_messages += messages
+        self.released_bytes += size_bytes
         window = self._shares.window(flow)
         if (
             not self._wants_releases
@@ -214,6 +234,11 @@ class CreditBook:
     def pressing(self) -> bool:
         """Whether the next changes give room to a sender that has none."""
         return not self._used_up.isdisjoint(self._changed)
+
+    @property
+    def exhausted_tasks(self) -> int:
+        """For how many tasks the window is used up."""
+        return len(self._used_up)
 
     @property
     def idle(self) -> bool:

@@ -90,6 +90,15 @@ class DeliveryLog:
         """Whether there are messages that were not handed out."""
         return self.taken < self.tail
 
+    def age(self, now_micros: int) -> float:
+        """Return how long ago the oldest held message was accepted, in seconds; 0 where there is none.
+
+        now_micros: since 1970. See TaskGroup for the clock; what it does not know counts as accepted now.
+        """
+        oldest = next(chain(self._delivered, self._waiting), None)
+        accepted = oldest.group.accepted_micros if oldest is not None else 0
+        return max(0.0, (now_micros - accepted) / 1e6) if accepted else 0.0
+
     def append(self, group: TaskGroup, token: Any = None) -> None:
         """Add messages at the tail; the token comes back when they are acknowledged."""
         self._waiting.append(_Entry(self.tail + 1, group, token))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class QueueShares:
         if room.messages <= 0 or room.size_bytes <= 0:
             return _NOTHING
         return self._share_of(room)
+
+    @property
+    def smallest(self) -> Window:
+        """The smallest share in any task's queue, as of now."""
+        return min(map(self.window, self.crowded), key=attrgetter("messages"), default=self.initial)
 
     @property
     def crowded(self) -> list[int]:

@@ -40,21 +40,23 @@ class Ledger(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., acknowledged: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("address", "connected", "ledger", "reconnects", "congested")
+    __slots__ = ("address", "connected", "ledger", "reconnects", "congested", "worker_id")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     RECONNECTS_FIELD_NUMBER: _ClassVar[int]
     CONGESTED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     address: str
     connected: bool
     ledger: Ledger
     reconnects: int
     congested: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested: _Optional[_Iterable[int]] = ...) -> None: ...
+    worker_id: str
+    def __init__(self, address: _Optional[str] = ..., connected: bool = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., reconnects: _Optional[int] = ..., congested: _Optional[_Iterable[int]] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class TaskStatus(_message.Message):
-    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_sequence", "congested", "begin_sequence")
+    __slots__ = ("task", "queued_messages", "queued_bytes", "subscribed", "acknowledged_sequence", "congested", "begin_sequence", "oldest_seconds", "load")
     TASK_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +64,8 @@ class TaskStatus(_message.Message):
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CONGESTED_FIELD_NUMBER: _ClassVar[int]
     BEGIN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     task: int
     queued_messages: int
     queued_bytes: int
@@ -69,7 +73,55 @@ class TaskStatus(_message.Message):
     acknowledged_sequence: int
     congested: bool
     begin_sequence: int
-    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_sequence: _Optional[int] = ..., congested: bool = ..., begin_sequence: _Optional[int] = ...) -> None: ...
+    oldest_seconds: float
+    load: float
+    def __init__(self, task: _Optional[int] = ..., queued_messages: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., subscribed: bool = ..., acknowledged_sequence: _Optional[int] = ..., congested: bool = ..., begin_sequence: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., load: _Optional[float] = ...) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("sender_id", "who", "worker_id", "address", "connected", "seconds", "messages", "bytes", "window_messages", "outstanding_messages", "outstanding_bytes", "exhausted_tasks")
+    SENDER_ID_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    sender_id: str
+    who: str
+    worker_id: str
+    address: str
+    connected: bool
+    seconds: float
+    messages: int
+    bytes: int
+    window_messages: int
+    outstanding_messages: int
+    outstanding_bytes: int
+    exhausted_tasks: int
+    def __init__(self, sender_id: _Optional[str] = ..., who: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ..., connected: bool = ..., seconds: _Optional[float] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., window_messages: _Optional[int] = ..., outstanding_messages: _Optional[int] = ..., outstanding_bytes: _Optional[int] = ..., exhausted_tasks: _Optional[int] = ...) -> None: ...
+
+class ConsumerStatus(_message.Message):
+    __slots__ = ("consumer_id", "who", "address", "seconds", "tasks", "outstanding_messages", "only_reads")
+    CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    ONLY_READS_FIELD_NUMBER: _ClassVar[int]
+    consumer_id: str
+    who: str
+    address: str
+    seconds: float
+    tasks: _containers.RepeatedScalarFieldContainer[int]
+    outstanding_messages: int
+    only_reads: bool
+    def __init__(self, consumer_id: _Optional[str] = ..., who: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., only_reads: bool = ...) -> None: ...
 
 class ReceiveCount(_message.Message):
     __slots__ = ("source", "messages", "batches", "bytes")
@@ -94,11 +146,13 @@ class Blocking(_message.Message):
     def __init__(self, task: _Optional[str] = ..., where: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("most_clients",)
+    MOST_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    most_clients: int
+    def __init__(self, most_clients: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +160,20 @@ class GetStatusResponse(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class RefusedStreamsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RefusedMessagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +191,16 @@ class GetStatusResponse(_message.Message):
     BLOCKING_FIELD_NUMBER: _ClassVar[int]
     NEWEST_ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NOT_READY_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIBED_CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    SMALLEST_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -140,7 +218,17 @@ class GetStatusResponse(_message.Message):
     blocking: _containers.RepeatedCompositeFieldContainer[Blocking]
     newest_assignment_version: int
     not_ready_because: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ...) -> None: ...
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    consumers: _containers.RepeatedCompositeFieldContainer[ConsumerStatus]
+    connected_sessions: int
+    remembered_sessions: int
+    subscribed_consumers: int
+    smallest_window: int
+    refused_streams: _containers.ScalarMap[str, int]
+    refused_messages: _containers.ScalarMap[str, int]
+    redelivered_messages: int
+    resident_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import add
 
 import grpc
@@ -21,6 +21,7 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.settings import settings_of
 from tuplewire.wire import messaging_pb2
 from tuplewire_service.admin.families import counter, counters, gauge, gauges, histogram, info
+from tuplewire_service.admin.series import Names, Totals
 from tuplewire_service.messaging.base import ReceiveCount
 from tuplewire_service.messaging.receiving_end import CLIENT_SOURCE
 from tuplewire_service.messaging.reception import OTHER
@@ -46,60 +47,6 @@ _CONFIG_SHOWN = [
 """What a dashboard compares between workers: sizes and times; no names, paths or secrets."""
 
 
-class Names:
-    """Says under which name each key is told; at most `limit` have their own.
-
-    First come, first kept: a key keeps its name for as long as it is there. What ends leaves its place to a
-    key that comes later, never to one that is told as `other` already.
-    """
-
-    def __init__(self, limit: int, always: Collection[str] = ()) -> None:
-        """Begin without any. always: keys that have their own name beyond the limit."""
-        self._limit = limit
-        self._always = frozenset(always)
-        self._own: set[str] = set()
-        self._others: set[str] = set()
-
-    def of(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the name of each of the keys, which are all that there are now."""
-        keys = list(keys)
-        self._own.intersection_update(keys)
-        self._others.intersection_update(keys)
-        for key in keys:
-            if not (key in self._always or key in self._own or key in self._others):
-                (self._own if len(self._own) < self._limit else self._others).add(key)
-        return {key: OTHER if key in self._others else key for key in keys}
-
-
-class Totals:
-    """Adds counts up by name while their sources come and go.
-
-    A total does not fall while there is a source of its name, and that of `other` never does.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[Hashable, tuple[str, Sequence[int]]] = {}
-        self._ended: dict[str, list[int]] = {}
-
-    def add_up(self, sources: Mapping[Hashable, tuple[str, Sequence[int]]]) -> dict[str, list[int]]:
-        """Return the totals by name, of all sources that there are now (name and counts) and were before."""
-        ended = self._ended
-        for key in self._last.keys() - sources.keys():
-            _add(ended, *self._last[key])
-        self._last = dict(sources)
-        names = {name for name, _ in sources.values()} | {OTHER}
-        self._ended = {name: counts for name, counts in ended.items() if name in names}
-        totals = {name: counts.copy() for name, counts in self._ended.items()}
-        for name, counts in sources.values():
-            _add(totals, name, counts)
-        return totals
-
-
-def _add(totals: dict[str, list[int]], name: str, counts: Sequence[int]) -> None:
-    before = totals.get(name)
-    totals[name] = list(counts) if before is None else [a + b for a, b in zip(before, counts, strict=True)]
-
-
 class WorkerCollector(Collector):
     """Turns snapshots into metric families. Remembers which tasks and peers have series of their own.
 
@@ -123,6 +70,7 @@ class WorkerCollector(Collector):
         self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER))
         self._sent = Totals()
         self._received = Totals()
+        self._through = Totals()
 
     def collect(self) -> Iterable[Metric]:
         """Return every family, all of them from one snapshot; from any thread."""
@@ -170,6 +118,12 @@ class WorkerCollector(Collector):
                 "resumable": snapshot.servers.resumable_sessions,
             }.items(),
         )
+        if snapshot.servers.smallest_window is not None:
+            yield gauge(
+                "smallest_window_messages",
+                "How many messages each sender may have outstanding to the task that is most crowded.",
+                snapshot.servers.smallest_window,
+            )
         yield gauge(
             "silent_streams",
             "Streams that have not said hello yet; beyond max_silent_streams, the oldest is refused.",
@@ -249,12 +203,20 @@ class WorkerCollector(Collector):
     def _task_families(self, tasks: Sequence[TaskSnapshot]) -> Iterator[Metric]:
         names = self._tasks.of([str(task.task) for task in tasks])
         sums: dict[str, list[int]] = {}
+        oldest: dict[str, float] = {}
+        through: dict[Hashable, tuple[str, Sequence[int]]] = {}
         for name, task in zip(names.values(), tasks, strict=True):
             row = (task.queued_messages, task.queued_bytes, task.capacity_messages, int(task.subscribed))
             before = sums.get(name)
             # Counts add up; of subscriptions, whether all have one.
             sums[name] = [*map(add, before[:3], row[:3]), min(before[3], row[3])] if before else list(row)
+            oldest[name] = max(oldest.get(name, 0.0), task.oldest_seconds)
+            # A task that comes back begins anew.
+            at = task.task, task.begin_sequence
+            through[at] = name, (task.received_messages, task.acknowledged_messages)
         yield from _columns(gauges, _QUEUE, "task", sums)
+        yield gauges("queue_oldest_seconds", _OLDEST, "task", oldest.items())
+        yield from _columns(counters, _THROUGH, "task", self._through.add_up(through))
         yield gauge(
             "fullest_queue_ratio",
             "How full the fullest of all receive queues is, in messages or bytes: 0 to 1.",
@@ -262,6 +224,11 @@ class WorkerCollector(Collector):
         )
 
 
+_OLDEST = "Age of the oldest message in a task's receive queue since its sender accepted it; 0: it is empty."
+_THROUGH = (
+    ("task_received_messages", "Messages that came to a task."),
+    ("task_acknowledged_messages", "Messages that a task's consumer has acknowledged."),
+)
 _SOURCE = "by source: a worker's id, client for all programs, or executors for its own."
 _RECEIVED = (
     ("received_messages", f"Messages received, {_SOURCE}"),

@@ -49,10 +49,10 @@ def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import status_as_json, status_as_text
+    from tuplewire_service.command.status_report import MOST_CLIENTS, status_as_json, status_as_text
 
     with control_of(arguments) as client:
-        status = client.status()
+        status = client.status(MOST_CLIENTS)
     print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
     return EXIT_OK
 

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.shown import shown
-from tuplewire.wire import control_pb2
+from tuplewire.wire import control_pb2 as pb
 
+MOST_CLIENTS = 1000
+"""As many senders, and consumers, as a worker tells at most."""
 _MOST_SHOWN = 10
-"""Congested tasks of one peer that are named to people."""
+"""Tasks in one line that are named to people."""
+_MOST_LINES = 40
+"""Lines of one kind that people get."""
+
+_Each = TypeVar("_Each")
 
 
-def state_name(state: control_pb2.WorkerState) -> str:
+def state_name(state: pb.WorkerState) -> str:
     """Return `ready` for WORKER_STATE_READY."""
-    return control_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
 
 
-def ledger_of(ledger: control_pb2.Ledger) -> LedgerSnapshot:
+def ledger_of(ledger: pb.Ledger) -> LedgerSnapshot:
     """Read a balance from the wire."""
     return LedgerSnapshot(ledger.accepted, ledger.acknowledged, dict(ledger.dropped), ledger.pending)
 
 
-def status_as_json(status: control_pb2.GetStatusResponse) -> dict[str, Any]:
+def received_messages(task: pb.TaskStatus) -> int:
+    """Return how many messages have come to a task since it came to the worker."""
+    return task.acknowledged_sequence + task.queued_messages - task.begin_sequence
+
+
+def acknowledged_messages(task: pb.TaskStatus) -> int:
+    """Return how many of them its consumer has acknowledged."""
+    return task.acknowledged_sequence - task.begin_sequence
+
+
+def status_as_json(status: pb.GetStatusResponse) -> dict[str, Any]:
     """Return the status as plain values; counts are numbers, which protobuf's own JSON makes strings."""
     return {**_plain(status), "state": state_name(status.state)}
 
@@ -35,19 +51,42 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | float | int):
         return value
     if isinstance(value, Message):
-        fields = {each.name: _plain(getattr(value, each.name)) for each in value.DESCRIPTOR.fields}
-        if isinstance(value, control_pb2.Ledger):
+        fields = {each.name: _field(value, each) for each in value.DESCRIPTOR.fields}
+        if isinstance(value, pb.Ledger):
             fields["balanced"] = ledger_of(value).balanced
+        if isinstance(value, pb.TaskStatus):
+            fields["received_messages"] = received_messages(value)
+            fields["acknowledged_messages"] = acknowledged_messages(value)
         return fields
     return dict(value) if isinstance(value, Mapping) else list(map(_plain, value))
 
 
-def status_as_text(status: control_pb2.GetStatusResponse) -> str:
-    """Return the status as lines for a terminal."""
+def _field(message: Message, field: Any) -> Any:
+    absent = field.has_presence and field.message_type is None and not message.HasField(field.name)
+    return None if absent else _plain(getattr(message, field.name))
+
+
+def status_as_text(status: pb.GetStatusResponse) -> str:
+    """Return the status as lines for a terminal, of each kind no more than a person reads."""
     return "\n".join(map(shown, _lines(status)))
 
 
-def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:
+def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
+    yield from _worker(status)
+    for each in status.blocking:
+        yield f"blocking    task {each.task} ({each.where}) has held others up for {each.seconds:.1f} s"
+    received = sorted(status.received, key=attrgetter("messages"), reverse=True)
+    yield from _most(received, len(received), _received, "received    and from {} more")
+    refused = {**status.refused_streams, **status.refused_messages}
+    if any(refused.values()):
+        streams = _counts(status.refused_streams)
+        yield f"refused     {_counts(status.refused_messages)} messages, {streams} streams"
+    yield from _peers(status.peers)
+    yield from _clients(status)
+    yield from _tasks(status.tasks)
+
+
+def _worker(status: pb.GetStatusResponse) -> Iterator[str]:
     yield f"worker      {status.worker_id} (tuplewire {status.version}), topology {status.topology}"
     assignment = (
         f"assignment {status.assignment_version}" if status.assignment_version else "no assignment yet"
@@ -61,27 +100,98 @@ def _lines(status: control_pb2.GetStatusResponse) -> Iterator[str]:
     yield f"addresses   {' '.join(status.addresses)}"
     if status.peer_addresses:
         yield f"for peers   {' '.join(status.peer_addresses)}"
+    if status.resident_bytes:
+        yield f"memory      {status.resident_bytes / 2**20:.0f} MiB"
     yield f"ledger      {ledger_of(status.ledger)}"
     age = sum(status.state_seconds.values()) or 1.0
     shares = sorted(status.state_seconds.items(), key=itemgetter(1), reverse=True)
     yield f"time        {', '.join(f'{seconds / age:.0%} {state}' for state, seconds in shares)}"
-    for each in status.blocking:
-        yield f"blocking    task {each.task} ({each.where}) has held others up for {each.seconds:.1f} s"
-    for count in status.received:
-        yield (
-            f"received    from {count.source}: {count.messages} messages in {count.batches} batches, "
-            f"{count.bytes} bytes"
-        )
-    for peer in status.peers:
+
+
+def _received(count: pb.ReceiveCount) -> str:
+    return (
+        f"received    from {count.source}: {count.messages} messages in {count.batches} batches, "
+        f"{count.bytes} bytes"
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    told = ", ".join(f"{count} {code}" for code, count in sorted(counts.items()) if count)
+    return f"{sum(counts.values())} ({told})" if told else "0"
+
+
+def _peers(peers: Iterable[pb.PeerStatus]) -> Iterator[str]:
+    for peer in peers:
         link = "connected" if peer.connected else "not connected"
         yield f"peer        {peer.address} {link}, {peer.reconnects} reconnects; {ledger_of(peer.ledger)}"
         if peer.congested:
-            more = (
-                f" and {len(peer.congested) - _MOST_SHOWN} more" if len(peer.congested) > _MOST_SHOWN else ""
-            )
-            tasks = ", ".join(map(str, peer.congested[:_MOST_SHOWN]))
-            yield f"congested   at {peer.address}: tasks {tasks}{more}"
-    for task in status.tasks:
-        full = ", congested" if task.congested else ""
-        consumer = "subscribed" if task.subscribed else "no consumer"
-        yield f"task        {task.task}: {task.queued_messages} messages queued, {consumer}{full}"
+            yield f"congested   at {peer.address}: {_named(peer.congested)}"
+
+
+def _clients(status: pb.GetStatusResponse) -> Iterator[str]:
+    known = status.connected_sessions + status.remembered_sessions
+    if known:
+        yield f"senders     {status.connected_sessions} connected, {status.remembered_sessions} remembered"
+    yield from _most(status.sessions, known, _sender, "sender      and {} more")
+    subscribed = status.subscribed_consumers
+    yield from _most(status.consumers, subscribed, _consumer, "consumer    and {} more")
+
+
+def _sender(session: pb.SessionStatus) -> str:
+    name = f"worker {session.worker_id}" if session.worker_id else session.sender_id
+    since = f"{'connected' if session.connected else 'gone'} for {_time(session.seconds)}"
+    waits = f", waits for {session.exhausted_tasks} tasks" if session.exhausted_tasks else ""
+    return (
+        f"sender      {name}{_origin(session)}, {since}: {session.messages} messages, {session.bytes} bytes, "
+        f"{session.outstanding_messages} ({session.outstanding_bytes} bytes) outstanding, "
+        f"window {session.window_messages}{waits}"
+    )
+
+
+def _consumer(consumer: pb.ConsumerStatus) -> str:
+    reads = ", only reads" if consumer.only_reads else ""
+    return (
+        f"consumer    {consumer.consumer_id}{_origin(consumer)}, for {_time(consumer.seconds)}: "
+        f"{_named(consumer.tasks)}, {consumer.outstanding_messages} outstanding{reads}"
+    )
+
+
+def _origin(client: pb.SessionStatus | pb.ConsumerStatus) -> str:
+    who = f" ({client.who})" if client.who else ""
+    return f"{who} at {client.address}" if client.address else f"{who} in the worker"
+
+
+def _tasks(tasks: Sequence[pb.TaskStatus]) -> Iterator[str]:
+    """Where there are too many to read, those with the most in their queues come first."""
+    if len(tasks) > _MOST_LINES:
+        tasks = sorted(tasks, key=attrgetter("queued_messages"), reverse=True)
+    yield from _most(tasks, len(tasks), _task, "task        and {} more; --json has all of them")
+
+
+def _task(task: pb.TaskStatus) -> str:
+    full = ", congested" if task.congested else ""
+    consumer = "subscribed" if task.subscribed else "no consumer"
+    oldest = f", the oldest of {_time(task.oldest_seconds)} ago" if task.oldest_seconds else ""
+    return (
+        f"task        {task.task}: {task.queued_messages} messages queued, {consumer}{full}{oldest}; "
+        f"{received_messages(task)} in, {acknowledged_messages(task)} out"
+    )
+
+
+def _most(each: Sequence[_Each], known: int, line: Callable[[_Each], str], more: str) -> Iterator[str]:
+    yield from map(line, each[:_MOST_LINES])
+    if known > min(len(each), _MOST_LINES) > 0:
+        yield more.format(known - min(len(each), _MOST_LINES))
+
+
+def _named(tasks: Sequence[int]) -> str:
+    more = f" and {len(tasks) - _MOST_SHOWN} more" if len(tasks) > _MOST_SHOWN else ""
+    return f"task{'s' * (len(tasks) > 1)} {', '.join(map(str, tasks[:_MOST_SHOWN]))}{more}"
+
+
+def _time(seconds: float) -> str:
+    """Return a time as people say it."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

@@ -21,6 +21,7 @@ from tuplewire.wire import control_pb2_grpc, health_pb2, health_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import (
+    add_clients,
     assigned_worker_to_wire,
     assignment_from_wire,
     assignment_to_wire,
@@ -36,6 +37,7 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     log_refusal,
 )
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
+from tuplewire_service.process.memory import resident_bytes
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.sinks import By
 from tuplewire_service.worker.staging import AttemptName, Sink
@@ -59,14 +61,22 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
 
     def __init__(self, worker: Worker, stop: Stop, admit: Callable[[Context], IAccess]) -> None:
-        """Serve it. admit: what the caller of Stage may send; who may call what is checked before."""
+        """Serve it.
+
+        admit: what the caller of Stage may send, and that of GetStatus see. Who may call is checked before.
+        """
         self._worker = worker
         self._admit = admit
         self._stop = stop
 
-    async def GetStatus(self, _request: pb.GetStatusRequest, _context: Context) -> pb.GetStatusResponse:
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
-        return status_to_wire(self._worker.snapshot())
+        status = status_to_wire(self._worker.snapshot())
+        status.resident_bytes = resident_bytes()
+        if request.most_clients:
+            sessions, consumers = self._worker.clients()
+            add_clients(status, sessions, consumers, request.most_clients, self._admit(context).sees)
+        return status
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
         """Return the load of the named tasks."""

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 import tuplewire
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.messaging.base import SessionSnapshot
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.entries import Entries
-from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
+from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot
 
 _MOST_BLOCKING = 10
+_MOST_CLIENTS = 1000
+_TOLD_LATER: dict[str, Any] = dict.fromkeys(
+    (
+        "sessions",
+        "consumers",
+        "connected_sessions",
+        "remembered_sessions",
+        "subscribed_consumers",
+        "resident_bytes",
+    )
+)
+"""Fields of a status that are not in a snapshot."""
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -88,10 +104,48 @@ def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
                 acknowledged_sequence=task.acknowledged_sequence,
                 begin_sequence=task.begin_sequence,
                 congested=task.task in snapshot.congested,
+                oldest_seconds=task.oldest_seconds,
+                load=task.load,
             )
             for task in snapshot.tasks
         ],
         received=[_filled(pb.ReceiveCount, count) for count in snapshot.servers.received],
         state_seconds=timings.state_seconds,
         blocking=[pb.Blocking(task=task, where=where, seconds=took) for (task, where), took in blocking],
+        smallest_window=snapshot.servers.smallest_window,
+        refused_streams=snapshot.servers.refused_streams,
+        refused_messages=snapshot.servers.refused_messages,
+        **_TOLD_LATER,
     )
+
+
+def add_clients(
+    status: pb.GetStatusResponse,
+    sessions: Sequence[SessionSnapshot],
+    consumers: Sequence[ConsumerSnapshot],
+    most: int,
+    sees: Callable[[str], bool],
+) -> None:
+    """Add who is connected to a status.
+
+    most: as many of each are listed at most, and all of them counted. sees: whether those of an identity may
+    be listed.
+    """
+    most = min(most, _MOST_CLIENTS)
+    seen = islice((each for each in sessions if sees(each.who)), most)
+    status.sessions.extend(
+        _filled(pb.SessionStatus, each, address=_shown_address(each.address)) for each in seen
+    )
+    subscribed = islice((each for each in consumers if sees(each.who)), most)
+    status.consumers.extend(
+        _filled(pb.ConsumerStatus, each, address=_shown_address(each.address)) for each in subscribed
+    )
+    status.connected_sessions = sum(each.connected for each in sessions)
+    status.remembered_sessions = len(sessions) - status.connected_sessions
+    status.subscribed_consumers = len(consumers)
+
+
+def _shown_address(address: str) -> str:
+    """Return an address as people write it; gRPC has `ipv4:127.0.0.1:6700` and `ipv6:%5B::1%5D:6700`."""
+    scheme, _, rest = address.partition(":")
+    return unquote(rest) if scheme in {"ipv4", "ipv6"} else address

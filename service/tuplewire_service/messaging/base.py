@@ -72,6 +72,36 @@ class ServerStatistics:
     """Messages that were refused one by one, by the error's code."""
     silent_streams: int = 0
     """Streams that have not said hello yet."""
+    smallest_window: int | None = None
+    """How many messages each sender may have outstanding to the most crowded task; None: it is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSnapshot:
+    """A sender's session, connected or remembered."""
+
+    sender_id: str
+    who: str
+    """Its identity, by certificate or token; empty where nobody is asked."""
+    worker_id: str
+    """Of the worker that sends; empty: it is a program."""
+    address: str
+    """Where it comes from, as its transport says it; empty: it is in this process."""
+    connected: bool
+    seconds: float
+    """For how long it is connected, or was not."""
+    messages: int
+    """How many messages it has sent that were not refused."""
+    bytes: int
+    """Their payload bytes."""
+    window_messages: int
+    """How many it may have outstanding to a task that is not crowded; 0: it is gone, and has no share."""
+    outstanding_messages: int
+    """How many of them are not processed."""
+    outstanding_bytes: int
+    """The payload bytes of those."""
+    exhausted_tasks: int
+    """For how many tasks it has used its window up, and waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +288,13 @@ class IServerConnection(IConnection):
         """The tasks for which some sender has used its window up, the longest first; where the I/O runs.
 
         For metrics. Return () if the transport cannot tell.
+        """
+        return ()
+
+    def sessions(self) -> Sequence[SessionSnapshot]:
+        """Return every sender that is connected or remembered; where the I/O runs.
+
+        Return () if the transport cannot tell.
         """
         return ()
 

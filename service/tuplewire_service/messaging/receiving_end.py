@@ -20,7 +20,7 @@ from tuplewire.errors import ResourceLimitError
 from tuplewire.group import flow_of
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.receive import ReceiveSession
-from tuplewire_service.messaging.base import InboundSession
+from tuplewire_service.messaging.base import InboundSession, SessionSnapshot
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 CLIENT_SOURCE = "client"
@@ -66,6 +66,10 @@ class ReceivingEnd(ABC):
         self.lock = threading.RLock()
         self.away = False
         """Whether the sender has no share in the queues: it is gone, or has been for too long."""
+        self.address = ""
+        """Where the sender comes from, as the transport says it; empty: it is in this process."""
+        self.since = 0.0
+        """When it was connected, or its connection ended, by the event loop's clock."""
         self.lapse: asyncio.TimerHandle | None = None
         """Ends the share of a sender that is not connected, and then what is remembered of it."""
         self._on_left: Callable[[int, int, int], object] = leases.left_released
@@ -80,6 +84,24 @@ class ReceivingEnd(ABC):
     @abstractmethod
     def wake(self) -> None:
         """Have the sender told, as there may be an update."""
+
+    def snapshot(self, now: float, window: int) -> SessionSnapshot:
+        """Return what it is. now: by the event loop's clock. window: that of each sender with a share."""
+        credit = self.state.credit
+        return SessionSnapshot(
+            sender_id=self.key[1],
+            who=self.key[0],
+            worker_id=self.source if self.worker_number else "",
+            address=self.address,
+            connected=self.connected,
+            seconds=now - self.since,
+            messages=credit.received_messages,
+            bytes=credit.received_bytes,
+            window_messages=0 if self.away else window,
+            outstanding_messages=credit.received_messages - credit.released_messages,
+            outstanding_bytes=credit.received_bytes - credit.released_bytes,
+            exhausted_tasks=credit.exhausted_tasks,
+        )
 
     def inbound(self, forwarded: int) -> InboundSession:
         """Return the inbound of what came by a worker; 0: of what came straight."""
@@ -187,6 +209,11 @@ class Leases(Generic[_End]):
         """How many sessions have a share of the queues."""
         return len(self._sharing)
 
+    def sessions(self) -> list[SessionSnapshot]:
+        """Return every session as it is."""
+        now, window = asyncio.get_running_loop().time(), self.shares.initial.messages
+        return [each.snapshot(now, window) for each in self._sessions.values()]
+
     def get(self, key: SessionKey) -> _End | None:
         """Return a sender's session, if it is remembered."""
         return self._sessions.get(key)
@@ -206,6 +233,7 @@ class Leases(Generic[_End]):
 
     def connected(self, session: _End) -> None:
         """Give a sender that is connected its share, again if it has lost it."""
+        session.since = asyncio.get_running_loop().time()
         if session.lapse is not None:
             session.lapse.cancel()
             session.lapse = None
@@ -220,7 +248,9 @@ class Leases(Generic[_End]):
             return False
         self._sessions[session.key] = self._sessions.pop(session.key)
         lapse = partial(self._lapse, session)
-        session.lapse = asyncio.get_running_loop().call_later(SHARE_SECONDS, lapse)
+        loop = asyncio.get_running_loop()
+        session.since = loop.time()
+        session.lapse = loop.call_later(SHARE_SECONDS, lapse)
         return True
 
     def _lapse(self, session: _End) -> None:

@@ -211,7 +211,13 @@ class ReceptionServer(IServerConnection):
         """Return what has come and was refused, from those with these leases."""
         counts, refused = self._reception.counts(), dict(self._reception.refused_messages)
         sharing = leases.sharing
-        return ServerStatistics(counts, sharing, len(leases) - sharing, refused_messages=refused)
+        return ServerStatistics(
+            counts,
+            sharing,
+            len(leases) - sharing,
+            refused_messages=refused,
+            smallest_window=leases.shares.smallest.messages,
+        )
 
     def _check_open(self) -> None:
         if self._status is ConnectionStatus.CLOSED:

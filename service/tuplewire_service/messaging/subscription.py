@@ -22,6 +22,7 @@ class SubscribeRequest:
     owner: whose consumer it is; another owner's of the same id is another.
     worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
     only_reads: whether it acknowledges nothing that it gets, so that nobody waits for it when a task leaves.
+    address: where it comes from, as its transport says it; empty: it is in this process.
     """
 
     owner: str
@@ -30,6 +31,7 @@ class SubscribeRequest:
     worker_incarnation: int
     cursors: Sequence[Cursor]
     only_reads: bool = False
+    address: str = ""
 
     @property
     def consumer_key(self) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from tuplewire.group import TaskGroup
 from tuplewire.session.credit import Grant
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.receive import AckUpdate, Opened
-from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics
+from tuplewire_service.messaging.base import ConnectionStatus, Intake, ServerStatistics, SessionSnapshot
 from tuplewire_service.messaging.receiving_end import Leases, ReceivingEnd
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.relay_client import RelayClient
@@ -273,6 +273,9 @@ class ThreadedServer(ReceptionServer):
 
     def statistics(self) -> ServerStatistics:
         return self._counts(self._leases)
+
+    def sessions(self) -> Sequence[SessionSnapshot]:
+        return self._leases.sessions()
 
     def close(self, timeout: float = 10.0) -> None:
         if self._status is not ConnectionStatus.CLOSED:

@@ -234,6 +234,11 @@ class Access(IAccess):
             return f"token {self._token}"
         return next(iter(self._caller.names), "")
 
+    def sees(self, who: str) -> bool:
+        """Where there are rules, everybody sees its own, and whoever may control anything sees all."""
+        granted = self._permissions()
+        return granted is None or bool(granted.control) or who == self.owner
+
     def control(self, method: str) -> None:
         """Take note that it calls a method of Control; PermissionDeniedError."""
         granted = self._permissions()

@@ -8,38 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
 from tuplewire.group import TaskGroup
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
-from tuplewire.session.pieces import wire_bytes
 from tuplewire_service.messaging.base import InboundSession
-from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
+from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.entries import Entries
+from tuplewire_service.worker.queue_subscription import Queue, QueueSubscription
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_service.worker.worker_snapshot import TaskSnapshot
+from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, TaskSnapshot
 
-_CROWDED = 0.25
-"""A queue that is so full waits for its consumer, or some sender soon will."""
 _MOST_TAILS = 10_000
 """Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
-
-
-@dataclass(slots=True, eq=False)
-class _Queue:
-    task: int
-    log: DeliveryLog
-    times: QueueTimes
-    begin: int
-    leaving: bool = False
-    consumer: QueueSubscription | None = None
-    consumer_key: tuple[str, str] = ("", "")
-    incarnation: int = 0
-    credit: int = 0
-    credit_bytes: int = 0
 
 
 class ReceiveQueues:
@@ -63,8 +47,8 @@ class ReceiveQueues:
         self._settings = settings
         self.on_done = on_done
         self.not_here = not_here
-        self._queues: dict[int, _Queue] = {}
-        self._leaving: dict[int, _Queue] = {}
+        self._queues: dict[int, Queue] = {}
+        self._leaving: dict[int, Queue] = {}
         self._touched: set[int] = set()
         self._tails: dict[int, int] = {}
         self._start = 0
@@ -104,7 +88,7 @@ class ReceiveQueues:
         queue = self._leaving.pop(task, None)
         if queue is None:
             start = self._tails.pop(task, self._start)
-            queue = _Queue(task, DeliveryLog.after(start), QueueTimes(start), start)
+            queue = Queue(task, DeliveryLog.after(start), QueueTimes(start), start)
         self._queues[task] = queue
         self._touched.add(task)
         queue.leaving = False
@@ -217,6 +201,7 @@ class ReceiveQueues:
 
     def snapshot(self) -> list[TaskSnapshot]:
         """Return every queue as it is."""
+        now_micros = time.time_ns() // 1000
         return [
             TaskSnapshot(
                 task,
@@ -227,9 +212,17 @@ class ReceiveQueues:
                 queue.consumer is not None,
                 queue.log.acknowledged,
                 queue.begin,
+                queue.log.age(now_micros),
             )
             for task, queue in sorted(self._queues.items())
         ]
+
+    def consumers(self) -> list[ConsumerSnapshot]:
+        """Return every consumer that holds a task, those first that have the most that is unacknowledged."""
+        now = time.monotonic()
+        held = {id(queue.consumer): queue.consumer for queue in self._queues.values()}
+        found = [each.snapshot(now) for each in held.values() if each is not None]
+        return sorted(found, key=attrgetter("outstanding_messages"), reverse=True)
 
     def end_consumers(self, error: RefusedError) -> None:
         """End every subscription."""
@@ -242,7 +235,7 @@ class ReceiveQueues:
         queues = (*self._queues.values(), *self._leaving.values())
         return sum(len(group) for queue in queues for group, _ in queue.log.remove())
 
-    def taken(self, queue: _Queue, deliveries: Sequence[Delivery]) -> None:
+    def taken(self, queue: Queue, deliveries: Sequence[Delivery]) -> None:
         """Account for messages that were handed to a queue's consumer."""
         queue.times.left(queue.log.taken, time.monotonic(), self.wait)
         for delivery in deliveries:
@@ -265,13 +258,13 @@ class ReceiveQueues:
             returns = request.worker_incarnation == self.incarnation
             if returns and queue.consumer is not None and queue.consumer_key != request.consumer_key:
                 raise _superseded(queue.consumer_key[1], queue.task)
-        subscription = QueueSubscription(self, wake, only_reads=request.only_reads)
+        subscription = QueueSubscription(self, wake, request)
         for cursor in request.cursors:
             self._hand_over(self._queues[cursor.task], subscription, cursor, request)
         return subscription
 
     def _hand_over(
-        self, queue: _Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
+        self, queue: Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
     ) -> None:
         same = queue.consumer_key == request.consumer_key and queue.incarnation == request.incarnation
         resumes = same and request.worker_incarnation == self.incarnation
@@ -295,7 +288,7 @@ class ReceiveQueues:
         queue.credit_bytes = cursor.credit_bytes
         subscription.add(queue)
 
-    def progress(self, queue: _Queue, cursor: Cursor) -> None:
+    def progress(self, queue: Queue, cursor: Cursor) -> None:
         """Account for the progress that a queue's consumer reports."""
         done = queue.log.progress(cursor.acknowledged, cursor.received)
         queue.credit = max(queue.credit, cursor.credit)
@@ -306,89 +299,3 @@ class ReceiveQueues:
 
 def _superseded(consumer_id: str, task: int) -> SupersededError:
     return SupersededError(f"consumer {consumer_id!r} has taken task {task} over")
-
-
-class QueueSubscription(ISubscription):
-    """A consumer's hold on some queues."""
-
-    def __init__(self, queues: ReceiveQueues, wake: Callable[[], None], *, only_reads: bool = False) -> None:
-        """Hold none yet. only_reads: see SubscribeRequest."""
-        self.only_reads = only_reads
-        self.worker_id = queues.worker_id
-        self.worker_incarnation = queues.incarnation
-        self._queues = queues
-        self._wake = wake
-        self._held: dict[int, _Queue] = {}
-        self._ready: dict[int, None] = {}
-
-    def add(self, queue: _Queue) -> None:
-        """Hold a queue."""
-        self._held[queue.task] = queue
-        self._ready[queue.task] = None
-
-    def mark(self, queue: _Queue) -> None:
-        """Note that a queue has new messages."""
-        self._ready[queue.task] = None
-        self._wake()
-
-    def end(self, error: RefusedError) -> None:
-        """End the subscription, as seen by its consumer; its queues wait for the next."""
-        self.close()
-        self.ended = error
-        self._wake()
-
-    @property
-    def starts(self) -> Sequence[tuple[int, int]]:
-        return [(task, queue.log.taken) for task, queue in self._held.items()]
-
-    @property
-    def waiting(self) -> bool:
-        return any(queue.log.queued_messages for queue in self._held.values())
-
-    def take(self, max_bytes: int) -> list[Delivery]:
-        """See ISubscription. Takes turns between the tasks."""
-        deliveries: list[Delivery] = []
-        self.crowded = False
-        while self._ready and max_bytes > 0:
-            task = next(iter(self._ready))
-            del self._ready[task]
-            queue = self._held[task]
-            if queue.leaving:
-                continue  # its task is gone
-            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful)
-            max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
-            if not taken:
-                continue
-            self._queues.taken(queue, taken)
-            deliveries += taken
-            self.crowded |= self._queues.load(task) >= _CROWDED
-            if queue.log.waiting:
-                self._ready[task] = None
-        return deliveries
-
-    def progress(self, cursors: Sequence[Cursor]) -> None:
-        for cursor in cursors:
-            queue = self._held.get(cursor.task)
-            if queue is not None:
-                self._queues.progress(queue, cursor)
-                if queue.log.waiting:
-                    self._ready[cursor.task] = None
-        if self._ready:
-            self._wake()
-
-    def drop(self, queue: _Queue) -> None:
-        """Let go of a queue whose task has moved; the last one ends the subscription."""
-        queue.consumer = None
-        del self._held[queue.task]
-        self._ready.pop(queue.task, None)
-        if not self._held:
-            self.end(self._queues.not_here(queue.task))
-
-    def close(self) -> None:
-        held, self._held = self._held, {}
-        self._ready.clear()
-        for queue in held.values():
-            if queue.consumer is self:
-                queue.consumer = None
-                if queue.leaving:
-                    self._queues.on_done(queue.task, ())

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
+from operator import attrgetter
 
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
@@ -18,6 +19,7 @@ from tuplewire_service.messaging.base import (
     IServerConnection,
     ReceiveCount,
     ServerStatistics,
+    SessionSnapshot,
 )
 from tuplewire_service.worker.assignment import Assignment
 
@@ -132,7 +134,13 @@ class Servers:
             sum((Counter(part.refused_streams) for part in parts), Counter()),
             sum((Counter(part.refused_messages) for part in parts), Counter()),
             sum(part.silent_streams for part in parts),
+            min((part.smallest_window for part in parts if part.smallest_window is not None), default=None),
         )
+
+    def sessions(self) -> list[SessionSnapshot]:
+        """Return the sessions of all servers, those first that have the most outstanding."""
+        found = [each for server in self._bound for each in server.sessions()]
+        return sorted(found, key=attrgetter("outstanding_messages", "messages"), reverse=True)
 
     async def close(self) -> None:
         """Close all servers."""

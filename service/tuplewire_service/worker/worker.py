@@ -15,7 +15,7 @@ from tuplewire.errors import DrainingError
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import LedgerSnapshot
-from tuplewire_service.messaging.base import IContext, Intake
+from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.router import Router
@@ -25,7 +25,7 @@ from tuplewire_service.worker.sinks import By, EpochProgress, Sinks
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.times import Timekeeper
 from tuplewire_service.worker.worker_settings import WorkerSettings
-from tuplewire_service.worker.worker_snapshot import WorkerSnapshot, WorkerState
+from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot, WorkerState
 
 logger = event_logger(__name__)
 
@@ -315,6 +315,13 @@ class Worker:
             self.servers.send_load_metrics(loads)
         if relieved or self._congested:
             self.servers.send_backpressure_status(self.settings.worker_id, self._congested, relieved)
+
+    def clients(self) -> tuple[Sequence[SessionSnapshot], Sequence[ConsumerSnapshot]]:
+        """Return all senders and consumers, of each those first that have the most outstanding.
+
+        It costs more than a snapshot where there are thousands.
+        """
+        return self.servers.sessions(), self.router.queues.consumers()
 
     def snapshot(self) -> WorkerSnapshot:
         """Return the worker as it is."""

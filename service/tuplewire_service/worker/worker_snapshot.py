@@ -48,6 +48,35 @@ class TaskSnapshot(NamedTuple):
     acknowledged_sequence: int
     begin_sequence: int = 0
     """The sequence after which its messages here begin, since it came last."""
+    oldest_seconds: float = 0.0
+    """How long ago the oldest of its messages was accepted by its sender; 0: it has none."""
+
+    @property
+    def received_messages(self) -> int:
+        """How many messages have come since the task came here last."""
+        return self.acknowledged_sequence + self.queued_messages - self.begin_sequence
+
+    @property
+    def acknowledged_messages(self) -> int:
+        """How many of these its consumer has acknowledged."""
+        return self.acknowledged_sequence - self.begin_sequence
+
+
+class ConsumerSnapshot(NamedTuple):
+    """A consumer that is subscribed."""
+
+    consumer_id: str
+    who: str
+    """Its identity, by certificate or token; empty where nobody is asked."""
+    address: str
+    """Where it comes from, as its transport says it; empty: it is in this process."""
+    seconds: float
+    """For how long it is subscribed."""
+    tasks: Sequence[int]
+    outstanding_messages: int
+    """Messages that it has got, and not acknowledged."""
+    only_reads: bool
+    """Whether it never acknowledges anything."""
 
 
 @dataclass(frozen=True, slots=True)

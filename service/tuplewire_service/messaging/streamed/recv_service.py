@@ -53,7 +53,7 @@ class RecvService(StreamService):
                 if subscribe is None:
                     return
                 wake = asyncio.Event()
-                subscription = self._open(subscribe, access, wake)
+                subscription = self._open(subscribe, access, wake, wire.peer)
                 await wire.write(_subscribed(subscription).SerializeToString())
                 await self._carry(subscription, wake, denied, wire)
         except TuplewireError as error:
@@ -71,7 +71,9 @@ class RecvService(StreamService):
             raise MalformedError("the first request of a Recv stream must be a subscribe")
         return request.subscribe
 
-    def _open(self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event) -> ISubscription:
+    def _open(
+        self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event, peer: str
+    ) -> ISubscription:
         self._check_peer("consumer", subscribe)
         check_id("consumer_id", subscribe.consumer_id)
         cursors = {each.task: _cursor(each) for each in subscribe.tasks}
@@ -87,6 +89,7 @@ class RecvService(StreamService):
             subscribe.worker_incarnation,
             list(cursors.values()),
             subscribe.only_reads,
+            peer,
         )
         return self.source.subscribe(request, wake.set)
 

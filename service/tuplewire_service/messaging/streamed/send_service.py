@@ -125,6 +125,7 @@ class SendService(StreamService):
                 if session.stream is not None:
                     session.stream.end(SequenceGapError("the sender opened another stream for this session"))
                 session.stream = stream
+                session.address = wire.peer
                 self.leases.connected(session)
                 self._reception.worker_is(session.worker_number, connected=True)
                 self._streams.add(stream)

@@ -59,6 +59,11 @@ class IAccess:
         del groups
         return ()
 
+    def sees(self, who: str) -> bool:
+        """Whether it may be told of an owner's sessions and consumers."""
+        del who
+        return True
+
     @property
     def owner(self) -> str:
         """Whose its sessions, consumers and sinks are: another owner's of the same name are others."""

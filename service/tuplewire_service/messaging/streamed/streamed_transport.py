@@ -17,7 +17,13 @@ from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
 from tuplewire.group import TaskGroup
 from tuplewire.session.pressure import OutboundPressure
-from tuplewire_service.messaging.base import ConnectionStatus, IConnectionCallback, Intake, ServerStatistics
+from tuplewire_service.messaging.base import (
+    ConnectionStatus,
+    IConnectionCallback,
+    Intake,
+    ServerStatistics,
+    SessionSnapshot,
+)
 from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.streamed.recv_service import RecvService
@@ -90,6 +96,9 @@ class StreamedServer(ReceptionServer):
             streams.update(self._recv.refused_streams)
         counts = self._counts(self._send.leases)
         return replace(counts, refused_streams=dict(streams), silent_streams=len(self._silent))
+
+    def sessions(self) -> Sequence[SessionSnapshot]:
+        return self._send.leases.sessions()
 
     @property
     def exhausted(self) -> Collection[int]:

@@ -1,0 +1,139 @@
+"""A task's receive queue, and a consumer's hold on some of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuplewire.errors import RefusedError
+from tuplewire.session.consume import Cursor
+from tuplewire.session.delivery import Delivery, DeliveryLog
+from tuplewire.session.durations import QueueTimes
+from tuplewire.session.pieces import wire_bytes
+from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
+from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot
+
+if TYPE_CHECKING:
+    from tuplewire_service.worker.receive_queues import ReceiveQueues
+
+_CROWDED = 0.25
+"""A queue that is so full waits for its consumer, or some sender soon will."""
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The receive queue of one task, and who consumes from it."""
+
+    task: int
+    log: DeliveryLog
+    times: QueueTimes
+    begin: int
+    leaving: bool = False
+    consumer: QueueSubscription | None = None
+    consumer_key: tuple[str, str] = ("", "")
+    incarnation: int = 0
+    credit: int = 0
+    credit_bytes: int = 0
+
+
+class QueueSubscription(ISubscription):
+    """A consumer's hold on some queues."""
+
+    def __init__(self, queues: ReceiveQueues, wake: Callable[[], None], request: SubscribeRequest) -> None:
+        """Hold none yet."""
+        self.only_reads = request.only_reads
+        self.worker_id = queues.worker_id
+        self.worker_incarnation = queues.incarnation
+        self._queues = queues
+        self._wake = wake
+        self._request = request
+        self._since = time.monotonic()
+        self._held: dict[int, Queue] = {}
+        self._ready: dict[int, None] = {}
+
+    def add(self, queue: Queue) -> None:
+        """Hold a queue."""
+        self._held[queue.task] = queue
+        self._ready[queue.task] = None
+
+    def mark(self, queue: Queue) -> None:
+        """Note that a queue has new messages."""
+        self._ready[queue.task] = None
+        self._wake()
+
+    def end(self, error: RefusedError) -> None:
+        """End the subscription, as seen by its consumer; its queues wait for the next."""
+        self.close()
+        self.ended = error
+        self._wake()
+
+    def snapshot(self, now: float) -> ConsumerSnapshot:
+        """Return who holds what. now: by the monotonic clock."""
+        request, held = self._request, self._held.values()
+        return ConsumerSnapshot(
+            request.consumer_id,
+            request.owner,
+            request.address,
+            now - self._since,
+            tuple(sorted(self._held)),
+            sum(queue.log.taken - queue.log.acknowledged for queue in held),
+            request.only_reads,
+        )
+
+    @property
+    def starts(self) -> Sequence[tuple[int, int]]:
+        return [(task, queue.log.taken) for task, queue in self._held.items()]
+
+    @property
+    def waiting(self) -> bool:
+        return any(queue.log.queued_messages for queue in self._held.values())
+
+    def take(self, max_bytes: int) -> list[Delivery]:
+        """See ISubscription. Takes turns between the tasks."""
+        deliveries: list[Delivery] = []
+        self.crowded = False
+        while self._ready and max_bytes > 0:
+            task = next(iter(self._ready))
+            del self._ready[task]
+            queue = self._held[task]
+            if queue.leaving:
+                continue  # its task is gone
+            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful)
+            max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
+            if not taken:
+                continue
+            self._queues.taken(queue, taken)
+            deliveries += taken
+            self.crowded |= self._queues.load(task) >= _CROWDED
+            if queue.log.waiting:
+                self._ready[task] = None
+        return deliveries
+
+    def progress(self, cursors: Sequence[Cursor]) -> None:
+        for cursor in cursors:
+            queue = self._held.get(cursor.task)
+            if queue is not None:
+                self._queues.progress(queue, cursor)
+                if queue.log.waiting:
+                    self._ready[cursor.task] = None
+        if self._ready:
+            self._wake()
+
+    def drop(self, queue: Queue) -> None:
+        """Let go of a queue whose task has moved; the last one ends the subscription."""
+        queue.consumer = None
+        del self._held[queue.task]
+        self._ready.pop(queue.task, None)
+        if not self._held:
+            self.end(self._queues.not_here(queue.task))
+
+    def close(self) -> None:
+        held, self._held = self._held, {}
+        self._ready.clear()
+        for queue in held.values():
+            if queue.consumer is self:
+                queue.consumer = None
+                if queue.leaving:
+                    self._queues.on_done(queue.task, ())

@@ -1,0 +1,223 @@
+"""Who is connected to a worker, and what flows through each of its tasks: as status and metrics have it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.admin import samples
+from helpers.secured import secret_file
+from helpers.worker_process import run_command
+
+from tuplewire import Client, Credentials
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.wire.control_pb2 import ConsumerStatus, GetStatusResponse, SessionStatus, TaskStatus
+from tuplewire_service.command.status_report import (
+    acknowledged_messages,
+    received_messages,
+    status_as_json,
+    status_as_text,
+)
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+
+SENDS_AND_WAITS = """
+import sys, tuplewire
+client = tuplewire.Client(sys.argv[1], client_id="doomed")
+client.send(7, b"last words")
+client.flush(30)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Endpoint]:
+    """Run a worker with 100 tasks."""
+    with LocalWorkers(1, "default", drain_seconds=1) as workers:
+        workers.assign({0: range(100)})
+        yield workers.endpoints[0]
+
+
+def asked(worker: Endpoint, most: int = 1000) -> GetStatusResponse:
+    """Return the status with senders and consumers."""
+    with ControlClient(worker.address) as control:
+        return control.status(most)
+
+
+def session(worker: Endpoint, name: str) -> SessionStatus | None:
+    """Return a sender's session."""
+    return next((each for each in asked(worker).sessions if each.sender_id == name), None)
+
+
+def consumer(worker: Endpoint, name: str) -> ConsumerStatus | None:
+    """Return a consumer."""
+    return next((each for each in asked(worker).consumers if each.consumer_id == name), None)
+
+
+def task(worker: Endpoint, number: int) -> TaskStatus:
+    """Return a task."""
+    return next(each for each in asked(worker).tasks if each.task == number)
+
+
+def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
+    """Name, address, messages, bytes, window and what is outstanding; once it has said goodbye, nothing."""
+    with Client(worker.address, client_id="teller") as client:
+        for number in range(5):
+            client.send(1, b"12345678")
+            client.send(2, bytes(number))
+        client.flush(30)
+        told = session(worker, "teller")
+        assert told is not None
+        assert (told.messages, told.bytes, told.outstanding_messages, told.outstanding_bytes) == (
+            10,
+            50,
+            10,
+            50,
+        )
+        assert (told.connected, told.who, told.worker_id, told.exhausted_tasks) == (True, "", "", 0)
+        assert told.address.startswith("127.0.0.1:")
+        assert 0 < told.window_messages == asked(worker).smallest_window
+        with client.recv([1], timeout=30) as batches:
+            got = len(next(batches))
+            batches.acknowledge()
+            eventually(lambda: acknowledged_messages(task(worker, 1)) == got, 30, "acknowledged")
+            reader = consumer(worker, "teller")
+            assert reader is not None
+            assert (list(reader.tasks), reader.outstanding_messages, reader.only_reads) == (
+                [1],
+                5 - got,
+                False,
+            )
+            assert reader.address.startswith("127.0.0.1:")
+        now = session(worker, "teller")
+        assert now is not None
+        assert now.outstanding_messages == 10 - got
+        assert f"sender      teller at {now.address}, connected for" in status_as_text(asked(worker))
+    eventually(lambda: session(worker, "teller") is None, 30, "forgotten")
+    eventually(lambda: consumer(worker, "teller") is None, 30, "no consumer")
+
+
+def test_a_task_has_its_counts_and_its_oldest_message(worker: Endpoint) -> None:
+    """In, out and age, in status, its JSON and the metrics; the age ends with the last message."""
+
+    def measured(name: str) -> float:
+        return samples(worker.metrics_url)[f'tuplewire_{name}{{task="3"}}']
+
+    with Client(worker.address) as client:
+        client.send(3, b"a")
+        client.flush(30)
+        first = eventually(lambda: task(worker, 3).oldest_seconds, 30, "an age")
+        eventually(lambda: task(worker, 3).oldest_seconds > first, 30, "it gets older")
+        client.send(3, b"b")
+        client.flush(30)
+        assert (received_messages(task(worker, 3)), acknowledged_messages(task(worker, 3))) == (2, 0)
+        assert measured("task_received_messages_total") == 2
+        assert measured("task_acknowledged_messages_total") == 0
+        assert measured("queue_oldest_seconds") > first
+        with client.recv([3], timeout=30) as batches:
+            taken = 0
+            while taken < 2:
+                taken += len(next(batches))
+            batches.acknowledge()
+            eventually(lambda: acknowledged_messages(task(worker, 3)) == 2, 30, "acknowledged")
+    assert task(worker, 3).oldest_seconds == 0
+    assert (measured("task_received_messages_total"), measured("queue_oldest_seconds")) == (2, 0)
+    plain = next(each for each in status_as_json(asked(worker))["tasks"] if each["task"] == 3)
+    assert (plain["received_messages"], plain["acknowledged_messages"]) == (2, 2)
+
+
+def test_a_killed_sender_is_remembered(worker: Endpoint) -> None:
+    """It is told as gone, with what it has left, until it is forgotten."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SENDS_AND_WAITS, worker.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sent\n"
+        process.send_signal(signal.SIGKILL)
+    gone = eventually(lambda: (told := session(worker, "doomed")) and not told.connected and told, 30, "gone")
+    assert gone
+    assert (gone.messages, gone.outstanding_messages) == (1, 1)
+    assert asked(worker).remembered_sessions >= 1
+    assert "sender      doomed at 127.0.0.1:" in status_as_text(asked(worker))
+
+
+def test_lists_are_capped_and_counted(worker: Endpoint) -> None:
+    """People get so many lines of a kind, and programs as many clients as they ask for."""
+    clients = [Client(worker.address, client_id=f"many-{number}") for number in range(3)]
+    for client in clients:
+        client.send(9, b"x")
+        client.flush(30)
+    assert (len(asked(worker, 2).sessions), asked(worker, 2).connected_sessions) == (2, 3)
+    none = asked(worker, 0)
+    assert (len(none.sessions), none.connected_sessions, len(none.tasks)) == (0, 0, 100)
+    text = status_as_text(asked(worker))
+    assert text.count("\ntask  ") == 41
+    assert text.endswith("task        and 60 more; --json has all of them")
+    for client in clients:
+        client.close()
+
+
+def test_the_command_tells_them(worker: Endpoint) -> None:
+    """`tuplewire status --json` has senders and consumers, for scripts."""
+    with Client(worker.unix_address, client_id="by-socket") as client:
+        client.send(11, b"x")
+        client.flush(30)
+        told = json.loads(run_command("status", worker.address, "--json").stdout)
+    mine = next(each for each in told["sessions"] if each["sender_id"] == "by-socket")
+    assert mine["address"].startswith("unix:")
+    assert mine["messages"] == 1
+    assert told["resident_bytes"] > 1 << 20
+
+
+RULES = """
+[[client]]
+tokens = ["operator"]
+control = ["assign", "drain"]
+
+[[client]]
+tokens = ["one", "two"]
+send = "*"
+receive = "*"
+"""
+
+
+def test_identities_see_their_own(tmp_path: Path) -> None:
+    """Who is told by the token that was shown; where there are rules, only an operator sees all."""
+    rules = tmp_path / "permissions.toml"
+    rules.write_text(RULES, encoding="utf-8")
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "one", "two")}
+    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
+    mine = {
+        name: Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
+    }
+    flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
+    with LocalWorkers(
+        1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=mine["operator"]
+    ) as workers:
+        workers.assign({0: range(10)})
+        address = workers.endpoints[0].address
+
+        def seen(name: str) -> set[str]:
+            with ControlClient(address, credentials=mine[name]) as control:
+                told = control.status(100)
+                assert told.connected_sessions == 2
+                return {each.who for each in told.sessions}
+
+        with (
+            Client(address, credentials=mine["one"]) as one,
+            Client(address, credentials=mine["two"]) as two,
+        ):
+            for client in (one, two):
+                client.send(1, b"x")
+                client.flush(30)
+            assert seen("operator") == {"token one", "token two"}
+            assert seen("one") == {"token one"}
