@@ -15,7 +15,7 @@ from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
 from tuplewire.errors import ClosedError, FlushTimeoutError
 from tuplewire.message import Headers, TaskMessage
-from tuplewire.subscription import BaseSubscription
+from tuplewire.subscription import BaseSubscription, Bounds
 from tuplewire.task_ids import check_tasks
 
 
@@ -154,11 +154,34 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
         If it is cancelled, no message is lost: the next call returns the batch. The batch before is
         acknowledged all the same.
         """
-        self.acknowledge()
+        self._settle()
         return self._batch_of(await self._receiver.take_async(self._timeout))
+
+    async def messages(
+        self, count: int | None = None, *, quiet: float | None = None, seconds: float | None = None
+    ) -> AsyncIterator[TaskMessage]:
+        """Iterate over single messages, to an end; see tuplewire.subscription.Subscription.messages.
+
+        If you leave it early, by `break` or a cancellation, what you have seen before the last message is
+        acknowledged with the next call, or with close().
+        """
+        bounds = Bounds(count, quiet, seconds)
+        while bounds.left > 0:
+            self._settle()
+            arrived = await self._receiver.take_async(bounds.wait())
+            if arrived is None:
+                return
+            batch = self._begin(arrived, bounds.left)
+            for self._seen, message in enumerate(batch):
+                yield message
+            self._seen = len(batch)
+            bounds.left -= len(batch)
+        self._settle()
 
     async def close(self) -> None:
         """End the subscription; a second call does nothing."""
+        if self._seen is not None:
+            self._settle()
         await _on_messaging_loop(self._receiver.close())
 
     async def __aenter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -28,6 +29,8 @@ class BaseSubscription:
         self._timeout = timeout
         self._pid = os.getpid()
         self._current: Arrived | None = None
+        self._seen: int | None = None
+        """Of that batch, while messages() goes through it: those before the one that is out."""
 
     def __repr__(self) -> str:
         tasks = self._receiver.tasks
@@ -44,15 +47,38 @@ class BaseSubscription:
 
         What is left of that batch goes to the next subscriber.
         """
-        arrived, self._current = self._current, None
+        arrived, self._current, self._seen = self._current, None, None
         if arrived is not None:
             self._receiver.acknowledge(arrived if messages is None else arrived.first(messages))
+
+    def _settle(self) -> None:
+        """Acknowledge the batch before; of one that messages() has left in the middle, what was seen."""
+        self.acknowledge(self._seen)
+
+    def _begin(self, arrived: Arrived, most: int) -> TaskMessageBatch:
+        """Return what messages() goes through next, and no more of it than `most`."""
+        self._current, self._seen = arrived, 0
+        return TaskMessageBatch.from_groups(arrived.groups)[:most]
 
     def _batch_of(self, arrived: Arrived | None) -> TaskMessageBatch:
         if arrived is None:
             raise TimeoutError(f"nothing arrived from {self._receiver.address} for {self._timeout} s")
         self._current = arrived
         return TaskMessageBatch.from_groups(arrived.groups)
+
+
+class Bounds:
+    """When an iteration over messages ends; see Subscription.messages(). left: messages until then."""
+
+    def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
+        self.left = sys.maxsize if count is None else count
+        self._quiet = math.inf if quiet is None else quiet
+        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+
+    def wait(self) -> float | None:
+        """Return how long to wait for the next batch; None: as long as it takes."""
+        wait = min(self._quiet, max(0.0, self._deadline - time.monotonic()))
+        return None if wait == math.inf else wait
 
 
 class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
@@ -77,7 +103,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
     def _take(self, timeout: float | None) -> Arrived | None:
         if self._pid != os.getpid():
             raise ClosedError("the subscription belongs to the parent process; call recv() in this one")
-        self.acknowledge()
+        self._settle()
         return self._receiver.take(timeout)
 
     def messages(
@@ -96,30 +122,22 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             UnreachableError: The worker was out of reach for all of `quiet` or `seconds`.
             SupersededError, UnknownTaskError, ClosedError: See __next__.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
-        left = sys.maxsize if count is None else count
-        while left > 0:
-            wait = quiet
-            if deadline is not None:
-                rest = max(0.0, deadline - time.monotonic())
-                wait = rest if quiet is None else min(quiet, rest)
-            arrived = self._take(wait)
-            if arrived is None:
-                return
-            self._current = arrived
-            seen = 0
-            batch = TaskMessageBatch.from_groups(arrived.groups)[:left]
+        bounds = Bounds(count, quiet, seconds)
+        while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:
+            batch = self._begin(arrived, bounds.left)
             try:
-                for message in batch:
+                for self._seen, message in enumerate(batch):
                     yield message
-                    seen += 1
+                self._seen = len(batch)
             finally:
-                self.acknowledge(seen)
-            left -= seen
+                self._settle()
+            bounds.left -= len(batch)
 
     def close(self) -> None:
         """End the subscription; a second call does nothing."""
         if self._pid == os.getpid():
+            if self._seen is not None:
+                self._settle()
             self._thread.run(self._receiver.close())
 
     def __enter__(self) -> Self:

@@ -114,6 +114,38 @@ def test_send_takes_every_form(pair: Pair) -> None:
     run(test())
 
 
+def test_messages_end_by_count_quiet_and_time(pair: Pair) -> None:
+    """An iteration over messages ends, and acknowledges just what was seen, however it was left."""
+    task = pair.near_task()
+
+    async def seen(subscription: Subscription, last: bytes = b"", **bounds: Any) -> list[bytes]:
+        found = []
+        async for message in subscription.messages(**bounds):
+            found.append(message.message)
+            if message.message == last:
+                break
+        return found
+
+    async def test() -> None:
+        async with client_of(pair.near.address) as client:
+            await client.send(TaskMessageBatch.from_columns(task, [b"%d" % n for n in range(10)]))
+            await client.flush(10)
+            async with client.recv([task]) as subscription:
+                assert await seen(subscription, count=3) == [b"0", b"1", b"2"]
+            async with client.recv([task]) as subscription:
+                assert await seen(subscription, last=b"5") == [b"3", b"4", b"5"]  # 5 is not acknowledged
+            async with client.recv([task], timeout=0.5) as subscription:
+                assert await seen(subscription, last=b"7") == [b"5", b"6", b"7"]
+                with pytest.raises(TimeoutError):
+                    await anext(subscription)  # the rest is the next subscriber's
+            async with client.recv([task]) as subscription:
+                assert await seen(subscription, quiet=0.5) == [b"7", b"8", b"9"]
+            async with client.recv([task]) as subscription:
+                assert await seen(subscription, seconds=0.3) == []
+
+    run(test())
+
+
 def test_unknown_task_is_refused_by_name(pair: Pair) -> None:
     """Messages to a task that nobody holds come back named at flush; the others arrive."""
     task = pair.near_task()
