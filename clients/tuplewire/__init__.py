@@ -15,16 +15,31 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.message import TaskMessage
 
 if TYPE_CHECKING:
+    from tuplewire import aio, errors
     from tuplewire.client import Client
     from tuplewire.local_worker import OwnWorker as local  # noqa: N813 - reads as a verb: with tuplewire.local()
 
-__all__ = ["Client", "Credentials", "TaskGroup", "TaskMessage", "TaskMessageBatch", "TuplewireError", "local"]
+__all__ = [
+    "Client",
+    "Credentials",
+    "TaskGroup",
+    "TaskMessage",
+    "TaskMessageBatch",
+    "TuplewireError",
+    "aio",
+    "errors",
+    "local",
+]
 __version__ = "0.1.0"
 
 _LATE = {"Client": ("tuplewire.client", "Client"), "local": ("tuplewire.local_worker", "OwnWorker")}
+_MODULES = ("aio", "errors")
+"""Public modules that need no import of their own."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _LATE[name]

@@ -81,11 +81,11 @@ class OwnWorker:
             raise
         self.address, self.metrics_url = bound["address"], bound["metrics_url"]
 
-    def client(self, **settings: Unpack[SessionKeywords]) -> Client:
+    def client(self, *, source: int | None = None, **settings: Unpack[SessionKeywords]) -> Client:
         """Return a client of this worker; the keywords are those of `tuplewire.Client`."""
         if self._child is None:
             raise ClosedError("the worker does not run: use it in a with statement, or call start()")
-        return Client(self.address, topology=self.topology, **settings)
+        return Client(self.address, topology=self.topology, source=source, **settings)
 
     def stop(self) -> None:
         """Let it deliver what it holds, and end it; a second call does nothing."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import assert_type
 
+from pyspark.sql import SparkSession
+
 import tuplewire
-from tuplewire import TaskMessage, TaskMessageBatch, aio
+from tuplewire import TaskMessage, TaskMessageBatch
 from tuplewire.aio import Subscription as AioSubscription
+from tuplewire.membership.membership import Membership
 from tuplewire.spark.client_handle import ClientHandle, TaskClient
+from tuplewire.spark.executors import membership
 from tuplewire.subscription import Subscription
 
 
@@ -36,7 +40,7 @@ def blocking(batch: TaskMessageBatch) -> None:
 
 async def awaited(batch: TaskMessageBatch) -> None:
     """Check that the client for asyncio takes the same."""
-    async with aio.Client(flush_seconds=5) as client:
+    async with tuplewire.aio.Client(flush_seconds=5) as client:
         await client.send(1, b"x", key=b"k", headers=[("a", b"b")], timeout=1)
         await client.send(batch)
         assert_type(client.try_send(1, b"x"), bool)
@@ -44,6 +48,7 @@ async def awaited(batch: TaskMessageBatch) -> None:
         async with client.recv([1]) as batches:
             assert_type(batches, AioSubscription)
             assert_type(await anext(batches), TaskMessageBatch)
+            assert_type(batches.messages(3), AsyncIterator[TaskMessage])
         await client.send(1)  # type: ignore[call-overload]
 
 
@@ -57,6 +62,19 @@ def in_spark(batch: TaskMessageBatch) -> None:
         client.flush()
         assert_type(client.recv(1), Subscription)
         client.send(1)  # type: ignore[call-overload]
+
+
+def beside(worker: tuplewire.local) -> None:
+    """Check the client of a worker beside the program."""
+    with worker.client(source=7, ack_mode="processed") as client:
+        assert_type(client, tuplewire.Client)
+
+
+def members(spark: SparkSession) -> None:
+    """Check the workers beside Spark's executors."""
+    with membership(spark, range(64), topology="words", at_least=2, expire_seconds=5) as workers:
+        assert_type(workers, Membership)
+    membership(spark, range(64), atleast=2)  # type: ignore[call-arg]
 
 
 def values(batch: TaskMessageBatch) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import subprocess
+import sys
 from typing import Any, get_type_hints
 
 import pytest
 
 import tuplewire
+import tuplewire.spark
 from tuplewire import aio
 from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.errors import FlushTimeoutError, InvalidTaskError, TuplewireError
+from tuplewire.membership import Membership, MembershipKeywords
 from tuplewire.settings import settings_of
 
 
 def test_keywords_are_the_settings_of_a_session() -> None:
     """Each setting can be completed and is checked by type, and there is no other."""
     assert get_type_hints(SessionKeywords).keys() == settings_of(SessionSettings).keys()
+    keywords = inspect.signature(Membership).parameters.keys() - {"workers", "tasks"}
+    assert get_type_hints(MembershipKeywords).keys() == keywords
 
 
 @pytest.mark.parametrize("kind", [tuplewire.Client, aio.Client])
@@ -48,3 +55,11 @@ def test_completion_finds_what_there_is() -> None:
     shown = [name for name in dir(tuplewire) if not name.startswith("_")]
     assert shown == sorted(tuplewire.__all__)
     assert {"Client", "TaskMessageBatch", "local"} <= set(shown)
+    assert sorted(dir(tuplewire.spark)) == sorted(tuplewire.spark.__all__)
+    names = subprocess.run(
+        [sys.executable, "-c", "import tuplewire; print(tuplewire.aio.Client, tuplewire.errors.ClosedError)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert names.returncode == 0, names.stderr

@@ -123,7 +123,6 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
 IMPORTED_BY_OTHERS = {
     "pyspark_tuplewire",
     "tuplewire.__main__",
-    "tuplewire.aio",
     "tuplewire.spark.kubernetes",
     "tuplewire.spark.package",
     "tuplewire.wire.messaging_pb2_grpc",

@@ -4,6 +4,6 @@ Source: Storm's `Nimbus` (`mkAssignments`), with the registration of its supervi
 """
 
 from tuplewire.membership.member_status import MembershipStatus, MemberStatus, Phase
-from tuplewire.membership.membership import Membership, Workers
+from tuplewire.membership.membership import Membership, MembershipKeywords, Workers
 
-__all__ = ["MemberStatus", "Membership", "MembershipStatus", "Phase", "Workers"]
+__all__ = ["MemberStatus", "Membership", "MembershipKeywords", "MembershipStatus", "Phase", "Workers"]

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeAlias, TypedDict, TypeVar
 
 from tuplewire.addresses import check_reachable, resolve_topology
 from tuplewire.connection.control_client import ControlClient
@@ -29,6 +29,17 @@ _WARNINGS = {"worker.silent", "worker.expired", "assignment.refused", "membershi
 
 _AT_ONCE = 16
 _Answer = TypeVar("_Answer")
+
+
+class MembershipKeywords(TypedDict, total=False):
+    """The keywords of Membership, for functions that hand them on."""
+
+    topology: str | None
+    at_least: int
+    timeout: float
+    expire_seconds: float
+    poll_seconds: float
+    credentials: Credentials | None
 
 
 class Membership:

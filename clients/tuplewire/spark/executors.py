@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tuplewire.addresses import join_host_port
 from tuplewire.errors import ConfigError, UnreachableError
-from tuplewire.membership import Membership, Workers
+from tuplewire.membership import Membership, MembershipKeywords, Workers
 from tuplewire.spark import is_remote
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def membership(
     port: int = DEFAULT_PORT,
     worker_of: Callable[[SparkExecutor], str | None] | None = None,
     workers: Workers | None = None,
-    **settings: Any,
+    **settings: Unpack[MembershipKeywords],
 ) -> Membership:
     """Return the membership of the workers beside the executors; enter it in a with statement.
 
