@@ -19,6 +19,7 @@ from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
 from tuplewire_service.worker.worker_snapshot import (
     PeerSnapshot,
+    RecentSnapshot,
     SinkSnapshot,
     TaskSnapshot,
     Timings,
@@ -56,6 +57,7 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
         timings=Timings(
             {state.value: 1.0 for state in TimeState},
             {("1", "local"): 0.5},
+            RecentSnapshot(1.0),
             *(Durations() for _ in range(4)),
         ),
         sinks=SinkSnapshot(1, 2, 3, 4),

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from tuplewire.session.credit import Exhausted
 from tuplewire.session.durations import BOUNDS, Durations, FrameTimes, QueueTimes
 from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure
-from tuplewire_service.worker.times import INTERVAL_SECONDS, Blocking, LoopLag, TimeShares, TimeState
+from tuplewire_service.worker.times import (
+    INTERVAL_SECONDS,
+    Blocking,
+    LoopLag,
+    Recent,
+    TimeShares,
+    TimeState,
+)
+from tuplewire_service.worker.worker_snapshot import RecentSnapshot
 
 WAITS = st.lists(
     st.tuples(
@@ -211,3 +219,20 @@ def test_pressure_knows_who_is_held_for_longest() -> None:
     assert pressure.held_since == 2.0
     assert not pressure.holds("a", 4.0 + HELD_SECONDS / 2)
     assert pressure.holds("a", 4.0 + HELD_SECONDS * 2)
+
+
+def test_the_last_seconds_are_told_apart() -> None:
+    """Yesterday's culprit is gone after ten seconds, and what is forgotten meanwhile begins anew."""
+    old, new = ("1", "local"), ("2", "local")
+    recent = Recent(RecentSnapshot(0.0))
+    assert not recent.due(4.9)
+    assert recent.since(RecentSnapshot(2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0})) == RecentSnapshot(
+        2.0, 20, 10, 1, {"busy": 2.0}, {old: 2.0}
+    )
+    for now in (5.0, 10.0):
+        assert recent.due(now)
+        recent.look(RecentSnapshot(now, 100, 100, 1, {"busy": 3.0, "idle": now - 3}, {old: 3.0}))
+    told = recent.since(RecentSnapshot(12.0, 160, 130, 1, {"busy": 3.0, "idle": 9.0}, {old: 3.0, new: 1.5}))
+    assert told == RecentSnapshot(7.0, 60, 30, 0, {"idle": 7.0}, {new: 1.5})
+    told = recent.since(RecentSnapshot(12.0, 160, 130, 1, {}, {old: 0.5}))
+    assert not told.blocking_seconds

@@ -136,14 +136,37 @@ class ReceiveCount(_message.Message):
     def __init__(self, source: _Optional[str] = ..., messages: _Optional[int] = ..., batches: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Blocking(_message.Message):
-    __slots__ = ("task", "where", "seconds")
+    __slots__ = ("task", "where", "seconds", "recent_seconds")
     TASK_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     task: str
     where: str
     seconds: float
-    def __init__(self, task: _Optional[str] = ..., where: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    recent_seconds: float
+    def __init__(self, task: _Optional[str] = ..., where: _Optional[str] = ..., seconds: _Optional[float] = ..., recent_seconds: _Optional[float] = ...) -> None: ...
+
+class Recent(_message.Message):
+    __slots__ = ("seconds", "accepted", "acknowledged", "dropped", "state_seconds")
+    class StateSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    STATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    accepted: int
+    acknowledged: int
+    dropped: int
+    state_seconds: _containers.ScalarMap[str, float]
+    def __init__(self, seconds: _Optional[float] = ..., accepted: _Optional[int] = ..., acknowledged: _Optional[int] = ..., dropped: _Optional[int] = ..., state_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("most_clients",)
@@ -152,7 +175,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, most_clients: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +224,7 @@ class GetStatusResponse(_message.Message):
     REFUSED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     REDELIVERED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -228,7 +252,8 @@ class GetStatusResponse(_message.Message):
     refused_messages: _containers.ScalarMap[str, int]
     redelivered_messages: int
     resident_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
+    recent: Recent
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)

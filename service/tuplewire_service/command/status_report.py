@@ -73,8 +73,7 @@ def status_as_text(status: pb.GetStatusResponse) -> str:
 
 def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
     yield from _worker(status)
-    for each in status.blocking:
-        yield f"blocking    task {each.task} ({each.where}) has held others up for {each.seconds:.1f} s"
+    yield from (_blocking(each, status.recent.seconds) for each in status.blocking)
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
     yield from _most(received, len(received), _received, "received    and from {} more")
     refused = {**status.refused_streams, **status.refused_messages}
@@ -103,9 +102,28 @@ def _worker(status: pb.GetStatusResponse) -> Iterator[str]:
     if status.resident_bytes:
         yield f"memory      {status.resident_bytes / 2**20:.0f} MiB"
     yield f"ledger      {ledger_of(status.ledger)}"
-    age = sum(status.state_seconds.values()) or 1.0
-    shares = sorted(status.state_seconds.items(), key=itemgetter(1), reverse=True)
-    yield f"time        {', '.join(f'{seconds / age:.0%} {state}' for state, seconds in shares)}"
+    recent = status.recent
+    if recent.seconds:
+        yield (
+            f"lately      in {recent.seconds:.1f} s: {recent.accepted / recent.seconds:,.0f} accepted/s, "
+            f"{recent.acknowledged / recent.seconds:,.0f} acknowledged/s, {recent.dropped} dropped; "
+            f"{_shares(recent.state_seconds)}"
+        )
+    yield f"time        {_shares(status.state_seconds)}"
+
+
+def _shares(state_seconds: Mapping[str, float]) -> str:
+    age = sum(state_seconds.values()) or 1.0
+    shares = sorted(state_seconds.items(), key=itemgetter(1), reverse=True)
+    return ", ".join(f"{seconds / age:.0%} {state}" for state, seconds in shares)
+
+
+def _blocking(each: pb.Blocking, span: float) -> str:
+    lately = f"{each.recent_seconds:.1f} of the last {span:.1f} s, " if each.recent_seconds else ""
+    return (
+        f"blocking    task {each.task} ({each.where}) has held others up for {lately}"
+        f"{each.seconds:.1f} s in all"
+    )
 
 
 def _received(count: pb.ReceiveCount) -> str:

@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import islice
-from operator import itemgetter
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -77,7 +76,11 @@ def entries_to_wire(entries: Entries) -> pb.TaskEntries:
 def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
     """Return the snapshot as it travels."""
     timings = snapshot.timings
-    blocking = heapq.nlargest(_MOST_BLOCKING, timings.blocking_seconds.items(), key=itemgetter(1))
+    recently = timings.recent.blocking_seconds
+    blocking = heapq.nlargest(
+        _MOST_BLOCKING,
+        ((recently.get(pair, 0.0), took, *pair) for pair, took in timings.blocking_seconds.items()),
+    )
     return _filled(
         pb.GetStatusResponse,
         snapshot,
@@ -111,7 +114,11 @@ def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
         ],
         received=[_filled(pb.ReceiveCount, count) for count in snapshot.servers.received],
         state_seconds=timings.state_seconds,
-        blocking=[pb.Blocking(task=task, where=where, seconds=took) for (task, where), took in blocking],
+        blocking=[
+            pb.Blocking(task=task, where=where, seconds=took, recent_seconds=lately)
+            for lately, took, task, where in blocking
+        ],
+        recent=_filled(pb.Recent, timings.recent),
         smallest_window=snapshot.servers.smallest_window,
         refused_streams=snapshot.servers.refused_streams,
         refused_messages=snapshot.servers.refused_messages,

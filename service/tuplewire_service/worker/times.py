@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import TypeVar
 
 from tuplewire.session.durations import Durations
 from tuplewire.session.pressure import HELD_SECONDS
@@ -17,10 +18,12 @@ from tuplewire_service.worker.assignment import Assignment
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.servers import Servers
-from tuplewire_service.worker.worker_snapshot import Timings
+from tuplewire_service.worker.worker_snapshot import RecentSnapshot, Timings
 
 INTERVAL_SECONDS = 0.1
 _MOST_PROBES = 1000
+_SPAN_SECONDS = 5.0
+_Key = TypeVar("_Key")
 
 
 class TimeState(enum.StrEnum):
@@ -120,6 +123,45 @@ class Blocking:
         return self._seconds.copy()
 
 
+class Recent:
+    """What the last seconds have brought, by totals that only grow. The clock comes from outside.
+
+    It compares with a mark that is between one and two spans old, once so much time has passed.
+    """
+
+    __slots__ = ("_before", "_mark")
+
+    def __init__(self, totals: RecentSnapshot) -> None:
+        """Begin at these totals; their `seconds` are the time, as of all those that follow."""
+        self._before = self._mark = totals
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for look()."""
+        return now - self._mark.seconds >= _SPAN_SECONDS
+
+    def look(self, totals: RecentSnapshot) -> None:
+        """Compare with the mark before this one from now on."""
+        self._before, self._mark = self._mark, totals
+
+    def since(self, totals: RecentSnapshot) -> RecentSnapshot:
+        """Return what has come since the older mark."""
+        before = self._before
+        return RecentSnapshot(
+            totals.seconds - before.seconds,
+            totals.accepted - before.accepted,
+            totals.acknowledged - before.acknowledged,
+            totals.dropped - before.dropped,
+            _grown(before.state_seconds, totals.state_seconds),
+            _grown(before.blocking_seconds, totals.blocking_seconds),
+        )
+
+
+def _grown(before: Mapping[_Key, float], now: Mapping[_Key, float]) -> dict[_Key, float]:
+    """Return by how much each has grown; what was forgotten meanwhile has begun anew."""
+    grown = {key: value - min(value, before.get(key, 0.0)) for key, value in now.items()}
+    return {key: value for key, value in grown.items() if value > 0}
+
+
 class LoopLag:
     """How late an event loop is: how long a due callback waits. The clock comes from outside.
 
@@ -156,6 +198,7 @@ class Timekeeper:
         self._blocking = Blocking(blocking_limit)
         self._lag = LoopLag(now)
         self._looked = now
+        self._recent = Recent(self._totals(now))
 
     def waited(self, began: float, ended: float) -> None:
         """Account for a wait of the loop; see EventLoopThread.on_wait."""
@@ -181,13 +224,28 @@ class Timekeeper:
             blocked = {(task, self._router.place_of(task)) for task in self._servers.exhausted()}
             self._blocking.look(blocked.union(self._router.connections.blocked()), now - self._looked)
             self._looked = now
+            if self._recent.due(now):
+                self._recent.look(self._totals(now))
             await asyncio.sleep(self._lag.probe(now))
+
+    def _totals(self, now: float) -> RecentSnapshot:
+        ledger = self._router.ledger()
+        return RecentSnapshot(
+            now,
+            ledger.accepted,
+            ledger.acknowledged,
+            sum(ledger.dropped.values()),
+            self._shares.seconds(now),
+            self._blocking.seconds(),
+        )
 
     def timings(self) -> Timings:
         """Return all times up to now."""
+        totals = self._totals(self._clock())
         return Timings(
-            self._shares.seconds(self._clock()),
-            self._blocking.seconds(),
+            totals.state_seconds,
+            totals.blocking_seconds,
+            self._recent.since(totals),
             self._router.queues.wait.copy(),
             self._router.connections.pressure.send_to_ack.copy(),
             self._router.end_to_end.copy(),

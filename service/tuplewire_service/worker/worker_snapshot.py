@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tuplewire.session.durations import Durations
@@ -80,6 +80,21 @@ class ConsumerSnapshot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RecentSnapshot:
+    """What the last seconds have brought."""
+
+    seconds: float
+    """How many seconds these are: the last five to ten."""
+    accepted: int = 0
+    acknowledged: int = 0
+    dropped: int = 0
+    """Messages that the worker took over, that were acknowledged to it, and that it has given up."""
+    state_seconds: Mapping[str, float] = field(default_factory=dict)
+    blocking_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """As in Timings, of those seconds alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where time goes. The durations count each message, but for the last."""
 
@@ -87,6 +102,7 @@ class Timings:
     """Seconds in each TimeState; their sum is the worker's age."""
     blocking_seconds: Mapping[tuple[str, str], float]
     """How long a task has blocked others, by (task, where)."""
+    recent: RecentSnapshot
     queue_wait: Durations
     """In a receive queue, until handed to a consumer for the first time."""
     send_to_ack: Durations
