@@ -21,17 +21,17 @@ help: ## Show this list
 # --- environments -----------------------------------------------------------------------------
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tuplewire needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tuplewire needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.11 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@echo "Installing Tuplewire with PySpark into $(VENV) (a minute or two, once) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "Installing Tuplewire with its development tools into $(VENV) (a minute or two, once) ..."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.deploy: pyproject.toml | $(VENV)/.dev

@@ -1,4 +1,4 @@
-"""Task-addressed messages between the workers of a running topology.
+"""Send messages between tasks while they run, through the workers that have them.
 
 `Client` is imported at its first use, so that `import tuplewire` costs neither gRPC nor a thread.
 """

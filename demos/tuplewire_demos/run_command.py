@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import ENVIRONMENT_PREFIX
+from tuplewire_service.command.parsers import EXIT_CODES
 from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, read_signals
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _add(
         name,
         help=help_text,
         description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example: {example}",
+        epilog=f"example: {example}. {EXIT_CODES}",
     )
     parser.set_defaults(handler=partial(_on_own_workers, handler))
     parser.add_argument(

@@ -79,17 +79,22 @@ def test_any_bytes_with_a_prefix(worker: OwnWorker) -> None:
     assert b"the input ends within a message" in cut.stderr
 
 
-def test_nobody_there_is_told_at_once() -> None:
-    """A wrong address is one line, and no wait without a word."""
+@pytest.mark.parametrize(("timeout", "lines"), [("0.5", 1), ("2", 2)])
+def test_nobody_there_is_told_at_once(timeout: str, lines: int) -> None:
+    """A wrong address is told with its reason after a second; a command that waits longer says so."""
     ran = subprocess.run(
-        [sys.executable, "-m", "tuplewire", "recv", "1", "--address", "127.0.0.1:1", "--timeout", "1"],
+        [sys.executable, "-m", "tuplewire", "recv", "1", "--address", "127.0.0.1:1", "--timeout", timeout],
         capture_output=True,
         check=False,
+        text=True,
         timeout=_SECONDS,
     )
     assert ran.returncode == 1
-    assert ran.stderr.count(b"\n") == 1
-    assert b"127.0.0.1:1" in ran.stderr
+    said = ran.stderr.splitlines()
+    assert len(said) == lines
+    assert all("the worker at 127.0.0.1:1: not ready after" in line for line in said)
+    assert all("Connection refused" in line for line in said)
+    assert said[0].endswith("; waiting for it ...") == (lines > 1)
 
 
 def test_ctrl_c_ends_a_reader_with_a_line(worker: OwnWorker) -> None:

@@ -215,10 +215,12 @@ def test_every_setting_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("command", ["worker", "send", "recv", "status", "assign", "drain", "completion"])
 def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The help of a command ends with one that works."""
+    """The help of a command ends with one that works, and with the exit codes."""
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    assert f"example: tuplewire {command}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"example: tuplewire {command}" in shown
+    assert "64 wrong usage" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -228,6 +230,7 @@ def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixtur
         (["worker", "--lisen", "x"], "unrecognized arguments: --lisen"),
         (["status"], "tuplewire status: no worker address: pass one"),
         (["status", "nowhere"], "tuplewire status: address 'nowhere' is neither"),
+        (["recv", "1-"], "argument TASKS: task ids are written like 1,2,10-19"),
         (["nonsense"], "nonsense"),
         ([], "COMMAND"),
         (["drain", "127.0.0.1:1", "--deadline", "-1"], "--deadline must be more than 0"),

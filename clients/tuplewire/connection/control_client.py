@@ -12,7 +12,7 @@ import grpc
 
 from tuplewire.addresses import resolve_address
 from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of
-from tuplewire.errors import ClosedError, UnreachableError
+from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials
 from tuplewire.wire import control_pb2, health_pb2
@@ -21,6 +21,7 @@ from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.health_pb2_grpc import HealthStub
 
 _POLL_SECONDS = 0.1
+_LOOK_SECONDS = 1.0
 
 
 class ControlClient:
@@ -229,8 +230,10 @@ class ControlClient:
         Raises UnreachableError when it is not ready after `timeout` seconds, or stops meanwhile.
         """
         deadline = time.monotonic() + timeout
-        seen = "nobody answers"
-        with _mapped_errors(self.address, lambda: f"not ready after {timeout:g} s: {seen}"):
+        seen = ""
+        with _mapped_errors(
+            self.address, lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"
+        ):
             watch = self._connected_by(deadline).health.Watch(
                 health_pb2.HealthCheckRequest(), timeout=deadline - time.monotonic(), wait_for_ready=True
             )
@@ -240,6 +243,14 @@ class ControlClient:
                     return
                 seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
         raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
+
+    def _silence(self) -> str:
+        """Return why nobody answers."""
+        try:
+            self._call("GetStatus", control_pb2.GetStatusRequest(), _LOOK_SECONDS)
+        except TuplewireError as error:
+            return str(error)
+        return "it answers only now"
 
     def _connected_by(self, deadline: float) -> _Connection:
         """Return the connection, waiting for the worker where its certificate has to be seen first."""
@@ -251,13 +262,14 @@ class ControlClient:
                     raise
                 time.sleep(_POLL_SECONDS)
 
-    def _call(self, method: str, request: Any) -> Any:
-        connection = self._connected(self.timeout)
+    def _call(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        timeout = timeout or self.timeout
+        connection = self._connected(timeout)
         metadata = self._dialler.metadata(self.address)
         try:
             hint = self._dialler.hint(self.address)
-            with _mapped_errors(self.address, lambda: f"no answer within {self.timeout:g} s", hint):
-                return getattr(connection.control, method)(request, timeout=self.timeout, metadata=metadata)
+            with _mapped_errors(self.address, lambda: f"no answer within {timeout:g} s", hint):
+                return getattr(connection.control, method)(request, timeout=timeout, metadata=metadata)
         except UnreachableError:
             with self._lock:
                 if self._connection is connection and connection.identity is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError
 from tuplewire_service.command.parsers import ADDRESS_VARIABLE, Handler, add_access, add_command, control_of
+from tuplewire_service.command.terminal import write_text
 from tuplewire_service.process.stop import EXIT_OK
 
 
@@ -53,7 +55,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
     with control_of(arguments) as client:
         status = client.status(MOST_CLIENTS)
-    print(json.dumps(status_as_json(status), indent=2) if arguments.json else status_as_text(status))
+    if arguments.json:
+        print(json.dumps(status_as_json(status), indent=2))
+    else:
+        write_text(sys.stdout, f"{status_as_text(status)}\n")
     return EXIT_OK
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
-from tuplewire.settings import ENVIRONMENT_PREFIX
 from tuplewire.shown import shown
 from tuplewire_service.command.asking_commands import add_asking_commands
 from tuplewire_service.command.message_commands import add_message_commands
 from tuplewire_service.command.parsers import (
+    EXIT_CODES,
+    Handler,
     Parser,
     add_command,
     add_setting_flags,
@@ -26,11 +27,6 @@ from tuplewire_service.command.parsers import (
 from tuplewire_service.process.config_sources import CONFIG_VARIABLE, load, to_toml
 from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.process.worker_config import WorkerConfig
-
-ADDRESS_VARIABLE = ENVIRONMENT_PREFIX + "ADDRESS"
-LOCAL_ADDRESS = "127.0.0.1:6700"
-"""Where a worker listens by default."""
-Handler = Callable[[argparse.Namespace], int]
 
 ENTRY_POINT_GROUP = "tuplewire.run"
 """An entry point's name is the job's, its object an AddJob."""
@@ -93,9 +89,8 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the command's parser; it knows the jobs of `run` only where the arguments begin so."""
     top = Parser(
         prog="tuplewire",
-        description="Task-addressed messages between the workers of a running topology.",
-        epilog="example: tuplewire worker --tasks 0-99. "
-        "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 a defect; 130 interrupted.",
+        description="Send messages between tasks while they run, through the workers that have them.",
+        epilog=f"example: tuplewire worker --tasks 0-99. {EXIT_CODES}",
     )
     top.add_argument("--version", action="version", version=f"tuplewire {tuplewire.__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -181,7 +176,7 @@ def _add_run(commands: Any) -> None:
         "run",
         help="run a job on local workers and PySpark",
         description="Start local workers and PySpark, run a job through them, and check its result.",
-        epilog="`tuplewire run JOB --help` has the options of a job, and an example.",
+        epilog=f"`tuplewire run JOB --help` has the options of a job, and an example. {EXIT_CODES}",
     )
     found = sorted(entry_points(group=ENTRY_POINT_GROUP))
     if not found:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.errors import FlushTimeoutError
+from tuplewire.errors import ConfigError, FlushTimeoutError, UnreachableError
+from tuplewire.shown import shown
 from tuplewire.task_ids import parse_tasks
 from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.command.parsers import (
@@ -26,9 +27,11 @@ from tuplewire_service.process.stop import EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
+    from tuplewire.connection.control_client import ControlClient
 
 LOCAL_ADDRESS = "127.0.0.1:6700"
 """Where a worker listens by default."""
+_PATIENCE_SECONDS = 1.0
 
 
 def add_message_commands(commands: Any) -> None:
@@ -42,9 +45,16 @@ def add_message_commands(commands: Any) -> None:
     )
     parser.add_argument("--source", metavar="TASK", type=int, help="the task that sends (default: none)")
     parser = _add_messages(commands, _recv, "take the messages of tasks, and print them", "42 --count 1")
-    parser.add_argument("tasks", metavar="TASKS", type=parse_tasks, help="the tasks, like 42 or 1,2,10-19")
+    parser.add_argument("tasks", metavar="TASKS", type=_tasks, help="the tasks, like 42 or 1,2,10-19")
     parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
     parser.add_argument("--quiet", metavar="SECONDS", type=float, help="end once nothing came for so long")
+
+
+def _tasks(text: str) -> tuple[int, ...]:
+    try:
+        return parse_tasks(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
@@ -75,7 +85,7 @@ def _client_of(arguments: argparse.Namespace, source: int | None = None) -> Iter
     """Connect a client to a worker that is there; UnreachableError at once where none is."""
     arguments.address = arguments.address or os.environ.get(ADDRESS_VARIABLE) or LOCAL_ADDRESS
     with control_of(arguments) as control:
-        control.wait_ready(arguments.timeout)
+        _wait_ready(control, arguments.timeout)
     from tuplewire.client import Client
 
     credentials = credentials_of(arguments)
@@ -88,6 +98,18 @@ def _client_of(arguments: argparse.Namespace, source: int | None = None) -> Iter
     finally:
         with suppress(FlushTimeoutError):
             client.close(arguments.timeout)
+
+
+def _wait_ready(control: ControlClient, timeout: float) -> None:
+    """Wait for a worker, and say soon what is wrong; UnreachableError where it is not ready in time."""
+    patience = min(timeout, _PATIENCE_SECONDS)
+    try:
+        control.wait_ready(patience)
+    except UnreachableError as error:
+        if timeout <= patience:
+            raise
+        print(f"{shown(str(error))}; waiting for it ...", file=sys.stderr)
+        control.wait_ready(timeout - patience)
 
 
 def _send(arguments: argparse.Namespace) -> int:

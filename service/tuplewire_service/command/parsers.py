@@ -21,6 +21,10 @@ Handler = Callable[[argparse.Namespace], int]
 ADDRESS_VARIABLE = ENVIRONMENT_PREFIX + "ADDRESS"
 
 
+EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 a defect; 130 interrupted."
+"""What each command says of them in its help."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose complaint is one line, and whose exit code is that of bad usage."""
 
@@ -35,7 +39,7 @@ def add_command(commands: Any, handler: Handler, help_text: str, example: str) -
         name,
         help=help_text,
         description=help_text[0].upper() + help_text[1:] + ".",
-        epilog=f"example: tuplewire {name} {example}",
+        epilog=f"example: tuplewire {name} {example}. {EXIT_CODES}",
     )
     parser.set_defaults(handler=handler)
     return parser
