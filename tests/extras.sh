@@ -13,6 +13,7 @@ with tuplewire.local() as worker, worker.client() as client:
     client.send(42, b"x"); client.flush(30)
     with client.recv([42], timeout=30) as batches: assert next(batches).payloads == [b"x"]'
     [shell]='import tuplewire_service.command.cli as cli; assert cli.main(["completion", "bash"]) == 0'
+    [top]='import tuplewire_service.command.top_view'
     [zmq]='from tuplewire_service.messaging.zmq import ZmqContext'
     [notebook]='import cloudpickle'
     [spark]='import pyspark, pandas, pyarrow, tuplewire.spark.data_source, tuplewire.spark.topology'
@@ -26,7 +27,7 @@ import tuplewire.topology, tuplewire.wire.messaging_pb2_grpc'
 passed=() absent=() failed=()
 for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
     python=$(find_python "$version") || { absent+=("$version"); continue; }
-    for extra in base service shell zmq notebook spark demo; do
+    for extra in base service shell top zmq notebook spark demo; do
         venv=$(mktemp -d)
         if "$python" -m venv "$venv" &&
             "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \

@@ -112,6 +112,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "zmq": ("tuplewire_service.messaging.zmq",),
     "argcomplete": ("tuplewire_service.command",),
     "rich": ("tuplewire_service.command",),
+    "textual": ("tuplewire_service.command.top_view",),
     "prometheus_client": (
         "tuplewire_service.admin",
         "tuplewire_service.command",

@@ -24,6 +24,7 @@ from tuplewire_service.command.parsers import (
     given_flags,
     silence_grpc,
 )
+from tuplewire_service.command.top_command import add_top_command
 from tuplewire_service.process.config_sources import CONFIG_VARIABLE, load, to_toml
 from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from tuplewire_service.process.worker_config import WorkerConfig
@@ -37,6 +38,7 @@ _LINE_END = "\n"
 _EXTRA_OF = {
     "argcomplete": "shell",
     "prometheus_client": "service",
+    "textual": "top",
     "zmq": "zmq",
     "pyspark": "spark",
     "pyarrow": "spark",
@@ -102,6 +104,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         commands.add_parser("run", help="run a job on local workers and PySpark")
     add_message_commands(commands)
     add_asking_commands(commands)
+    add_top_command(commands)
     parser = add_command(commands, _completion, "print what makes a shell complete this command", "bash")
     parser.description = (
         'Print what makes a shell complete this command: eval "$(tuplewire completion bash)" in ~/.bashrc, '

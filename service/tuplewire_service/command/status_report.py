@@ -157,7 +157,7 @@ def _clients(status: pb.GetStatusResponse) -> Iterator[str]:
 
 def _sender(session: pb.SessionStatus) -> str:
     name = f"worker {session.worker_id}" if session.worker_id else session.sender_id
-    since = f"{'connected' if session.connected else 'gone'} for {_time(session.seconds)}"
+    since = f"{'connected' if session.connected else 'gone'} for {time_of(session.seconds)}"
     waits = f", waits for {session.exhausted_tasks} tasks" if session.exhausted_tasks else ""
     return (
         f"sender      {name}{_origin(session)}, {since}: {session.messages} messages, {session.bytes} bytes, "
@@ -169,7 +169,7 @@ def _sender(session: pb.SessionStatus) -> str:
 def _consumer(consumer: pb.ConsumerStatus) -> str:
     reads = ", only reads" if consumer.only_reads else ""
     return (
-        f"consumer    {consumer.consumer_id}{_origin(consumer)}, for {_time(consumer.seconds)}: "
+        f"consumer    {consumer.consumer_id}{_origin(consumer)}, for {time_of(consumer.seconds)}: "
         f"{_named(consumer.tasks)}, {consumer.outstanding_messages} outstanding{reads}"
     )
 
@@ -189,7 +189,7 @@ def _tasks(tasks: Sequence[pb.TaskStatus]) -> Iterator[str]:
 def _task(task: pb.TaskStatus) -> str:
     full = ", congested" if task.congested else ""
     consumer = "subscribed" if task.subscribed else "no consumer"
-    oldest = f", the oldest of {_time(task.oldest_seconds)} ago" if task.oldest_seconds else ""
+    oldest = f", the oldest of {time_of(task.oldest_seconds)} ago" if task.oldest_seconds else ""
     return (
         f"task        {task.task}: {task.queued_messages} messages queued, {consumer}{full}{oldest}; "
         f"{received_messages(task)} in, {acknowledged_messages(task)} out"
@@ -207,7 +207,7 @@ def _named(tasks: Sequence[int]) -> str:
     return f"task{'s' * (len(tasks) > 1)} {', '.join(map(str, tasks[:_MOST_SHOWN]))}{more}"
 
 
-def _time(seconds: float) -> str:
+def time_of(seconds: float) -> str:
     """Return a time as people say it."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

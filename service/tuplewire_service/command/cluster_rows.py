@@ -1,0 +1,369 @@
+"""What a cluster does now, as rows: made of two looks at each of its workers. Pure: no clock, no I/O.
+
+A rate is what a count has grown by between the looks, over the time that the worker says has passed. It is
+None after one look. Who holds others up, the workers say themselves, of their last seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.command.status_report import acknowledged_messages, received_messages, state_name
+
+LOCAL = "local"
+_BUSY, _IDLE = "busy", "idle"
+_HELD_UP = "backpressured_"
+
+
+class Look(NamedTuple):
+    """A worker as it is now, and as it was at the look before; without a status, why there is none."""
+
+    worker: str
+    address: str
+    now: pb.GetStatusResponse | None
+    before: pb.GetStatusResponse | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker. busy, idle and backpressured are shares of its time, 0 to 1; because: of the last one."""
+
+    worker: str
+    address: str
+    state: str
+    problem: str
+    version: str = ""
+    assignment_version: int = 0
+    memory_bytes: int = 0
+    busy: float = 0.0
+    idle: float = 0.0
+    backpressured: float = 0.0
+    because: str = ""
+    accepted_rate: float | None = None
+    acknowledged_rate: float | None = None
+    pending: int = 0
+    tasks: int = 0
+    connected_senders: int = 0
+    remembered_senders: int = 0
+    consumers: int = 0
+    smallest_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task. load: how full its queue is, 0 to 1.
+
+    blocking: for what share of the last seconds it held others up; blocked_workers: those where they are.
+    """
+
+    task: int
+    worker: str
+    received_rate: float | None
+    acknowledged_rate: float | None
+    received_messages: int
+    acknowledged_messages: int
+    queued_messages: int
+    queued_bytes: int
+    load: float
+    oldest_seconds: float
+    consumer: str
+    subscribed: bool
+    congested: bool
+    blocking: float
+    blocked_workers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """A connection from a worker to another one."""
+
+    worker: str
+    peer: str
+    address: str
+    connected: bool
+    accepted_rate: float | None
+    acknowledged_rate: float | None
+    pending: int
+    dropped: int
+    reconnects: int
+    congested_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SenderRow:
+    """A session at a worker; sender: its id, or that of the worker that sends."""
+
+    worker: str
+    sender: str
+    who: str
+    address: str
+    connected: bool
+    seconds: float
+    rate: float | None
+    bytes_rate: float | None
+    messages: int
+    bytes: int
+    window_messages: int
+    outstanding_messages: int
+    exhausted_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRow:
+    """A subscription at a worker."""
+
+    worker: str
+    consumer: str
+    who: str
+    address: str
+    seconds: float
+    tasks: Sequence[int]
+    outstanding_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossRow:
+    """Messages that a worker has given up, or messages and streams that it has refused."""
+
+    worker: str
+    what: str
+    reason: str
+    count: int
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRows:
+    """All of it. blocking: who holds whom up, a sentence each, the worst first."""
+
+    workers: list[WorkerRow] = field(default_factory=list)
+    tasks: list[TaskRow] = field(default_factory=list)
+    peers: list[PeerRow] = field(default_factory=list)
+    senders: list[SenderRow] = field(default_factory=list)
+    consumers: list[ConsumerRow] = field(default_factory=list)
+    losses: list[LossRow] = field(default_factory=list)
+    blocking: list[str] = field(default_factory=list)
+
+
+class Interval:
+    """The time between two looks at one process. Of another process, or without a look before: none."""
+
+    def __init__(self, before: pb.GetStatusResponse | None, now: pb.GetStatusResponse) -> None:
+        same = before is not None and before.incarnation == now.incarnation
+        self.before = before if same and before is not None else pb.GetStatusResponse()
+        self.seconds = _age(now) - _age(self.before) if same else 0.0
+
+    def rate(self, now: int, before: int) -> float | None:
+        """Return by how much a count grows in a second; None: nobody knows.
+
+        before: 0 where it was not there. A count that has fallen has begun anew.
+        """
+        if self.seconds <= 0:
+            return None
+        return (now - before if before <= now else now) / self.seconds
+
+    def shares(self, now: pb.GetStatusResponse) -> dict[str, float]:
+        """Return the shares of the worker's states; after one look, those of its last seconds."""
+        spent = dict(now.state_seconds)
+        if self.seconds > 0:
+            spent = {each: took - self.before.state_seconds[each] for each, took in spent.items()}
+        elif now.recent.seconds > 0:
+            spent = dict(now.recent.state_seconds)
+        total = sum(spent.values()) or 1.0
+        return {each: took / total for each, took in spent.items()}
+
+
+def _age(status: pb.GetStatusResponse) -> float:
+    return sum(status.state_seconds.values())
+
+
+@dataclass(slots=True)
+class _Hold:
+    """How one task holds others up."""
+
+    share: float = 0.0
+    span: float = 0.0
+    workers: list[str] = field(default_factory=list)
+
+
+_Holds = Mapping[tuple[str, str], _Hold]
+"""By the worker that has the task, and the task."""
+
+
+def cluster_rows(looks: Iterable[Look]) -> ClusterRows:
+    """Return the rows of a cluster, by looks at all of its workers."""
+    looks = list(looks)
+    holds = _holds(each.now for each in looks if each.now is not None)
+    rows = ClusterRows()
+    for each in looks:
+        if each.now is None:
+            rows.workers.append(WorkerRow(each.worker, each.address, "no answer", each.problem))
+            continue
+        over = Interval(each.before, each.now)
+        rows.workers.append(_worker(each, each.now, over))
+        rows.tasks.extend(_tasks(each.now, over, holds))
+        rows.peers.extend(_peers(each.now, over))
+        rows.senders.extend(_senders(each.now, over))
+        rows.consumers.extend(_consumers(each.now))
+        rows.losses.extend(_losses(each.now, over))
+    rows.blocking.extend(_sentences(holds, rows))
+    return rows
+
+
+def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
+    shares = over.shares(now)
+    held = {each: share for each, share in shares.items() if each.startswith(_HELD_UP) and share > 0}
+    before = over.before.ledger
+    return WorkerRow(
+        worker=now.worker_id,
+        address=look.address,
+        state=state_name(now.state),
+        problem=look.problem or now.not_ready_because,
+        version=now.version,
+        assignment_version=now.assignment_version,
+        memory_bytes=now.resident_bytes,
+        busy=shares.get(_BUSY, 0.0),
+        idle=shares.get(_IDLE, 0.0),
+        backpressured=sum(held.values()),
+        because=max(held, key=held.__getitem__).removeprefix(_HELD_UP) if held else "",
+        accepted_rate=over.rate(now.ledger.accepted, before.accepted),
+        acknowledged_rate=over.rate(now.ledger.acknowledged, before.acknowledged),
+        pending=now.ledger.pending,
+        tasks=len(now.tasks),
+        connected_senders=now.connected_sessions,
+        remembered_senders=now.remembered_sessions,
+        consumers=now.subscribed_consumers,
+        smallest_window=now.smallest_window if now.HasField("smallest_window") else None,
+    )
+
+
+def _holds(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], _Hold]:
+    holds: dict[tuple[str, str], _Hold] = {}
+    for status in statuses:
+        for each in status.blocking:
+            if each.recent_seconds <= 0 or status.recent.seconds <= 0:
+                continue
+            at = status.worker_id if each.where == LOCAL else each.where
+            hold = holds.setdefault((at, each.task), _Hold())
+            share = min(1.0, each.recent_seconds / status.recent.seconds)
+            if share > hold.share:
+                hold.share, hold.span = share, status.recent.seconds
+            hold.workers = sorted([*hold.workers, status.worker_id])
+    return holds
+
+
+def _tasks(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator[TaskRow]:
+    # A task that has left and come back has begun anew.
+    before = {(each.task, each.begin_sequence): each for each in over.before.tasks}
+    consumers = {task: each.consumer_id for each in now.consumers for task in each.tasks}
+    nothing = _Hold()
+    for each in now.tasks:
+        then = before.get((each.task, each.begin_sequence), pb.TaskStatus())
+        hold = holds.get((now.worker_id, str(each.task)), nothing)
+        received, acknowledged = received_messages(each), acknowledged_messages(each)
+        yield TaskRow(
+            task=each.task,
+            worker=now.worker_id,
+            received_rate=over.rate(received, received_messages(then)),
+            acknowledged_rate=over.rate(acknowledged, acknowledged_messages(then)),
+            received_messages=received,
+            acknowledged_messages=acknowledged,
+            queued_messages=each.queued_messages,
+            queued_bytes=each.queued_bytes,
+            load=each.load,
+            oldest_seconds=each.oldest_seconds,
+            consumer=consumers.get(each.task, ""),
+            subscribed=each.subscribed,
+            congested=each.congested,
+            blocking=hold.share,
+            blocked_workers=hold.workers,
+        )
+
+
+def _peers(now: pb.GetStatusResponse, over: Interval) -> Iterator[PeerRow]:
+    before = {(each.worker_id, each.address): each.ledger for each in over.before.peers}
+    for each in now.peers:
+        then = before.get((each.worker_id, each.address), pb.Ledger())
+        yield PeerRow(
+            worker=now.worker_id,
+            peer=each.worker_id,
+            address=each.address,
+            connected=each.connected,
+            accepted_rate=over.rate(each.ledger.accepted, then.accepted),
+            acknowledged_rate=over.rate(each.ledger.acknowledged, then.acknowledged),
+            pending=each.ledger.pending,
+            dropped=sum(each.ledger.dropped.values()),
+            reconnects=each.reconnects,
+            congested_tasks=len(each.congested),
+        )
+
+
+def _senders(now: pb.GetStatusResponse, over: Interval) -> Iterator[SenderRow]:
+    before = {(each.who, each.sender_id): each for each in over.before.sessions}
+    for each in now.sessions:
+        at = each.who, each.sender_id
+        then = before.get(at, pb.SessionStatus())
+        # Of many, a worker lists some: one that is listed anew may have been there for long.
+        known = at in before or each.seconds < over.seconds
+        yield SenderRow(
+            worker=now.worker_id,
+            sender=each.worker_id or each.sender_id,
+            who=each.who,
+            address=each.address,
+            connected=each.connected,
+            seconds=each.seconds,
+            rate=over.rate(each.messages, then.messages) if known else None,
+            bytes_rate=over.rate(each.bytes, then.bytes) if known else None,
+            messages=each.messages,
+            bytes=each.bytes,
+            window_messages=each.window_messages,
+            outstanding_messages=each.outstanding_messages,
+            exhausted_tasks=each.exhausted_tasks,
+        )
+
+
+def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
+    for each in now.consumers:
+        yield ConsumerRow(
+            worker=now.worker_id,
+            consumer=each.consumer_id,
+            who=each.who,
+            address=each.address,
+            seconds=each.seconds,
+            tasks=list(each.tasks),
+            outstanding_messages=each.outstanding_messages,
+        )
+
+
+def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:
+    before = over.before
+    for what, counts, then in (
+        ("messages dropped", now.ledger.dropped, before.ledger.dropped),
+        ("messages refused", now.refused_messages, before.refused_messages),
+        ("streams refused", now.refused_streams, before.refused_streams),
+    ):
+        for reason, count in counts.items():
+            if count:
+                yield LossRow(now.worker_id, what, reason, count, over.rate(count, then.get(reason, 0)))
+
+
+def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
+    tasks = {(each.worker, str(each.task)): each for each in rows.tasks}
+    consumers = {(each.worker, task): each for each in rows.consumers for task in each.tasks}
+    for (worker, task), hold in sorted(holds.items(), key=lambda each: -each[1].share):
+        row = tasks.get((worker, task))
+        consumer = None if row is None else consumers.get((worker, row.task))
+        if consumer is not None:
+            why = f"{consumer.consumer} has {consumer.outstanding_messages:,} unacknowledged"
+        elif row is not None:
+            why = "its consumer is not listed" if row.subscribed else "nobody consumes it"
+        else:
+            why = "the worker does not answer, or has no such task"
+        yield (
+            f"task {task} at {worker} holds up senders at {', '.join(hold.workers)}, for {hold.share:.0%} of "
+            f"the last {hold.span:.0f} s: {why}"
+        )

@@ -1,0 +1,240 @@
+"""The rows of a cluster as tables for people: what a column shows, and by what it is sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuplewire_service.command.cluster_rows import ClusterRows
+from tuplewire_service.command.status_report import time_of
+
+_NOT_KNOWN = "-"
+
+
+def number_of(value: float | None) -> str:
+    """Return a count or a rate as people read it; None is not known."""
+    if value is None:
+        return _NOT_KNOWN
+    return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def share_of(value: float) -> str:
+    """Return a share of 1 in percent, and nothing for none of it."""
+    return f"{value:.0%}" if value > 0 else ""
+
+
+def size_of(value: float | None) -> str:
+    """Return bytes as people read them."""
+    if value is None:
+        return _NOT_KNOWN
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:,.0f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} GiB"
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _age(value: float) -> str:
+    return time_of(value) if value > 0 else ""
+
+
+def _tasks(value: Sequence[int]) -> str:
+    return f"{', '.join(map(str, value[:5]))}{f' and {len(value) - 5} more' if len(value) > 5 else ''}"
+
+
+def _yes(value: bool) -> str:  # noqa: FBT001 - a cell's value
+    return "yes" if value else "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its title, the field of the row, and how that is shown."""
+
+    title: str
+    name: str
+    shown: Callable[[Any], str] = _text
+
+    def cell(self, row: object) -> str:
+        """Return what it shows of a row."""
+        return self.shown(getattr(row, self.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of one kind of rows.
+
+    name: that of the rows in ClusterRows. sort: the title of the column by which it is sorted at first. then:
+    that of the one that decides between equals.
+    """
+
+    name: str
+    columns: Sequence[Column]
+    sort: str
+    then: str
+
+    def column(self, title: str) -> Column:
+        """Return the column of a title."""
+        return next(each for each in self.columns if each.title == title)
+
+    def rows(
+        self, cluster: ClusterRows, wanted: str = "", sort: str = "", *, turned: bool = False
+    ) -> list[Any]:
+        """Return the rows that have a text in some cell, sorted.
+
+        sort: a column's title; numbers begin with the largest, and texts with the first. turned: the other
+        way round.
+        """
+        rows: Iterable[Any] = getattr(cluster, self.name)
+        if wanted:
+            low = wanted.lower()
+            rows = [row for row in rows if any(low in column.cell(row).lower() for column in self.columns)]
+        by, then = self.column(sort or self.sort).name, self.column(self.then).name
+        return sorted(
+            rows,
+            key=lambda row: (*_rank(getattr(row, by), turned=turned), *_rank(getattr(row, then))),
+        )
+
+
+def _rank(value: Any, *, turned: bool = False) -> tuple[int, Any]:
+    """Return by what a value is sorted: what is not known comes last, always."""
+    if value is None:
+        return 2, 0
+    if isinstance(value, str):
+        return 1, [ord(each) * (-1 if turned else 1) for each in value]
+    size = value if isinstance(value, int | float) else len(value)
+    return 0, size if turned else -size
+
+
+TABLES = (
+    Table(
+        "workers",
+        (
+            Column("worker", "worker"),
+            Column("state", "state"),
+            Column("in/s", "accepted_rate", number_of),
+            Column("out/s", "acknowledged_rate", number_of),
+            Column("pending", "pending", number_of),
+            Column("busy", "busy", share_of),
+            Column("held up", "backpressured", share_of),
+            Column("by", "because"),
+            Column("senders", "connected_senders", number_of),
+            Column("gone", "remembered_senders", number_of),
+            Column("window", "smallest_window", number_of),
+            Column("memory", "memory_bytes", size_of),
+            Column("version", "version"),
+            Column("assignment", "assignment_version"),
+            Column("address", "address"),
+            Column("problem", "problem"),
+        ),
+        "worker",
+        "address",
+    ),
+    Table(
+        "tasks",
+        (
+            Column("task", "task"),
+            Column("worker", "worker"),
+            Column("in/s", "received_rate", number_of),
+            Column("out/s", "acknowledged_rate", number_of),
+            Column("waiting", "queued_messages", number_of),
+            Column("full", "load", share_of),
+            Column("oldest", "oldest_seconds", _age),
+            Column("blocks", "blocking", share_of),
+            Column("consumed", "subscribed", _yes),
+            Column("consumer", "consumer"),
+        ),
+        "blocks",
+        "in/s",
+    ),
+    Table(
+        "peers",
+        (
+            Column("worker", "worker"),
+            Column("to", "peer"),
+            Column("connected", "connected", _yes),
+            Column("in/s", "accepted_rate", number_of),
+            Column("acknowledged/s", "acknowledged_rate", number_of),
+            Column("pending", "pending", number_of),
+            Column("dropped", "dropped", number_of),
+            Column("reconnects", "reconnects", number_of),
+            Column("congested tasks", "congested_tasks", number_of),
+            Column("address", "address"),
+        ),
+        "pending",
+        "in/s",
+    ),
+    Table(
+        "senders",
+        (
+            Column("worker", "worker"),
+            Column("sender", "sender"),
+            Column("who", "who"),
+            Column("connected", "connected", _yes),
+            Column("since", "seconds", _age),
+            Column("messages/s", "rate", number_of),
+            Column("bytes/s", "bytes_rate", size_of),
+            Column("messages", "messages", number_of),
+            Column("outstanding", "outstanding_messages", number_of),
+            Column("window", "window_messages", number_of),
+            Column("waits for", "exhausted_tasks", number_of),
+            Column("address", "address"),
+        ),
+        "messages/s",
+        "outstanding",
+    ),
+    Table(
+        "consumers",
+        (
+            Column("worker", "worker"),
+            Column("consumer", "consumer"),
+            Column("who", "who"),
+            Column("since", "seconds", _age),
+            Column("outstanding", "outstanding_messages", number_of),
+            Column("tasks", "tasks", _tasks),
+            Column("address", "address"),
+        ),
+        "outstanding",
+        "since",
+    ),
+    Table(
+        "losses",
+        (
+            Column("worker", "worker"),
+            Column("what", "what"),
+            Column("reason", "reason"),
+            Column("messages/s", "rate", number_of),
+            Column("in all", "count", number_of),
+        ),
+        "in all",
+        "reason",
+    ),
+)
+
+
+def task_lines(cluster: ClusterRows, worker: str, task: int) -> list[str]:
+    """Return all that is known of one task, for people."""
+    row = next((each for each in cluster.tasks if (each.worker, each.task) == (worker, task)), None)
+    if row is None:
+        return [f"task {task} is not at {worker}, or the worker does not answer"]
+    lines = [
+        f"task {task} at {worker}",
+        "",
+        f"in          {number_of(row.received_rate)} messages/s, {row.received_messages:,} in all",
+        f"out         {number_of(row.acknowledged_rate)} messages/s, {row.acknowledged_messages:,} in all",
+        f"waiting     {row.queued_messages:,} messages, {size_of(row.queued_bytes)}, {row.load:.0%} full",
+        f"oldest      {_age(row.oldest_seconds) or 'none'}",
+    ]
+    holds = f"{row.blocking:.0%} of the last seconds, senders at {', '.join(row.blocked_workers)}"
+    lines.append(f"holds up    {holds if row.blocking else 'nobody'}")
+    consumers = [each for each in cluster.consumers if each.worker == worker and task in each.tasks]
+    lines += [
+        f"consumer    {each.consumer} {each.who} at {each.address or 'the worker'}, for "
+        f"{time_of(each.seconds)}, {len(each.tasks)} tasks, {each.outstanding_messages:,} unacknowledged"
+        for each in consumers
+    ] or ["consumer    it is not listed" if row.subscribed else "consumer    none"]
+    return lines

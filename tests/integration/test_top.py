@@ -1,0 +1,265 @@
+"""`tuplewire top`: a whole cluster from any one worker, for people at a terminal and for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from helpers import eventually
+from helpers.program import Threads
+from helpers.worker_process import COMMAND, environment_without_ours, run_command
+from textual.widgets import DataTable, Static
+
+from tuplewire import Client
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import BufferFullError, FlushTimeoutError
+from tuplewire_service.command.cli import main
+from tuplewire_service.command.cluster_looks import ClusterLooks
+from tuplewire_service.command.cluster_rows import cluster_rows
+from tuplewire_service.command.cluster_tables import TABLES
+from tuplewire_service.command.top_view import TaskScreen, TopView
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+
+SLOW_TASK = 12
+
+
+class Cluster(NamedTuple):
+    """Two workers; tasks 0 to 9 are at the first, 10 to 19 at the other."""
+
+    near: Endpoint
+    far: Endpoint
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Run it with a program that sends to a consumer which never acknowledges anything."""
+    flags = ["--receive-queue-messages=100", "--drain-seconds=1"]
+    with LocalWorkers(2, "default", flags=flags) as workers:
+        workers.assign({0: range(10), 1: range(10, 20)})
+        near, far = workers.endpoints
+        with (
+            Client(near.address, client_id="sends") as sender,
+            Client(far.address, client_id="sleeps") as consumer,
+            contextlib.ExitStack() as stack,
+        ):
+            threads = Threads()
+
+            def send() -> None:
+                while not threads.stop.is_set():
+                    with contextlib.suppress(BufferFullError):
+                        sender.send(SLOW_TASK, b"x", timeout=0.1)
+
+            batches = stack.enter_context(consumer.recv([SLOW_TASK], timeout=30))
+            threads.start(send)
+            stack.callback(threads.end)
+            next(batches)
+            yield Cluster(near, far)
+            threads.end()
+            with contextlib.suppress(FlushTimeoutError):
+                sender.close(0.1)
+
+
+def looked(address: str) -> dict[str, Any]:
+    """Return what --once --json prints."""
+    ended = run_command("top", address, "--once", "--json", "--interval=0.3")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def culprit(address: str) -> str:
+    """Return who blocks most, in words."""
+    return next(iter(looked(address)["blocking"]), "")
+
+
+def test_the_culprit_is_named_from_either_worker(cluster: Cluster) -> None:
+    """Each knows the other by the assignment; the sentence says who, where, for whom, and why."""
+    for worker in cluster:
+        said = eventually(lambda worker=worker: culprit(worker.address), 60, "somebody blocks")  # type: ignore[misc]
+        assert said.startswith(f"task {SLOW_TASK} at worker-1 holds up senders at worker-0")
+        assert re.search(r": sleeps has [0-9]+ unacknowledged$", said)
+
+
+def test_scripts_get_everything(cluster: Cluster) -> None:
+    """Workers, tasks, peers, senders and consumers, with rates."""
+    eventually(lambda: culprit(cluster.near.address), 60, "somebody blocks")
+    told = looked(cluster.near.address)
+    assert [each["worker"] for each in told["workers"]] == ["worker-0", "worker-1"]
+    assert {each["state"] for each in told["workers"]} == {"ready"}
+    assert told["workers"][0]["accepted_rate"] is not None
+    assert [each["task"] for each in told["tasks"]] == list(range(20))
+    slow = told["tasks"][SLOW_TASK]
+    assert (slow["worker"], slow["consumer"], slow["blocked_workers"][0]) == (
+        "worker-1",
+        "sleeps",
+        "worker-0",
+    )
+    assert slow["blocking"] > 0
+    assert {(each["worker"], each["peer"]) for each in told["peers"]} == {
+        ("worker-0", "worker-1"),
+        ("worker-1", "worker-0"),
+    }
+    assert "sends" in {each["sender"] for each in told["senders"]}
+    assert [each["consumer"] for each in told["consumers"]] == ["sleeps"]
+
+
+def test_once_prints_tables(cluster: Cluster) -> None:
+    """For a pipe, as plain text; a filter leaves the rows that have the text."""
+    text = run_command("top", cluster.near.address, "--once", "--interval=0.2", "--filter=sleeps").stdout
+    assert "\ntasks\n" in text
+    assert re.search(rf"^{SLOW_TASK} +worker-1 .* sleeps *$", text, re.MULTILINE)
+    assert "\nworkers\n" not in text
+
+
+def test_a_worker_that_is_gone_is_told(cluster: Cluster) -> None:
+    """And the others are told all the same; one that cannot be reached from the beginning is an error."""
+    with LocalWorkers(2, "default", drain_seconds=0.1) as workers:
+        workers.assign({0: [1], 1: [2]})
+        near, far = workers.endpoints
+        with ClusterLooks(ControlClient(near.address), ControlClient) as looks:
+            assert [each.worker for each in looks.look(30)] == ["worker-0", "worker-1"]
+            with ControlClient(far.address) as control:
+                control.drain(0.1)
+            gone = eventually(
+                lambda: [
+                    each.worker
+                    for each in cluster_rows(looks.look(30)).workers
+                    if each.state == "no answer" and each.problem
+                ],
+                60,
+                "one is gone",
+            )
+            assert gone == ["worker-1"]
+            assert [each.worker for each in cluster_rows(looks.look(30)).tasks] == ["worker-0"]
+    nobody = run_command("top", near.address, "--once", "--timeout=2")
+    assert nobody.returncode == 1
+    assert near.address in nobody.stderr
+    assert cluster
+
+
+def test_without_a_terminal_it_says_what_to_do() -> None:
+    """The live view is for terminals."""
+    ended = run_command("top", "127.0.0.1:1")
+    assert (ended.returncode, "--once, or --json" in ended.stderr) == (64, True)
+    assert run_command("top", "127.0.0.1:1", "--once", "--interval=0").returncode == 64
+
+
+def test_without_textual_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The live view alone needs it."""
+    monkeypatch.setitem(sys.modules, "textual.app", None)
+    monkeypatch.delitem(sys.modules, "tuplewire_service.command.top_view")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["top", "127.0.0.1:1"]) == 1
+    assert "pip install 'tuplewire[top]'" in capsys.readouterr().err
+
+
+def test_keys_lead_through_the_view(cluster: Cluster) -> None:
+    """Tables, sorting, the filter, a task by itself, and back."""
+
+    async def lead() -> None:
+        looks = ClusterLooks(ControlClient(cluster.near.address), ControlClient)
+        looks.look(30)
+        view = TopView(looks, 0.1)
+        with looks:
+            async with view.run_test(size=(160, 40)) as pilot:
+
+                async def until(condition: Callable[[], bool]) -> None:
+                    async with asyncio.timeout(20):
+                        while not condition():
+                            await pilot.pause(0.05)
+
+                def lines() -> list[list[str]]:
+                    table = view.screen_stack[0].query_one("#table", DataTable)
+                    return [[str(cell) for cell in table.get_row_at(n)] for n in range(table.row_count)]
+
+                def title(number: int) -> str:
+                    columns = view.screen_stack[0].query_one("#table", DataTable).ordered_columns
+                    return str(columns[number].label)
+
+                await until(lambda: bool(lines()) and lines()[0][0] == str(SLOW_TASK) and lines()[0][7] != "")
+                assert title(7) == "blocks v"
+                await pilot.press("enter")
+                await until(lambda: isinstance(view.screen, TaskScreen))
+                said = view.screen.query_one("#task", Static)
+                await until(lambda: f"task {SLOW_TASK} at worker-1" in str(said.content))
+                assert "consumer    sleeps" in str(said.content)
+                await pilot.press("escape")
+                await until(lambda: not isinstance(view.screen, TaskScreen))
+                for table in TABLES[:5]:
+                    await pilot.press(table.name[0])
+                    await until(
+                        lambda table=table: (
+                            len(lines()) > 0  # type: ignore[misc]
+                            and len(lines()[0]) == len(table.columns)
+                        )
+                    )
+                await pilot.press("w", "r")
+                await until(lambda: [line[0] for line in lines()] == ["worker-1", "worker-0"])
+                await pilot.press("greater_than_sign")
+                assert title(1).startswith("state")
+                assert title(1).endswith("^")
+                await pilot.press("t", "slash", *"sleeps", "enter")
+                await until(lambda: [line[0] for line in lines()] == [str(SLOW_TASK)])
+                await pilot.press("space")
+                await until(lambda: "paused" in str(view.query_one("#summary", Static).content))
+                await pilot.press("q")
+
+    _run(lead())
+
+
+def _run(leading: Awaitable[None]) -> None:
+    async def run() -> None:
+        await leading
+
+    asyncio.run(run())
+
+
+def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
+    """It draws, follows a key, and leaves the terminal as it was."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    before = termios.tcgetattr(terminal)
+    process = subprocess.Popen(
+        [*COMMAND, "top", cluster.near.address, "--interval=0.2"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**environment_without_ours(), "TERM": "xterm-256color"},
+    )
+    seen = bytearray()
+
+    def read() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            seen.extend(os.read(controller, 65536))
+        return True
+
+    os.set_blocking(controller, False)
+    try:
+        eventually(lambda: read() and b"holds up senders" in seen, 60, "the culprit is drawn")
+        seen.clear()
+        os.write(controller, b"p")
+        eventually(lambda: read() and b"reconnects" in seen, 60, "the peers are drawn")
+        os.write(controller, b"q")
+        assert eventually(lambda: read() and process.poll() is not None, 60, "it ends")
+        assert process.returncode == 0
+        assert termios.tcgetattr(terminal) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(controller)

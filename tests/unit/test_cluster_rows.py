@@ -1,0 +1,199 @@
+"""Rates, states and culprits of a cluster, by two looks at each worker; no worker and no clock is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.command.cluster_rows import Look, cluster_rows
+from tuplewire_service.command.cluster_tables import TABLES, Table, number_of, size_of, task_lines
+
+
+def worker(
+    name: str = "a",
+    *,
+    age: float = 10.0,
+    incarnation: int = 1,
+    accepted: int = 0,
+    tasks: tuple[pb.TaskStatus, ...] = (),
+    blocking: tuple[pb.Blocking, ...] = (),
+    sessions: tuple[pb.SessionStatus, ...] = (),
+    consumers: tuple[pb.ConsumerStatus, ...] = (),
+    dropped: int = 0,
+    busy: float = 1.0,
+) -> pb.GetStatusResponse:
+    """Return a status; the worker has been busy for a while, and held up for the rest of its age."""
+    return pb.GetStatusResponse(
+        worker_id=name,
+        incarnation=incarnation,
+        state=pb.WORKER_STATE_READY,
+        ledger=pb.Ledger(accepted=accepted, acknowledged=accepted, dropped={"closed": dropped}),
+        tasks=tasks,
+        state_seconds={"busy": busy, "idle": 0.0, "backpressured_credit": age - busy},
+        blocking=blocking,
+        recent=pb.Recent(seconds=5.0, state_seconds={"busy": 1.0, "idle": 4.0}),
+        sessions=sessions,
+        consumers=consumers,
+    )
+
+
+def task(number: int, received: int, acknowledged: int, begin: int = 0) -> pb.TaskStatus:
+    """Return a task that so many messages have come to since it came to the worker."""
+    return pb.TaskStatus(
+        task=number,
+        queued_messages=received - acknowledged,
+        acknowledged_sequence=begin + acknowledged,
+        begin_sequence=begin,
+        subscribed=True,
+    )
+
+
+def look(now: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) -> Look:
+    """Return a look."""
+    return Look(now.worker_id, "host:1", now, before)
+
+
+def test_rates_are_over_the_workers_own_time() -> None:
+    """What has grown between two looks, over the time by which the worker got older."""
+    before = worker(age=10, accepted=100, tasks=(task(1, 50, 40),), busy=1)
+    rows = cluster_rows([look(worker(age=12, accepted=300, tasks=(task(1, 150, 50),), busy=1.5), before)])
+    assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (100, 50)
+    assert (rows.tasks[0].acknowledged_rate, rows.tasks[0].queued_messages) == (5, 100)
+    assert (rows.workers[0].busy, rows.workers[0].backpressured) == (0.25, 0.75)
+    assert rows.workers[0].because == "credit"
+
+
+def test_one_look_gives_no_rate() -> None:
+    """Nobody knows it then; states are those of the last seconds."""
+    rows = cluster_rows([look(worker(accepted=100, tasks=(task(1, 5, 5),)))])
+    assert (rows.workers[0].accepted_rate, rows.tasks[0].received_rate) == (None, None)
+    assert (rows.workers[0].busy, rows.workers[0].idle) == (0.2, 0.8)
+
+
+def test_another_process_begins_anew() -> None:
+    """A worker that was started again has no rate before the next look."""
+    before = worker(age=1000, accepted=1000)
+    rows = cluster_rows([look(worker(age=1, accepted=5, incarnation=2), before)])
+    assert rows.workers[0].accepted_rate is None
+
+
+@pytest.mark.parametrize("before", [(task(1, 1000, 900),), ()])
+def test_a_task_that_came_meanwhile_counts_from_nothing(before: tuple[pb.TaskStatus, ...]) -> None:
+    """Also where it was here before, under sequences of that time."""
+    rows = cluster_rows([look(worker(age=11, tasks=(task(1, 20, 10, begin=5000),)), worker(tasks=before))])
+    assert (rows.tasks[0].received_rate, rows.tasks[0].acknowledged_rate) == (20, 10)
+
+
+def test_a_sender_that_is_listed_anew_has_no_rate() -> None:
+    """Of many senders some are listed; only one that has come meanwhile counts from nothing."""
+    old = pb.SessionStatus(sender_id="old", seconds=100, messages=10**6)
+    new = pb.SessionStatus(sender_id="new", seconds=1, messages=50)
+    known = pb.SessionStatus(sender_id="known", seconds=100, messages=50)
+    after = pb.SessionStatus(sender_id="known", seconds=102, messages=90)
+    before, now = worker(sessions=(known,)), worker(age=12, sessions=(old, new, after))
+    rates = {each.sender: each.rate for each in cluster_rows([look(now, before)]).senders}
+    assert rates == {"old": None, "new": 25, "known": 20}
+
+
+def test_the_culprit_is_named_with_those_it_holds_up() -> None:
+    """By what the workers say of their last seconds: what was before is history."""
+    at_a = pb.Blocking(task="7", where="b", seconds=90, recent_seconds=4)
+    at_b = pb.Blocking(task="7", where="local", seconds=90, recent_seconds=5)
+    history = pb.Blocking(task="8", where="b", seconds=900)
+    slow = pb.ConsumerStatus(consumer_id="slow", tasks=[7], outstanding_messages=500)
+    rows = cluster_rows(
+        [
+            look(worker("a", blocking=(at_a, history))),
+            look(worker("b", blocking=(at_b,), tasks=(task(7, 9, 0), task(8, 9, 9)), consumers=(slow,))),
+        ]
+    )
+    assert rows.blocking == [
+        "task 7 at b holds up senders at a, b, for 100% of the last 5 s: slow has 500 unacknowledged"
+    ]
+    blocking = {each.task: (each.blocking, list(each.blocked_workers)) for each in rows.tasks}
+    assert blocking == {7: (1.0, ["a", "b"]), 8: (0.0, [])}
+    assert "holds up    100% of the last seconds, senders at a, b" in task_lines(rows, "b", 7)
+    assert task_lines(rows, "a", 7) == ["task 7 is not at a, or the worker does not answer"]
+
+
+def test_who_does_not_answer_is_told_with_the_reason() -> None:
+    """And takes nothing from the others."""
+    rows = cluster_rows([Look("a", "host:1", None, None, "nobody is there"), look(worker("b"))])
+    assert [(each.worker, each.state, each.problem) for each in rows.workers] == [
+        ("a", "no answer", "nobody is there"),
+        ("b", "ready", ""),
+    ]
+
+
+def test_losses_have_their_reason_and_rate() -> None:
+    """What was dropped or refused, and nothing that never happened."""
+    now, before = worker(age=12, dropped=30), worker(dropped=10)
+    now.refused_messages.update({"UNKNOWN_TASK": 3, "MALFORMED": 0})
+    losses = cluster_rows([look(now, before)]).losses
+    assert [(each.what, each.reason, each.count, each.rate) for each in losses] == [
+        ("messages dropped", "closed", 30, 10),
+        ("messages refused", "UNKNOWN_TASK", 3, 1.5),
+    ]
+
+
+def test_all_of_it_is_json() -> None:
+    """For scripts."""
+    rows = cluster_rows([look(worker(tasks=(task(1, 2, 1),)))])
+    assert json.loads(json.dumps(dataclasses.asdict(rows)))["tasks"][0]["queued_messages"] == 1
+
+
+def table(name: str) -> Table:
+    """Return the table of a name."""
+    return next(each for each in TABLES if each.name == name)
+
+
+def test_tables_are_sorted_and_filtered() -> None:
+    """The largest numbers come first, then the first texts; what is not known comes last either way."""
+    known = tuple(pb.SessionStatus(sender_id=each, seconds=100, messages=10) for each in "xyz")
+    after = [pb.SessionStatus(sender_id=each, seconds=102, messages=10 + n) for n, each in enumerate("xyz")]
+    unknown = pb.SessionStatus(sender_id="w", seconds=100)
+    rows = cluster_rows([look(worker(age=12, sessions=(*after, unknown)), worker(sessions=known))])
+    senders = table("senders")
+
+    def names(*wanted: str, turned: bool = False) -> str:
+        return "".join(each.sender for each in senders.rows(rows, *wanted, turned=turned))
+
+    assert names() == "zyxw"
+    assert names(turned=True) == "xyzw"
+    assert names("", "sender") == "wxyz"
+    assert names("", "sender", turned=True) == "zyxw"
+    assert names("Y") == "y"
+
+
+def test_every_column_has_its_field() -> None:
+    """No table asks for what its rows do not have."""
+    now = worker(
+        tasks=(task(1, 2, 1),),
+        sessions=(pb.SessionStatus(),),
+        consumers=(pb.ConsumerStatus(tasks=range(9)),),
+        dropped=1,
+    )
+    now.peers.add(worker_id="b")
+    rows = cluster_rows([look(now)])
+    for each in TABLES:
+        for title in (column.title for column in each.columns):
+            found = each.rows(rows, sort=title)
+            assert found, each.name
+            assert all(isinstance(column.cell(found[0]), str) for column in each.columns)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0, "0"), (0.5, "0.5"), (3.0, "3"), (12.34, "12"), (12345.6, "12,346")]
+)
+def test_numbers_for_people(value: float | None, text: str) -> None:
+    """Short, and no less exact than a rate is."""
+    assert number_of(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(100, "100 B"), (2048, "2 KiB"), (3 * 2**30, "3.0 GiB")])
+def test_sizes_for_people(value: float, text: str) -> None:
+    """In units of 1,024."""
+    assert size_of(value) == text
