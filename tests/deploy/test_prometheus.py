@@ -91,7 +91,7 @@ def load(scene: Scene) -> Iterator[Scene]:
             consumer = stack.enter_context(client_of(scene.workers[worker].address))
             readers.append(stack.enter_context(Reader(consumer.recv([task], timeout=1))))
         program = client_of(scene.workers[0].address, max_pending_task_messages=4 * BATCH)
-        stack.callback(program.close, 0.1)  # what nobody reads is given up
+        stack.callback(program.close, 0)  # what nobody reads is given up
         threads.start(_feed, threads, program)
         stack.callback(threads.end)
         for reader in readers:

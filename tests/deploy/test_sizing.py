@@ -94,7 +94,7 @@ def test_a_full_worker_stays_below_its_limit() -> None:
         taken = [rss(worker.process_id)]
         for _ in range(sessions):
             sender = _sender(worker, config)
-            senders.callback(sender.close, 0.1)
+            senders.callback(sender.close, 0)
             for task in range(local + remote):
                 count = config.receive_queue_bytes // SIZE
                 sender.send(TaskMessageBatch.from_columns([task] * count, [b"x" * SIZE] * count))

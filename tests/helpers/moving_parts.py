@@ -149,6 +149,11 @@ class Host:
         """Of the assignment that it was told last."""
 
     @property
+    def incarnation(self) -> int:
+        """A number that no other start of any worker has."""
+        return self.life * len(WORKERS) + self.number
+
+    @property
     def process(self) -> str:
         """The name of the worker's process."""
         return f"w{self.number}.{self.life}"

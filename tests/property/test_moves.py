@@ -130,13 +130,13 @@ class Cluster(RuleBasedStateMachine):
         )
         transport = TransportSettings(
             worker_id=worker_id,
-            incarnation=host.life,
+            incarnation=host.incarnation,
             receive_bytes=self.queue_bytes,
             session=peer_session(SESSION),
         )
 
         def start() -> Worker:
-            worker = Worker(worker_settings, NetworkContext(self.network, transport), host.life)
+            worker = Worker(worker_settings, NetworkContext(self.network, transport), host.incarnation)
             self.loop.create_task(worker.start(1000 + host.number))
             return worker
 

@@ -15,7 +15,7 @@ from tuplewire_demos.java import cache_dir, find_java, wrapped_home
 
 START = """
 import sys
-from tuplewire_demos import local_session as module
+from tuplewire_demos import jvm, local_session as module
 from tuplewire_demos.local_session import local_session
 with local_session("start", cores=1) as spark:
     version = spark.sparkContext._jvm.System.getProperty("java.home")
@@ -24,7 +24,7 @@ with local_session("start", cores=1) as spark:
         numbers = numbers.mapInArrow(lambda rows: rows, "id bigint")
     total = sum(row.id for row in numbers.collect())
     if "too slow" in sys.argv:
-        module._STOP_SECONDS = 0.01
+        jvm._STOP_SECONDS = 0.01
         module._ClassArchive(module.find_java(), write=True)._new.write_text("half of an archive")
 print(total, version)
 """
