@@ -127,6 +127,8 @@ def _stop(
         spark.stop()
         if process.stop():
             classes.adopt()
+        else:
+            classes.discard()
 
 
 def _session(builder: SparkSession.Builder) -> SparkSession:
