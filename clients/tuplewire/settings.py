@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 from tuplewire.errors import ConfigError
+from tuplewire.storm_keys import is_storms
 
 ENVIRONMENT_PREFIX = "TUPLEWIRE_"
 """How the names of our variables begin."""
@@ -278,8 +279,9 @@ class Settings:
     def from_conf(cls, conf: Mapping[str, Any]) -> Self:
         """Take our settings out of a configuration, by our keys or Storm's; None is as good as not there.
 
-        Keys of others are left alone. Raises ConfigError for a value that does not fit, a setting under two
-        keys, and a key that begins as ours do and that nobody knows.
+        Keys of others are left alone, but for those of Storm's that mean nothing here: see storm_keys. Raises
+        ConfigError for a value that does not fit, a setting under two keys, and a key that begins as ours do
+        and that nobody knows.
         """
         known = keys_of(cls)
         ours = (*cls.REFUSED, *{key[: key.rindex(".") + 1] for key in known if key.startswith(OUR_PREFIX)})
@@ -288,8 +290,10 @@ class Settings:
         for key, value in conf.items():
             declared = known.get(key)
             if declared is None:
-                if str(key).startswith(ours) and key not in cls.PASSED:
-                    raise unknown(f"setting {key!r}", key, known)
+                if key in cls.PASSED or is_storms(str(key), value):
+                    continue
+                if str(key).startswith(ours):
+                    raise unknown(f"setting {key!r}", key, [*known, *cls.PASSED])
             elif value is not None:
                 twice(stands, declared.name, key)
                 values[declared.name] = declared.check(value, key, key)

@@ -52,7 +52,6 @@ def test_a_bolt_that_hangs_makes_its_spout_wait(tmp_path: Path) -> None:
         "mine.gate": str(gate),
         "topology.workers": 3,  # the spout has one of its own
         "topology.acker.executors": 0,
-        "topology.receiver.buffer.size": 64,
         "topology.executor.receive.buffer.size": 64,
         "tuplewire.session.max_block_seconds": 0.2,
     }

@@ -37,7 +37,8 @@ CLIENT = "tuplewire"
 # The first line whose name fits a module applies; a name stands for everything below it.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tuplewire.errors": (),
-    "tuplewire.settings": ("tuplewire.errors",),
+    "tuplewire.settings": ("tuplewire.errors", "tuplewire.storm_keys"),
+    "tuplewire.storm_keys": ("tuplewire.errors", "tuplewire.events"),
     "tuplewire.config": ("tuplewire.errors", "tuplewire.settings"),
     "tuplewire.columns": (),
     "tuplewire.shown": (),

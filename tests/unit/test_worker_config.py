@@ -50,7 +50,9 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
 
 def test_file_takes_storms_keys(tmp_path: Path) -> None:
     """A key of Storm's configuration works in the file, bare (tables, for TOML) or quoted."""
-    file = _file(tmp_path, 'storm.messaging.transport = "grpc"\n"topology.receiver.buffer.size" = 1024\n')
+    file = _file(
+        tmp_path, 'storm.messaging.transport = "grpc"\n"topology.executor.receive.buffer.size" = 1024\n'
+    )
     config = load({}, {}, file).config
     assert (config.transport, config.receive_queue_messages) == ("grpc", 1024)
 
@@ -60,7 +62,7 @@ def test_file_takes_storms_keys(tmp_path: Path) -> None:
     [
         ("receive_queue_mesages = 1", "did you mean receive_queue_messages"),
         ('storm.messaging.transprot = "grpc"', "storm.messaging.transport"),
-        ("receive_queue_messages = 1\ntopology.receiver.buffer.size = 2", "the same setting"),
+        ("receive_queue_messages = 1\ntopology.executor.receive.buffer.size = 2", "the same setting"),
         ("topology = true", "topology in "),
         ("listen = [1]", "listen in "),
         ("listen = ", "is not TOML"),

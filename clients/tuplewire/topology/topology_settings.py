@@ -20,7 +20,7 @@ from tuplewire.settings import (
 
 LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
 """Those that only whoever starts processes reads."""
-_WORKER_KEYS = ("topology.name", "topology.receiver.buffer.size")
+_WORKER_KEYS = ("topology.name",)
 """Those that only a worker reads."""
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from tuplewire.errors import ConfigError
+from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.settings import OUR_PREFIX, unknown
+from tuplewire.storm_keys import our_transport
 from tuplewire_service.messaging.base import IContext
 
 TRANSPORT_KEY = "storm.messaging.transport"
@@ -40,16 +41,21 @@ class TransportFactory:
         for key in conf:
             if str(key).startswith(OUR_PREFIX) and not key.startswith(tuple(rooms)):
                 raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
-        name = conf.get(TRANSPORT_KEY, DEFAULT_TRANSPORT)
+        name = conf.get(TRANSPORT_KEY)
+        name = DEFAULT_TRANSPORT if name is None else name
         if not isinstance(name, str):
             raise ConfigError(f"{TRANSPORT_KEY} must be the name of a transport, not {name!r}")
-        made = _find(name)()
-        if isinstance(made, IContext):
-            made.prepare(conf)
-            return made
-        make_context = getattr(made, "make_context", None)
-        context = make_context(conf) if callable(make_context) else None
-        if not isinstance(context, IContext):
+        kind = _find(name)
+        try:
+            context = _prepared(kind(), conf)
+        except TuplewireError:
+            raise
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"the transport {name!r} of {TRANSPORT_KEY} cannot be made: {problem}"
+            ) from error
+        if context is None:
             raise ConfigError(
                 f"{TRANSPORT_KEY}={name!r} is neither an IContext "
                 "nor has a make_context(conf) that returns one"
@@ -57,7 +63,20 @@ class TransportFactory:
         return context
 
 
+def _prepared(made: Any, conf: Mapping[str, Any]) -> IContext | None:
+    """Return the context that a plug-in is or makes; None where it is no plug-in."""
+    if isinstance(made, IContext):
+        made.prepare(conf)
+        return made
+    make_context = getattr(made, "make_context", None)
+    context = make_context(conf) if callable(make_context) else None
+    return context if isinstance(context, IContext) else None
+
+
 def _find(name: str) -> Any:
+    ours = our_transport(name)
+    if ours is not None:
+        raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm's: write {ours!r} in place of it")
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             return _load(name, point.load)

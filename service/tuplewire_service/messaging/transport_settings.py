@@ -11,6 +11,7 @@ from tuplewire.config import MIB, SessionSettings
 from tuplewire.session.shares import QueueShares, Window
 from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
 from tuplewire_service.messaging.base import ConnectionStatus, IConnection, IContext
+from tuplewire_service.messaging.factory import TRANSPORT_KEY
 
 MIN_WINDOW_MESSAGES = 64
 _MOST = 2**31 - 1
@@ -56,6 +57,8 @@ class TransportSettings(Settings):
     """How a transport listens and connects. session: how its sessions behave. limits: of its bound side."""
 
     PREFIX = "tuplewire.transport."
+    REFUSED = ("storm.messaging.", "zmq.")
+    PASSED = (TRANSPORT_KEY, "zmq.threads", "zmq.linger.millis", "zmq.hwm")
 
     worker_id: str = setting(ANY_TEXT, "", "how this side names itself to its peers; empty for a program")
     incarnation: int = setting(count(0), 0, "differs at every start; 0: the time of it")

@@ -16,6 +16,7 @@ from typing import Any
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ConfigError
 from tuplewire.settings import ENVIRONMENT_PREFIX, OUR_PREFIX, keys_of, settings_of, twice, unknown
+from tuplewire.storm_keys import is_storms
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -107,6 +108,8 @@ def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> N
     stands: dict[str, str] = {}
     for key, value in _flat(tables):
         if key not in known:
+            if is_storms(key, value):
+                continue
             raise unknown(f"key {key!r} in {file}", key, known)
         declared, origin = known[key], f"{key} in {file}"
         twice(stands, declared.name, origin)

@@ -24,6 +24,7 @@ from tuplewire.settings import (
     text,
     within,
 )
+from tuplewire.storm_keys import our_transport
 from tuplewire.task_ids import TASKS
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -71,6 +72,18 @@ def _socket_path(value: str) -> str:
 HOST_PORT = Kind("HOST:PORT", "host:port", str, lambda address: join_host_port(*split_host_port(address)))
 ADVERTISED = Kind("HOST[:PORT]", "a host, or host:port", str, _advertised)
 SOCKET_PATH = Kind("PATH", "an absolute path", str, _socket_path)
+
+
+def _transport(name: str) -> str:
+    """Read the name of a transport; a class of Storm's has a hint of what stands for it."""
+    ours = our_transport(name)
+    if ours is not None:
+        raise ConfigError(f"{name!r} is a class of Storm's: write {ours!r} in place of it")
+    return str(_CHOICE.read(name))
+
+
+_CHOICE = choice(["grpc", "zmq"])
+_TRANSPORT = replace(_CHOICE, read=_transport)
 MODE = Kind(
     "MODE",
     "a file mode in octal digits, such as 0660",
@@ -107,7 +120,7 @@ class WorkerConfig(WorkerSettings):
     )
     assignment_file: str | None = setting(FILE, None, "assignment in JSON, read again whenever it changes")
     transport: str = setting(
-        choice(["grpc", "zmq"]),
+        _TRANSPORT,
         "grpc",
         "transport between workers; programs and control always use grpc",
         storm="storm.messaging.transport",

@@ -25,7 +25,7 @@ class WorkerSettings(Settings):
         count(),
         131_072,
         "bound of one task's receive queue, and of what is held for a remote task, in messages",
-        storm="topology.receiver.buffer.size",
+        storm="topology.executor.receive.buffer.size",
     )
     receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same bound in bytes")
     staging_memory_bytes: int = setting(
