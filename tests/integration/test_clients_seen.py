@@ -13,17 +13,13 @@ import pytest
 from helpers import eventually
 from helpers.admin import samples
 from helpers.secured import secret_file
-from helpers.worker_process import run_command
+from helpers.worker_process import COMMAND, environment_without_ours, run_command
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.wire.control_pb2 import ConsumerStatus, GetStatusResponse, SessionStatus, TaskStatus
-from tuplewire_service.command.status_report import (
-    acknowledged_messages,
-    received_messages,
-    status_as_json,
-    status_as_text,
-)
+from tuplewire_service.command.rates import acknowledged_messages, received_messages
+from tuplewire_service.command.status_report import status_as_json, status_as_text
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SENDS_AND_WAITS = """
@@ -176,6 +172,29 @@ def test_the_command_tells_them(worker: Endpoint) -> None:
     assert mine["address"].startswith("unix:")
     assert mine["messages"] == 1
     assert told["resident_bytes"] > 1 << 20
+
+
+def test_a_status_can_be_watched(worker: Endpoint) -> None:
+    """Again and again, with rates from the second time on; as JSON, one object a line."""
+    for flags, again in (
+        ([], b"task        13: 0 messages queued, no consumer; 0 in (0/s), 0 out (0/s)\n"),
+        (["--json"], b'{"worker_id": "worker-0"'),
+    ):
+        with subprocess.Popen(
+            [*COMMAND, "status", worker.address, "--watch=0.1", *flags],
+            stdout=subprocess.PIPE,
+            env=environment_without_ours(),
+        ) as process:
+            assert process.stdout is not None
+            begun = 0
+            for line in process.stdout:
+                begun += line.startswith((b"worker  ", b'{"worker_id"'))
+                if begun > 1 and line.startswith(again):
+                    break
+            process.send_signal(signal.SIGINT)
+            process.stdout.read()
+            assert process.wait(30) == 130
+        assert begun > 1
 
 
 RULES = """

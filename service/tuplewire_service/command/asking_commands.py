@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError
 from tuplewire_service.command.parsers import ADDRESS_VARIABLE, Handler, add_access, add_command, control_of
-from tuplewire_service.command.terminal import write_text
+from tuplewire_service.command.terminal import write_page
 from tuplewire_service.process.stop import EXIT_OK
 
 
@@ -18,6 +19,14 @@ def add_asking_commands(commands: Any) -> None:
     """Add the commands that ask a running worker."""
     parser = _add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        type=float,
+        const=1.0,
+        help="print it again and again, with rates by task (default every second)",
+    )
     parser = _add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
     parser.add_argument(
         "file",
@@ -53,13 +62,21 @@ def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -
 def _status(arguments: argparse.Namespace) -> int:
     from tuplewire_service.command.status_report import MOST_CLIENTS, status_as_json, status_as_text
 
+    every = arguments.watch
+    if every is not None and every <= 0:
+        raise ConfigError(f"--watch must be more than 0, not {every:g}")
+    before = None
     with control_of(arguments) as client:
-        status = client.status(MOST_CLIENTS)
-    if arguments.json:
-        print(json.dumps(status_as_json(status), indent=2))
-    else:
-        write_text(sys.stdout, f"{status_as_text(status)}\n")
-    return EXIT_OK
+        while True:
+            status = client.status(MOST_CLIENTS)
+            if arguments.json:
+                print(json.dumps(status_as_json(status), indent=None if every else 2), flush=True)
+            else:
+                write_page(sys.stdout, f"{status_as_text(status, before)}\n", anew=bool(every))
+            if every is None:
+                return EXIT_OK
+            before = status
+            time.sleep(every)
 
 
 def _assign(arguments: argparse.Namespace) -> int:

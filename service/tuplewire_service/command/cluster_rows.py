@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.status_report import acknowledged_messages, received_messages, state_name
+from tuplewire_service.command.rates import Interval, acknowledged_messages, received_messages
+from tuplewire_service.command.status_report import state_name
 
 LOCAL = "local"
 _BUSY, _IDLE = "busy", "idle"
@@ -149,38 +150,6 @@ class ClusterRows:
     blocking: list[str] = field(default_factory=list)
 
 
-class Interval:
-    """The time between two looks at one process. Of another process, or without a look before: none."""
-
-    def __init__(self, before: pb.GetStatusResponse | None, now: pb.GetStatusResponse) -> None:
-        same = before is not None and before.incarnation == now.incarnation
-        self.before = before if same and before is not None else pb.GetStatusResponse()
-        self.seconds = _age(now) - _age(self.before) if same else 0.0
-
-    def rate(self, now: int, before: int) -> float | None:
-        """Return by how much a count grows in a second; None: nobody knows.
-
-        before: 0 where it was not there. A count that has fallen has begun anew.
-        """
-        if self.seconds <= 0:
-            return None
-        return (now - before if before <= now else now) / self.seconds
-
-    def shares(self, now: pb.GetStatusResponse) -> dict[str, float]:
-        """Return the shares of the worker's states; after one look, those of its last seconds."""
-        spent = dict(now.state_seconds)
-        if self.seconds > 0:
-            spent = {each: took - self.before.state_seconds[each] for each, took in spent.items()}
-        elif now.recent.seconds > 0:
-            spent = dict(now.recent.state_seconds)
-        total = sum(spent.values()) or 1.0
-        return {each: took / total for each, took in spent.items()}
-
-
-def _age(status: pb.GetStatusResponse) -> float:
-    return sum(status.state_seconds.values())
-
-
 @dataclass(slots=True)
 class _Hold:
     """How one task holds others up."""
@@ -257,21 +226,18 @@ def _holds(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], _H
 
 
 def _tasks(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator[TaskRow]:
-    # A task that has left and come back has begun anew.
-    before = {(each.task, each.begin_sequence): each for each in over.before.tasks}
     consumers = {task: each.consumer_id for each in now.consumers for task in each.tasks}
     nothing = _Hold()
     for each in now.tasks:
-        then = before.get((each.task, each.begin_sequence), pb.TaskStatus())
+        received_rate, acknowledged_rate = over.task(each)
         hold = holds.get((now.worker_id, str(each.task)), nothing)
-        received, acknowledged = received_messages(each), acknowledged_messages(each)
         yield TaskRow(
             task=each.task,
             worker=now.worker_id,
-            received_rate=over.rate(received, received_messages(then)),
-            acknowledged_rate=over.rate(acknowledged, acknowledged_messages(then)),
-            received_messages=received,
-            acknowledged_messages=acknowledged,
+            received_rate=received_rate,
+            acknowledged_rate=acknowledged_rate,
+            received_messages=received_messages(each),
+            acknowledged_messages=acknowledged_messages(each),
             queued_messages=each.queued_messages,
             queued_bytes=each.queued_bytes,
             load=each.load,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from google.protobuf.message import Message
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.shown import shown
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.command.rates import Interval, acknowledged_messages, received_messages
 
 MOST_CLIENTS = 1000
 """As many senders, and consumers, as a worker tells at most."""
@@ -30,16 +32,6 @@ def state_name(state: pb.WorkerState) -> str:
 def ledger_of(ledger: pb.Ledger) -> LedgerSnapshot:
     """Read a balance from the wire."""
     return LedgerSnapshot(ledger.accepted, ledger.acknowledged, dict(ledger.dropped), ledger.pending)
-
-
-def received_messages(task: pb.TaskStatus) -> int:
-    """Return how many messages have come to a task since it came to the worker."""
-    return task.acknowledged_sequence + task.queued_messages - task.begin_sequence
-
-
-def acknowledged_messages(task: pb.TaskStatus) -> int:
-    """Return how many of them its consumer has acknowledged."""
-    return task.acknowledged_sequence - task.begin_sequence
 
 
 def status_as_json(status: pb.GetStatusResponse) -> dict[str, Any]:
@@ -66,12 +58,15 @@ def _field(message: Message, field: Any) -> Any:
     return None if absent else _plain(getattr(message, field.name))
 
 
-def status_as_text(status: pb.GetStatusResponse) -> str:
-    """Return the status as lines for a terminal, of each kind no more than a person reads."""
-    return "\n".join(map(shown, _lines(status)))
+def status_as_text(status: pb.GetStatusResponse, before: pb.GetStatusResponse | None = None) -> str:
+    """Return the status as lines for a terminal, of each kind no more than a person reads.
+
+    before: an earlier one of the worker, for rates since then.
+    """
+    return "\n".join(map(shown, _lines(status, Interval(before, status))))
 
 
-def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
+def _lines(status: pb.GetStatusResponse, over: Interval) -> Iterator[str]:
     yield from _worker(status)
     yield from (_blocking(each, status.recent.seconds) for each in status.blocking)
     received = sorted(status.received, key=attrgetter("messages"), reverse=True)
@@ -82,7 +77,7 @@ def _lines(status: pb.GetStatusResponse) -> Iterator[str]:
         yield f"refused     {_counts(status.refused_messages)} messages, {streams} streams"
     yield from _peers(status.peers)
     yield from _clients(status)
-    yield from _tasks(status.tasks)
+    yield from _tasks(status.tasks, over)
 
 
 def _worker(status: pb.GetStatusResponse) -> Iterator[str]:
@@ -158,7 +153,7 @@ def _clients(status: pb.GetStatusResponse) -> Iterator[str]:
 def _sender(session: pb.SessionStatus) -> str:
     name = f"worker {session.worker_id}" if session.worker_id else session.sender_id
     since = f"{'connected' if session.connected else 'gone'} for {time_of(session.seconds)}"
-    waits = f", waits for {session.exhausted_tasks} tasks" if session.exhausted_tasks else ""
+    waits = f", waits for room (tasks: {session.exhausted_tasks})" if session.exhausted_tasks else ""
     return (
         f"sender      {name}{_origin(session)}, {since}: {session.messages} messages, {session.bytes} bytes, "
         f"{session.outstanding_messages} ({session.outstanding_bytes} bytes) outstanding, "
@@ -179,20 +174,22 @@ def _origin(client: pb.SessionStatus | pb.ConsumerStatus) -> str:
     return f"{who} at {client.address}" if client.address else f"{who} in the worker"
 
 
-def _tasks(tasks: Sequence[pb.TaskStatus]) -> Iterator[str]:
+def _tasks(tasks: Sequence[pb.TaskStatus], over: Interval) -> Iterator[str]:
     """Where there are too many to read, those with the most in their queues come first."""
     if len(tasks) > _MOST_LINES:
         tasks = sorted(tasks, key=attrgetter("queued_messages"), reverse=True)
-    yield from _most(tasks, len(tasks), _task, "task        and {} more; --json has all of them")
+    more = "task        and {} more; --json has all of them"
+    yield from _most(tasks, len(tasks), partial(_task, over), more)
 
 
-def _task(task: pb.TaskStatus) -> str:
+def _task(over: Interval, task: pb.TaskStatus) -> str:
     full = ", congested" if task.congested else ""
     consumer = "subscribed" if task.subscribed else "no consumer"
     oldest = f", the oldest of {time_of(task.oldest_seconds)} ago" if task.oldest_seconds else ""
+    rates = [f" ({rate:,.0f}/s)" if rate is not None else "" for rate in over.task(task)]
     return (
         f"task        {task.task}: {task.queued_messages} messages queued, {consumer}{full}{oldest}; "
-        f"{received_messages(task)} in, {acknowledged_messages(task)} out"
+        f"{received_messages(task)} in{rates[0]}, {acknowledged_messages(task)} out{rates[1]}"
     )
 
 

@@ -1,0 +1,59 @@
+"""Rates, by two looks at a worker. Pure: the time that has passed, the worker says itself."""
+
+from __future__ import annotations
+
+from tuplewire.wire import control_pb2 as pb
+
+
+def received_messages(task: pb.TaskStatus) -> int:
+    """Return how many messages have come to a task since it came to the worker."""
+    return task.acknowledged_sequence + task.queued_messages - task.begin_sequence
+
+
+def acknowledged_messages(task: pb.TaskStatus) -> int:
+    """Return how many of them its consumer has acknowledged."""
+    return task.acknowledged_sequence - task.begin_sequence
+
+
+class Interval:
+    """The time between two looks at one process. Of another process, or without a look before: none."""
+
+    def __init__(self, before: pb.GetStatusResponse | None, now: pb.GetStatusResponse) -> None:
+        same = before is not None and before.incarnation == now.incarnation
+        self.before = before if same and before is not None else pb.GetStatusResponse()
+        self.seconds = _age(now) - _age(self.before) if same else 0.0
+        self._tasks = {(each.task, each.begin_sequence): each for each in self.before.tasks}
+
+    def task(self, task: pb.TaskStatus) -> tuple[float | None, float | None]:
+        """Return by how much what came to a task, and what its consumer acknowledged, grows in a second.
+
+        A task that has left and come back has begun anew.
+        """
+        then = self._tasks.get((task.task, task.begin_sequence), pb.TaskStatus())
+        return (
+            self.rate(received_messages(task), received_messages(then)),
+            self.rate(acknowledged_messages(task), acknowledged_messages(then)),
+        )
+
+    def rate(self, now: int, before: int) -> float | None:
+        """Return by how much a count grows in a second; None: nobody knows.
+
+        before: 0 where it was not there. A count that has fallen has begun anew.
+        """
+        if self.seconds <= 0:
+            return None
+        return (now - before if before <= now else now) / self.seconds
+
+    def shares(self, now: pb.GetStatusResponse) -> dict[str, float]:
+        """Return the shares of the worker's states; after one look, those of its last seconds."""
+        spent = dict(now.state_seconds)
+        if self.seconds > 0:
+            spent = {each: took - self.before.state_seconds[each] for each, took in spent.items()}
+        elif now.recent.seconds > 0:
+            spent = dict(now.recent.state_seconds)
+        total = sum(spent.values()) or 1.0
+        return {each: took / total for each, took in spent.items()}
+
+
+def _age(status: pb.GetStatusResponse) -> float:
+    return sum(status.state_seconds.values())
