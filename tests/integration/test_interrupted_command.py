@@ -63,6 +63,7 @@ def test_while_it_is_imported(delay: float) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["spark-submit", "PythonGatewayServer", "daemon"])
 def test_while_spark_starts_and_runs(moment: str, tmp_path: Path) -> None:
     """The JVM ends with it: before it answers, while it starts, and in the middle of a job."""

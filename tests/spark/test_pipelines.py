@@ -365,6 +365,7 @@ def tuplewire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_command_stops(tmp_path: Path) -> None:
     """Ctrl-C ends a run in the middle, with Spark and the workers, without a traceback."""

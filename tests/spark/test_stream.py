@@ -118,6 +118,7 @@ def child(process_id: int, argument: bytes) -> int:
     raise AssertionError(f"{process_id} has no child with {argument!r}")
 
 
+@pytest.mark.long
 def test_a_dead_worker_ends_it() -> None:
     """When a worker is killed the run ends with a line that says so, and the exit code 1.
 
