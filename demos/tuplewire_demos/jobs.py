@@ -11,7 +11,7 @@ import queue
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SUBSCRIBE_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 CANCEL_SECONDS = 30.0
+INTERRUPTED_SECONDS = 2.0
 DEAD_SECONDS = 5.0
 _TRACEBACK = "Traceback (most recent call last):"
 _POLL_SECONDS = 0.25
@@ -93,11 +94,11 @@ def run_jobs(
         before = _traffic(ask_all(controls), set(tasks))
         # Materialized where it is computed: asking for the table again must not run the bolts again.
         bolt_job = PipelineJob(spark, "bolt", lambda: bolts.localCheckpoint(eager=True), finished)
-        stack.callback(bolt_job.stop)
+        stack.enter_context(bolt_job)
         bolt_job.start()
         progress.stage(f"Starting {len(tasks)} bolts, then the spouts ...")
         spout_job = PipelineJob(spark, "spout", spouts().collect, finished)
-        stack.callback(spout_job.stop)
+        stack.enter_context(spout_job)
         bolt_job.wait_running(len(tasks))
         started = time.monotonic()
         spout_job.start()
@@ -113,7 +114,7 @@ def check_room(spark: SparkSession, n_bolts: int) -> None:
     check_slots(spark, n_bolts + 1, f"a pipeline of {n_bolts} bolts, which need a slot each,")
 
 
-class PipelineJob:
+class PipelineJob(AbstractContextManager["PipelineJob"]):
     """A Spark job in a thread of its own, under a group by which it can be cancelled."""
 
     def __init__(
@@ -168,12 +169,14 @@ class PipelineJob:
                 )
             time.sleep(_QUICK_POLL_SECONDS)
 
-    def stop(self) -> None:
-        """Cancel the job if it runs, and wait for its thread."""
-        deadline = time.monotonic() + CANCEL_SECONDS
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Cancel the job if it runs, and wait for its thread; not long after Ctrl-C, as Spark ends next."""
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        deadline = time.monotonic() + (INTERRUPTED_SECONDS if interrupted else CANCEL_SECONDS)
         while self._started and self._thread.is_alive() and time.monotonic() < deadline:
             # Again and again, as the thread may not have come as far as to have a job.
-            self._context.cancelJobGroup(self._group)
+            with suppress(*([Exception] if interrupted else [])):  # Ctrl-C may have cut an answer of the JVM
+                self._context.cancelJobGroup(self._group)
             self._thread.join(_POLL_SECONDS)
 
     def check(self) -> None:

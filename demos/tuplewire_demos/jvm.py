@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 _END_SECONDS = 5.0
 """How long the JVM has to end by SIGTERM."""
 _STOP_SECONDS = 60.0
 """How long it has to end when it is asked to: it may have an archive to write."""
+
+_PY4J_LOGS = ("", "py4j.clientserver", "py4j.java_gateway")
 
 
 class GatewayProcess:
@@ -97,15 +102,33 @@ def _forget_gateway() -> None:
 def plain_interrupts() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt within the block, and nothing else.
 
-    PySpark's own handler, which is in force before and put back after it, asks the JVM to cancel all jobs, in
-    the middle of whatever is asked of it just then.
+    PySpark would have a handler of its own, which asks the JVM to cancel all jobs in the middle of whatever
+    is asked of it just then; and Py4J would log a traceback.
     """
+    from pyspark import SparkContext
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    module: Any = sys.modules[SparkContext.__module__]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    telling = _NoInterrupts()
+    logs = [logging.getLogger(name) for name in _PY4J_LOGS]
+    for log in logs:
+        log.addFilter(telling)
+    module.signal = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda *_: None)
     try:
         yield
     finally:
+        module.signal = signal
+        for log in logs:
+            log.removeFilter(telling)
         signal.signal(signal.SIGINT, before)
+
+
+class _NoInterrupts(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        while error is not None and not isinstance(error, KeyboardInterrupt):
+            error = error.__context__
+        return error is None

@@ -104,12 +104,11 @@ def local_session(
     }
     process = GatewayProcess()
     try:
-        with plain_interrupts():
+        with plain_interrupts(), ExitStack() as stack:
             with _environment(environment), process.starting():
-                spark = _session(builder)
-            with plain_interrupts(), ExitStack() as stack:
-                stack.push(partial(_stop, spark, process, classes))
-                yield spark
+                spark = builder.getOrCreate()
+            stack.push(partial(_stop, spark, process, classes))
+            yield spark
     finally:
         if process.end():
             classes.discard()
@@ -129,15 +128,6 @@ def _stop(
             classes.adopt()
         else:
             classes.discard()
-
-
-def _session(builder: SparkSession.Builder) -> SparkSession:
-    try:
-        return builder.getOrCreate()
-    except RuntimeError as error:
-        if "reentrant" in str(error):  # PySpark's handler of Ctrl-C asks the JVM while it is being asked
-            raise KeyboardInterrupt from None
-        raise
 
 
 def _logging(log_level: str) -> list[str]:

@@ -114,7 +114,7 @@ def run_stream(
         before = parts.traffic()
         bolts = bolt_frame(spark, tasks.bolts, SensorBolt(attachment, tasks), BOLT_SCHEMA)
         job = PipelineJob(spark, "bolt", bolts.collect, parts.finished)
-        stack.callback(job.stop)
+        stack.enter_context(job)
         job.start()
         progress.stage(f"Waiting for {n_bolts} bolts to subscribe ...")
         wait_subscribed(parts.controls, set(tasks.bolts), parts.finished)

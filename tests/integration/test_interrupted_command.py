@@ -64,8 +64,17 @@ def test_while_it_is_imported(delay: float) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["spark-submit", "PythonGatewayServer", "daemon"])
-def test_while_spark_starts_and_runs(moment: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("job", "moment"),
+    [
+        ("wordcount", "spark-submit"),
+        ("wordcount", "PythonGatewayServer"),
+        ("wordcount", "daemon"),
+        ("flights", "PythonGatewayServer"),
+        ("flights", "daemon"),
+    ],
+)
+def test_while_spark_starts_and_runs(job: str, moment: str, tmp_path: Path) -> None:
     """The JVM ends with it: before it answers, while it starts, and in the middle of a job."""
     book = tmp_path / "book.txt"
     book.write_bytes(b"to be or not to be\n" * 200_000)
@@ -78,7 +87,8 @@ def test_while_spark_starts_and_runs(moment: str, tmp_path: Path) -> None:
         }[moment]
         eventually(lambda: any(word in each for each in marked(mark)), SECONDS)
 
-    code, errors = interrupted(["run", "wordcount", f"--input={book}"], seen)
+    given = [f"--input={book}"] if job == "wordcount" else []
+    code, errors = interrupted(["run", job, *given], seen)
     assert code == 130
     assert "Traceback" not in errors
     assert "Exception" not in errors
