@@ -139,7 +139,7 @@ class Client(BaseClient):
                 await self.close(0)
         else:
             with contextlib.suppress(FlushTimeoutError):
-                await self.close(self._settings.patience_after_error)
+                await self.close(self._patience_after(kind))
 
 
 class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):

@@ -128,6 +128,14 @@ class BaseClient:
                 "given up, and may still arrive"
             )
 
+    def _patience_after(self, error: type[BaseException]) -> float:
+        """Return how long the end of a block waits after an error.
+
+        It does not wait for a worker out of reach once more, after a flush has done so in vain.
+        """
+        waited = issubclass(error, FlushTimeoutError) and self._sender is not None and self._sender.trouble
+        return 0.0 if waited else self._settings.patience_after_error
+
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message."""
         return LedgerSnapshot() if self._sender is None else self._sender.ledger()
@@ -329,4 +337,4 @@ class Client(BaseClient):
                 self.flush()
         else:
             with contextlib.suppress(FlushTimeoutError):
-                self.close(self._settings.patience_after_error)
+                self.close(self._patience_after(kind))

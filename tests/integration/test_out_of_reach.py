@@ -106,6 +106,22 @@ def test_an_error_is_seen_as_it_is(nobody: str) -> None:
     assert client.ledger().dropped["closed"] == 1
 
 
+def test_a_block_does_not_wait_twice(nobody: str) -> None:
+    """Once a flush has waited in vain for a worker out of reach, the end of the block does not wait again."""
+    patience = []
+
+    class Noting(Client):
+        def close(self, timeout: float | None = None) -> None:
+            patience.append(timeout)
+            super().close(timeout)
+
+    client = Noting(nobody)
+    client.send(1, b"x")
+    with pytest.raises(FlushTimeoutError, match=r"after 0.2 s"), client:
+        client.flush(0.2)
+    assert patience == [0.0]
+
+
 def test_a_subscription_does_not_wait_for_nobody(nobody: str) -> None:
     """For connect_seconds it does; again and again."""
     with client_of(nobody, connect_seconds=0.4) as client, client.recv(1) as batches:
