@@ -211,7 +211,7 @@ release: $(VENV)/.dev ## Build what is published, check it, install it with each
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
-	tests/extras.sh dist/*.whl
+	VENV=$(VENV) tests/extras.sh dist/*.whl
 	@echo "Ready: $(BIN)/python -m twine upload dist/*"
 
 .PHONY: image

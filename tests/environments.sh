@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by pythons.sh and sparks.sh, in the clone's root.
+# Sourced by extras.sh, pythons.sh and sparks.sh, in the clone's root.
 
 venv=${VENV:-.venv}
 own=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -4,11 +4,11 @@
 set -uo pipefail
 wheel=$(realpath "$1")
 cd "$(dirname "$0")/.."
-. tests/find_python.sh
+. tests/environments.sh
 
 # What each extra is for, in one line of Python; the last is the base without any.
 declare -A uses=(
-    [service]='import tuplewire
+    [service]='import rich, tuplewire
 with tuplewire.local() as worker, worker.client() as client:
     client.send(42, b"x"); client.flush(30)
     with client.recv([42], timeout=30) as batches: assert next(batches).payloads == [b"x"]'

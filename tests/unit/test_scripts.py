@@ -1,0 +1,20 @@
+"""The shell scripts: what one reads of another is there, also where no test runs it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "script", [*ROOT.glob("tests/*.sh"), *ROOT.glob("deploy/*.sh")], ids=lambda each: each.name
+)
+def test_what_it_sources_is_there(script: Path) -> None:
+    """They are run in the clone's root, or go there first."""
+    sourced = re.findall(r"^(?:\.|source) (\S+)$", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [each for each in sourced if not (ROOT / each).is_file()] == []
+    assert sourced or script.parent.name == "deploy" or script.name == "environments.sh"
