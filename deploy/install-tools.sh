@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 # package: a program that it brings
 packages=(
     buildah:buildah
+    chromium-headless-shell:chromium-headless-shell
     crun:crun
     fish:fish
     iproute2:ip

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.cluster_rows import Look, cluster_rows
 from tuplewire_service.command.cluster_tables import TABLES, Table, number_of, size_of, task_lines
+from tuplewire_service.control.cluster_rows import Look, cluster_rows
 
 
 def worker(
@@ -115,6 +115,8 @@ def test_the_culprit_is_named_with_those_it_holds_up() -> None:
     ]
     blocking = {each.task: (each.blocking, list(each.blocked_workers)) for each in rows.tasks}
     assert blocking == {7: (1.0, ["a", "b"]), 8: (0.0, [])}
+    held = cluster_rows([look(worker("a", blocking=(at_a,)))])
+    assert held.blocking == ["task 7 at b holds up senders at a, for 80% of the last 5 s: see b for why"]
     assert "holds up    100% of the last seconds, senders at a, b" in task_lines(rows, "b", 7)
     assert task_lines(rows, "a", 7) == ["task 7 is not at a, or the worker does not answer"]
 

@@ -1,4 +1,4 @@
-"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes, a page that lists them."""
+"""The admin port: /metrics for Prometheus, /livez and /readyz for Kubernetes, and a page for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from tuplewire.addresses import join_host_port, split_host_port
-from tuplewire.errors import BindError
+from tuplewire.errors import BindError, RefusedError, UnauthenticatedError
 from tuplewire.events import event_logger
 from tuplewire_service.admin.families import encoder_for
+from tuplewire_service.admin.live_page import LivePage, Visit, page
 
 logger = event_logger(__name__)
 
@@ -26,6 +27,7 @@ _SILENCE_SECONDS = 5.0
 _TEXT = "text/plain; charset=utf-8"
 _PAGE = """Tuplewire worker
 
+/         the live page, for a browser on this machine
 /metrics  counts and gauges, for Prometheus
 /livez    200 while the event loop turns
 /readyz   200 when ready, else 503 and the reason
@@ -48,8 +50,16 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
     # With threads that are not daemons, server_close waits for them.
     daemon_threads = False
 
-    def __init__(self, listen: str, registry: CollectorRegistry, live: Probe, ready: Probe) -> None:
-        self.registry, self.live, self.ready = registry, live, ready
+    def __init__(
+        self,
+        listen: str,
+        registry: CollectorRegistry,
+        live: Probe,
+        ready: Probe,
+        page: LivePage | None = None,
+    ) -> None:
+        """Listen. page: shown to people on this machine; None: they get a list of the paths."""
+        self.registry, self.live, self.ready, self.page = registry, live, ready, page
         self.scraped = threading.Event()
         self._open: dict[socket.socket, None] = {}  # the oldest first
         self._open_lock = threading.Lock()
@@ -140,7 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif path == "/readyz":
             self._probe("ready", self.server.ready)
         elif path == "/":
-            self._answer(HTTPStatus.OK, _PAGE)
+            self._page()
+        elif path == "/live.json" and self.server.page is not None:
+            self._live(self.server.page)
         else:
             self._answer(HTTPStatus.NOT_FOUND, f"there is no {path} here\n\n{_PAGE}")
 
@@ -158,6 +170,37 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, body, content_type)
         scraped.set()
 
+    @property
+    def _visit(self) -> Visit:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return Visit(str(self.client_address[0]), headers)
+
+    def _page(self) -> None:
+        """Show the live page to whoever may see it, and otherwise the list of what there is."""
+        if self.server.page is None or "text/html" not in self.headers.get("Accept", ""):
+            self._answer(HTTPStatus.OK, _PAGE)
+        elif problem := self._visit.problem:
+            self._answer(HTTPStatus.OK, f"{_PAGE}\nNo live page: {problem}.\n")
+        else:
+            body, headers = page()
+            self._answer(HTTPStatus.OK, body, "text/html; charset=utf-8", headers)
+
+    def _live(self, live: LivePage) -> None:
+        visit = self._visit
+        if problem := visit.problem:
+            self._answer(HTTPStatus.FORBIDDEN, f"{problem}\n")
+            return
+        try:
+            body = live.json(visit)
+        except UnauthenticatedError as error:
+            self._answer(HTTPStatus.UNAUTHORIZED, f"{error}\n")
+        except RefusedError as error:
+            self._answer(HTTPStatus.FORBIDDEN, f"{error}\n")
+        except TimeoutError:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the worker does not answer\n")
+        else:
+            self._answer(HTTPStatus.OK, body, "application/json", {"X-Content-Type-Options": "nosniff"})
+
     def _probe(self, word: str, probe: Probe) -> None:
         trouble = probe()
         if trouble:
@@ -165,12 +208,20 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.OK, f"{word}\n")
 
-    def _answer(self, status: HTTPStatus, body: str | bytes, content_type: str = _TEXT) -> None:
+    def _answer(
+        self,
+        status: HTTPStatus,
+        body: str | bytes,
+        content_type: str = _TEXT,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         data = body.encode() if isinstance(body, str) else body
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Cache-Control", "no-store")
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)

@@ -10,8 +10,8 @@ from typing import Self
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.cluster_rows import Look
 from tuplewire_service.command.status_report import MOST_CLIENTS
+from tuplewire_service.control.cluster_rows import Look
 
 _MOST_AT_ONCE = 32
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuplewire_service.command.cluster_rows import ClusterRows
 from tuplewire_service.command.status_report import time_of
+from tuplewire_service.control.cluster_rows import ClusterRows
 
 _NOT_KNOWN = "-"
 
@@ -163,6 +163,7 @@ TABLES = (
             Column("dropped", "dropped", number_of),
             Column("reconnects", "reconnects", number_of),
             Column("congested tasks", "congested_tasks", number_of),
+            Column("blocks", "blocking", share_of),
             Column("address", "address"),
         ),
         "pending",

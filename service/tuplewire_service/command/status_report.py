@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.shown import shown
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.rates import Interval, acknowledged_messages, received_messages
+from tuplewire_service.control.rates import Interval, acknowledged_messages, received_messages, state_name
 
 MOST_CLIENTS = 1000
 """As many senders, and consumers, as a worker tells at most."""
@@ -22,11 +22,6 @@ _MOST_LINES = 40
 """Lines of one kind that people get."""
 
 _Each = TypeVar("_Each")
-
-
-def state_name(state: pb.WorkerState) -> str:
-    """Return `ready` for WORKER_STATE_READY."""
-    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
 
 
 def ledger_of(ledger: pb.Ledger) -> LedgerSnapshot:

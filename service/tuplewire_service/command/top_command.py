@@ -48,7 +48,7 @@ def _top(arguments: argparse.Namespace) -> int:
         raise ConfigError("the live view needs a terminal: use --once, or --json")
     first = control_of(arguments)
     from tuplewire_service.command.cluster_looks import ClusterLooks
-    from tuplewire_service.command.cluster_rows import cluster_rows
+    from tuplewire_service.control.cluster_rows import cluster_rows
 
     def connect(address: str) -> Any:
         return control_of(argparse.Namespace(**{**vars(arguments), "address": address}))

@@ -20,7 +20,8 @@ from tuplewire_service.worker.entries import Entries
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot
 
 _MOST_BLOCKING = 10
-_MOST_CLIENTS = 1000
+MOST_CLIENTS = 1000
+"""As many senders, and consumers, as a worker tells at most."""
 _TOLD_LATER: dict[str, Any] = dict.fromkeys(
     (
         "sessions",
@@ -138,7 +139,7 @@ def add_clients(
     most: as many of each are listed at most, and all of them counted. sees: whether those of an identity may
     be listed.
     """
-    most = min(most, _MOST_CLIENTS)
+    most = min(most, MOST_CLIENTS)
     seen = islice((each for each in sessions if sees(each.who)), most)
     status.sessions.extend(
         _filled(pb.SessionStatus, each, address=_shown_address(each.address)) for each in seen

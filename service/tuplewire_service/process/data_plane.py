@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,22 @@ from tuplewire.addresses import bracketed, split_host_port
 from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
 from tuplewire_service.control.servicers import ControlServicer, HealthServicer, Services
+from tuplewire_service.control.status_messages import MOST_CLIENTS, add_clients, status_to_wire
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
+from tuplewire_service.process.memory import resident_bytes
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
+from tuplewire_service.security.guard import Caller
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
@@ -114,6 +118,20 @@ class DataPlane:
     def snapshot(self) -> WorkerSnapshot:
         """Return a snapshot; TimeoutError when the loop does not turn."""
         return self.loop.call(self.worker.snapshot, ANSWER_SECONDS)
+
+    def status(self) -> pb.GetStatusResponse:
+        """Return the status with all senders and consumers; TimeoutError when the loop does not turn."""
+        snapshot, clients = self.loop.call(
+            lambda: (self.worker.snapshot(), self.worker.clients()), ANSWER_SECONDS
+        )
+        status = status_to_wire(snapshot)
+        status.resident_bytes = resident_bytes()
+        add_clients(status, *clients, MOST_CLIENTS, lambda _: True)
+        return status
+
+    def visible(self, caller: Caller, whos: Collection[str]) -> Collection[str]:
+        """See Security.visible; TimeoutError when the loop does not turn."""
+        return self.loop.call(lambda: self.security.visible(caller, whos), ANSWER_SECONDS)
 
     def live(self) -> str:
         """Return an empty string when the loop turns, else what is wrong."""

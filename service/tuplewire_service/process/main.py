@@ -23,6 +23,7 @@ from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason
 from tuplewire.shown import shown
 from tuplewire_service.admin.admin_server import AdminServer
+from tuplewire_service.admin.live_page import LivePage
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
@@ -110,7 +111,8 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             registry.register(program.collector())
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        admin = AdminServer(config.admin, registry, plane.live, plane.ready)
+        page = LivePage(plane.status, plane.visible) if config.admin_page else None
+        admin = AdminServer(config.admin, registry, plane.live, plane.ready, page)
         cleanup.callback(admin.close)
         _log_addresses(config, servers, admin)
         if config.address_file:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.rates import Interval, acknowledged_messages, received_messages
-from tuplewire_service.command.status_report import state_name
+from tuplewire_service.control.rates import Interval, acknowledged_messages, received_messages, state_name
 
 LOCAL = "local"
 _BUSY, _IDLE = "busy", "idle"
@@ -80,7 +79,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """A connection from a worker to another one."""
+    """A connection from a worker to another one. blocking: of its worst task there, as in TaskRow."""
 
     worker: str
     peer: str
@@ -92,6 +91,7 @@ class PeerRow:
     dropped: int
     reconnects: int
     congested_tasks: int
+    blocking: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def cluster_rows(looks: Iterable[Look]) -> ClusterRows:
         over = Interval(each.before, each.now)
         rows.workers.append(_worker(each, each.now, over))
         rows.tasks.extend(_tasks(each.now, over, holds))
-        rows.peers.extend(_peers(each.now, over))
+        rows.peers.extend(_peers(each.now, over, holds))
         rows.senders.extend(_senders(each.now, over))
         rows.consumers.extend(_consumers(each.now))
         rows.losses.extend(_losses(each.now, over))
@@ -250,7 +250,11 @@ def _tasks(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
         )
 
 
-def _peers(now: pb.GetStatusResponse, over: Interval) -> Iterator[PeerRow]:
+def _peers(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator[PeerRow]:
+    blocking: dict[str, float] = {}
+    for (at, _), hold in holds.items():
+        if now.worker_id in hold.workers:
+            blocking[at] = max(blocking.get(at, 0.0), hold.share)
     before = {(each.worker_id, each.address): each.ledger for each in over.before.peers}
     for each in now.peers:
         then = before.get((each.worker_id, each.address), pb.Ledger())
@@ -265,6 +269,7 @@ def _peers(now: pb.GetStatusResponse, over: Interval) -> Iterator[PeerRow]:
             dropped=sum(each.ledger.dropped.values()),
             reconnects=each.reconnects,
             congested_tasks=len(each.congested),
+            blocking=blocking.get(each.worker_id, 0.0),
         )
 
 
@@ -328,7 +333,7 @@ def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
         elif row is not None:
             why = "its consumer is not listed" if row.subscribed else "nobody consumes it"
         else:
-            why = "the worker does not answer, or has no such task"
+            why = f"see {worker} for why"
         yield (
             f"task {task} at {worker} holds up senders at {', '.join(hold.workers)}, for {hold.share:.0%} of "
             f"the last {hold.span:.0f} s: {why}"

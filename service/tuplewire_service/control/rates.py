@@ -5,6 +5,11 @@ from __future__ import annotations
 from tuplewire.wire import control_pb2 as pb
 
 
+def state_name(state: pb.WorkerState) -> str:
+    """Return `ready` for WORKER_STATE_READY."""
+    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
+
+
 def received_messages(task: pb.TaskStatus) -> int:
     """Return how many messages have come to a task since it came to the worker."""
     return task.acknowledged_sequence + task.queued_messages - task.begin_sequence

@@ -1,0 +1,111 @@
+"""A real browser without a window, told what to do over a pipe (Chrome's DevTools protocol)."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from helpers.tools import require_tool
+
+PROGRAM = "chromium-headless-shell"
+
+
+class Browser:
+    """One tab of it. `complaints`: errors of its script, and what its policy has blocked."""
+
+    def __init__(self, to: int, back: int) -> None:
+        self.complaints: list[str] = []
+        self._to = to
+        self._back = os.fdopen(back, "rb", closefd=False)
+        self._numbers = count(1)
+        self._session = ""
+        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self._ask(f"{domain}.enable")
+
+    def _ask(self, method: str, **parameters: Any) -> Any:
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            said = json.loads(self._read())
+            if said.get("method") == "Runtime.exceptionThrown":
+                self.complaints.append(json.dumps(said["params"]["exceptionDetails"]))
+            if said.get("method") == "Log.entryAdded" and said["params"]["entry"]["level"] == "error":
+                self.complaints.append(said["params"]["entry"]["text"])
+            if said.get("id") == number:
+                assert "error" not in said, said["error"]
+                return said["result"]
+
+    def _read(self) -> bytes:
+        read = bytearray()
+        while (byte := self._back.read(1)) != b"\0":
+            assert byte, "the browser has ended"
+            read += byte
+        return bytes(read)
+
+    def open(self, url: str) -> None:
+        """Go to a page."""
+        self._ask("Page.navigate", url=url)
+
+    def value(self, expression: str) -> Any:
+        """Return what a JavaScript expression is in the page; None where it fails."""
+        return self._ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def dark(self) -> None:
+        """Prefer dark colours from now on."""
+        feature = {"name": "prefers-color-scheme", "value": "dark"}
+        self._ask("Emulation.setEmulatedMedia", features=[feature])
+
+    def resize(self, width: int, height: int) -> None:
+        """Have a window of so many pixels."""
+        self._ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def picture(self, file: Path) -> None:
+        """Write what is seen as PNG."""
+        file.write_bytes(
+            base64.b64decode(self._ask("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+        )
+
+
+@contextlib.contextmanager
+def browser(directory: Path) -> Iterator[Browser]:
+    """Start one, with a profile in this directory."""
+    program = require_tool(PROGRAM, f"Debian's package {PROGRAM}")
+    read, to = os.pipe()
+    back, write = os.pipe()
+    flags = ["--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}"]
+    # It reads from descriptor 3 and writes to 4.
+    line = f'exec "$@" 3<&{read} 4>&{write}'
+    process = subprocess.Popen(
+        ["bash", "-c", line, "bash", program, *flags],
+        pass_fds=(read, write),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(read)
+    os.close(write)
+    try:
+        yield Browser(to, back)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(to)
+        os.close(back)

@@ -1,0 +1,201 @@
+"""The live page at the admin port: for browsers on this machine, with the credentials of a status."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from helpers import eventually
+from helpers.browser import browser
+from helpers.program import Threads
+from helpers.secured import secret_file
+
+from tuplewire import Client, Credentials
+from tuplewire.errors import BufferFullError, FlushTimeoutError
+from tuplewire_service.admin.live_page import PAGE, Visit, page
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+
+SLOW_TASK = 3
+
+
+class Answer(NamedTuple):
+    """What the admin port has said."""
+
+    status: int
+    headers: dict[str, str]
+    body: str
+
+
+def asked(worker: Endpoint, path: str, **headers: str) -> Answer:
+    """Ask the admin port; an underscore in a header's name is a hyphen."""
+    connection = http.client.HTTPConnection(urlsplit(worker.metrics_url).netloc, timeout=30)
+    with contextlib.closing(connection):
+        connection.request(
+            "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.getheaders()), answer.read().decode())
+
+
+def live(worker: Endpoint, **headers: str) -> dict[str, Any]:
+    """Return what the page reads."""
+    answer = asked(worker, "/live.json", **headers)
+    assert answer.status == 200, answer
+    told: dict[str, Any] = json.loads(answer.body)
+    return told
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Endpoint]:
+    """Run a worker, with a program that sends to a consumer which never acknowledges anything."""
+    flags = ["--receive-queue-messages=100"]
+    with LocalWorkers(1, "default", flags=flags, drain_seconds=1) as workers:
+        workers.assign({0: range(10)})
+        at = workers.endpoints[0]
+        with (
+            Client(at.address, client_id="sends") as sender,
+            Client(at.address, client_id="sleeps") as consumer,
+            consumer.recv([SLOW_TASK], timeout=30) as batches,
+        ):
+            threads = Threads()
+
+            def send() -> None:
+                while not threads.stop.is_set():
+                    with contextlib.suppress(BufferFullError):
+                        sender.send(SLOW_TASK, b"x", timeout=0.1)
+
+            threads.start(send)
+            try:
+                next(batches)
+                yield at
+            finally:
+                threads.end()
+                with contextlib.suppress(FlushTimeoutError):
+                    sender.close(0.1)
+
+
+def test_the_page_can_do_nothing_else(worker: Endpoint) -> None:
+    """No asset from elsewhere, no frame, no script but its own; under 100 KB; for those who ask for HTML."""
+    found = asked(worker, "/", Accept="text/html")
+    assert found.body == PAGE.read_text(encoding="utf-8")
+    assert len(found.body) < 100_000
+    assert "//" not in found.body.replace("http://www.w3.org/2000/svg", "")
+    policy = found.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "frame-ancestors 'none'" in policy
+    assert found.headers["X-Frame-Options"] == "DENY"
+    assert found.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "/metrics" in asked(worker, "/").body
+    assert page()[0].decode() == found.body
+
+
+def test_it_reads_what_a_status_has(worker: Endpoint) -> None:
+    """Who blocks whom, the time, the ledger, tasks, senders and consumers, with rates."""
+    eventually(lambda: live(worker)["blocking"], 60, "somebody blocks")
+    told = eventually(
+        lambda: (found := live(worker))["workers"][0]["accepted_rate"] is not None and found, 60
+    )
+    assert told
+    assert told["tasks"][0]["task"] == SLOW_TASK
+    assert told["tasks"][0]["consumer"] == "sleeps"
+    assert [each["sender"] for each in told["senders"]] == ["sends"]
+    assert sum(told["states"].values()) == pytest.approx(1)
+    ledger = told["ledger"]
+    settled = ledger["acknowledged"] + sum(ledger["dropped"].values()) + ledger["pending"]
+    assert ledger["accepted"] == settled
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example:9464"},
+        {"Host": "10.0.0.1:9464"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Host": ""},
+    ],
+)
+def test_other_sites_get_nothing(worker: Endpoint, headers: dict[str, str]) -> None:
+    """Neither by a name of their own for this machine, nor in the name of whoever looks at them."""
+    assert asked(worker, "/live.json", **headers).status == 403
+    assert "No live page" in asked(worker, "/", Accept="text/html", **headers).body
+
+
+@pytest.mark.parametrize(
+    ("host", "asks"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.1.2.3", False),
+        ("::ffff:10.1.2.3", False),
+    ],
+)
+def test_only_this_machine_may_ask(host: str, *, asks: bool) -> None:
+    """Others would read it without TLS."""
+    assert (not Visit(host, {"host": "localhost:9464"}).problem) is asks
+
+
+def test_it_can_be_switched_off() -> None:
+    """Then the port is as it was: a list of paths."""
+    with LocalWorkers(1, "default", flags=["--admin-page=false"], drain_seconds=1) as workers:
+        at = workers.endpoints[0]
+        assert asked(at, "/live.json").status == 404
+        assert "/readyz" in asked(at, "/", Accept="text/html").body
+
+
+def test_a_token_is_asked_for_where_a_status_takes_one(tmp_path: Path) -> None:
+    """Without it, and with a wrong one, nothing is told; with it, what that client may see."""
+    secret = "right-" + "0" * 20
+    tokens = secret_file(tmp_path / "tokens", f"operator {secret}\nother other-{'1' * 20}\n")
+    mine = Credentials(token_file=str(secret_file(tmp_path / "mine", secret)))
+    flags = [f"--token-file={tokens}"]
+    with LocalWorkers(
+        1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=mine
+    ) as workers:
+        workers.assign({0: [1]})
+        at = workers.endpoints[0]
+        assert asked(at, "/", Accept="text/html").status == 200
+        assert asked(at, "/live.json").status == 401
+        assert asked(at, "/live.json", Authorization="Bearer wrong").status == 401
+        with Client(at.address, credentials=mine) as client:
+            client.send(1, b"x")
+            client.flush(30)
+            assert live(at, Authorization=f"Bearer {secret}")["senders"][0]["who"] == "token operator"
+
+
+def test_a_browser_shows_the_culprit(worker: Endpoint, tmp_path: Path) -> None:
+    """The page names it, its row and the node are red, tabs and filter work, and nothing complains."""
+    eventually(lambda: live(worker)["blocking"], 60, "somebody blocks")
+    with browser(tmp_path) as tab:
+        tab.open(worker.metrics_url.removesuffix("metrics"))
+
+        def until(expression: str, what: str) -> None:
+            eventually(lambda: tab.value(expression), 60, f"{what}; {tab.complaints}")
+
+        sentence = f"task {SLOW_TASK} at worker-0 holds up senders at worker-0"
+        until(f"document.querySelector('#blocking').innerText.includes('{sentence}')", "the culprit is named")
+        first = "document.querySelector('#body tr')"
+        until(
+            f"{first}.cells[0].innerText === '{SLOW_TASK}' && {first}.className === 'held'",
+            "its row is first",
+        )
+        red, node = (
+            "getComputedStyle(document.querySelector('#blocking p')).color",
+            "document.querySelector('#node')",
+        )
+        until(f"getComputedStyle({first}.cells[0]).color === {red}", "its row is red")
+        until(f"getComputedStyle({node}).stroke === {red}", "the worker is red")
+        assert tab.value("document.querySelectorAll('#lines figure').length") == 5
+        tab.value(f"{first}.click()")
+        until("document.querySelector('#detail').innerText.includes('sleeps')", "the task by itself")
+        tab.value("document.querySelector('#tab-senders').click()")
+        until(f"{first}.cells[0].innerText === 'sends'", "the senders")
+        tab.value("const f = document.querySelector('#filter'); f.value = 'nobody'; f.oninput()")
+        until("document.querySelectorAll('#body tr').length === 0", "the filter")
+        assert tab.complaints == []
