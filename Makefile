@@ -6,8 +6,9 @@ BIN    := $(VENV)/bin
 
 # The generated code must load with protobuf 6 and 7 alike, so its protoc is older than both and lives apart.
 PROTOC_TOOLS := grpcio-tools==1.74.0
-PROTOS := $(sort $(wildcard proto/tuplewire/*/*.proto proto/tuplewire/*/*/*.proto))
+PROTOS := $(sort $(wildcard proto/tuplewire/v1/*.proto))
 WIRE   := clients/tuplewire/wire
+PROTOC := .venv-proto/bin/python -m grpc_tools.protoc
 
 # The tests start two thousand processes: each would compile the whole package where bytecode is not kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -224,13 +225,15 @@ spark-zip: $(VENV)/.dev ## Build the zip for Spark's --py-files into dist/
 
 # --- generated code ---------------------------------------------------------------------------
 
-# Imports are mapped from the wire's package (tuplewire.v1) to ours (tuplewire.wire).
+# Imports are mapped from the wire's package (tuplewire.v1) to ours (tuplewire.wire). The health messages are kept
+# out of the pool that all share: another copy of grpc.health.v1 in the same process meets no second one.
 define generate
 	rm -rf $(1).tmp && mkdir -p $(1).tmp $(1)
-	.venv-proto/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1).tmp --pyi_out=$(1).tmp --grpc_python_out=$(1).tmp $(PROTOS)
+	$(PROTOC) -Iproto -Iclients --python_out=$(1).tmp --pyi_out=$(1).tmp --grpc_python_out=$(1).tmp $(PROTOS) $(WIRE)/health.proto
 	rm -f $(1).tmp/tuplewire/v1/opaque_pb2_grpc.py
-	sed -i -E 's/^from tuplewire\.(v1|health\.v1) import/from tuplewire.wire import/' $(1).tmp/tuplewire/v1/*_pb2_grpc.py $(1).tmp/tuplewire/health/v1/*_pb2_grpc.py
-	mv $(1).tmp/tuplewire/v1/*_pb2* $(1).tmp/tuplewire/health/v1/*_pb2* $(1)/
+	sed -i -E 's/^from tuplewire\.v1 import/from tuplewire.wire import/' $(1).tmp/tuplewire/v1/*_pb2_grpc.py
+	sed -i 's/_descriptor_pool\.Default()/_descriptor_pool.DescriptorPool()/' $(1).tmp/tuplewire/wire/health_pb2.py
+	mv $(1).tmp/tuplewire/v1/*_pb2* $(1).tmp/tuplewire/wire/*_pb2* $(1)/
 	rm -rf $(1).tmp
 endef
 

@@ -21,7 +21,7 @@ with tuplewire.local() as worker, worker.client() as client:
     [base]='import sys, tuplewire
 assert not {"grpc", "numpy", "pyarrow", "asyncio"} & sys.modules.keys(), "import tuplewire loads too much"
 tuplewire.Client("127.0.0.1:1")
-import tuplewire.topology, tuplewire.wire.messaging_pb2_grpc'
+import tuplewire.topology, tuplewire.v1.messaging_pb2_grpc'
 )
 
 passed=() absent=() failed=()

@@ -75,7 +75,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_import(installed: Path, tmp_path: Path) -> None:
     """The installed package imports, with its generated code, away from the source tree."""
-    code = "import tuplewire, tuplewire.wire.messaging_pb2_grpc; print(tuplewire.__file__)"
+    code = "import tuplewire, tuplewire.v1.messaging_pb2_grpc; print(tuplewire.__file__)"
     where = run(installed / "python", "-c", code, cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed.parent)
 

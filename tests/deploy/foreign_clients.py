@@ -32,7 +32,12 @@ class Client:
 
 
 def client(name: str) -> Client:
-    """Return the client over `buf` (curl), `node` (@grpc/grpc-js) or `grpclib`; see helpers.tools.missing."""
+    """Return the client over a library; see helpers.tools.missing.
+
+    name: `buf` (curl), `node` (@grpc/grpc-js), `grpclib`, or `stubs`: the package's own, without programs.
+    """
+    if name == "stubs":
+        return Client([sys.executable, "-m"], "", dict(os.environ))
     if name == "buf":
         buf = Path(require_tool("buf", "make install"))
         path = os.pathsep.join((str(buf.parent), os.environ["PATH"]))
@@ -43,7 +48,8 @@ def client(name: str) -> Client:
             missing(f"{NODE_MODULES} has no @grpc/grpc-js; make deploy-tools installs it")
         return Client([node], f"{FOREIGN}/node/{{}}.js", {**os.environ, "NODE_PATH": str(NODE_MODULES)})
     python = str(GRPCLIB_VENV / "bin" / "python")
-    return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(generated_for_grpclib()))
+    beside = str(ROOT / "clients")  # as where Tuplewire is installed, too
+    return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(beside, generated_for_grpclib()))
 
 
 def _python(*directories: str, path: str | None = None) -> dict[str, str]:

@@ -16,7 +16,9 @@ from tuplewire.wire import messaging_pb2
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 PAGE = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL))
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+CLIENTS = ("buf", "node", "stubs", "grpclib")
+"""What each needs, in the order of the page."""
 TASK = 42
 
 
@@ -28,12 +30,12 @@ def worker() -> Iterator[Endpoint]:
         yield workers.endpoints[0]
 
 
-@pytest.mark.parametrize(("language", "name"), [("bash", "buf"), ("js", "node"), ("python", "grpclib")])
-def test_the_conversations_of_the_page_work(worker: Endpoint, language: str, name: str) -> None:
+@pytest.mark.parametrize(("block", "name"), list(zip(BLOCKS, CLIENTS, strict=True)), ids=CLIENTS)
+def test_the_conversations_of_the_page_work(worker: Endpoint, block: tuple[str, str], name: str) -> None:
     """Each sends two messages, receives and acknowledges them."""
     library = client(name)
     port = worker.address.rpartition(":")[2]
-    program = BLOCKS[language].replace("6700", port)
+    language, program = block[0], block[1].replace("6700", port)
     interpreter = {"bash": ["bash", "-c"], "js": [library.run[0], "-e"], "python": [library.run[0], "-c"]}
     before = ledger(worker)
     run = subprocess.run(

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tuplewire.wire import health_pb2 as tuplewire_dot_health_dot_v1_dot_health__pb2
+from tuplewire.wire import health_pb2 as tuplewire_dot_wire_dot_health__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + f' but the generated code in tuplewire/health/v1/health_pb2_grpc.py depends on'
+        + f' but the generated code in tuplewire/wire/health_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,13 +37,13 @@ class HealthStub(object):
         """
         self.Check = channel.unary_unary(
                 '/grpc.health.v1.Health/Check',
-                request_serializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckResponse.FromString,
+                request_serializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/grpc.health.v1.Health/Watch',
-                request_serializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckRequest.SerializeToString,
-                response_deserializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckResponse.FromString,
+                request_serializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckResponse.FromString,
                 _registered_method=True)
 
 
@@ -70,13 +70,13 @@ def add_HealthServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Check': grpc.unary_unary_rpc_method_handler(
                     servicer.Check,
-                    request_deserializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckRequest.FromString,
-                    response_serializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckResponse.SerializeToString,
+                    request_deserializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckRequest.FromString,
+                    response_serializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckRequest.FromString,
-                    response_serializer=tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckResponse.SerializeToString,
+                    request_deserializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckRequest.FromString,
+                    response_serializer=tuplewire_dot_wire_dot_health__pb2.HealthCheckResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -105,8 +105,8 @@ class Health(object):
             request,
             target,
             '/grpc.health.v1.Health/Check',
-            tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckRequest.SerializeToString,
-            tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckResponse.FromString,
+            tuplewire_dot_wire_dot_health__pb2.HealthCheckRequest.SerializeToString,
+            tuplewire_dot_wire_dot_health__pb2.HealthCheckResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -132,8 +132,8 @@ class Health(object):
             request,
             target,
             '/grpc.health.v1.Health/Watch',
-            tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckRequest.SerializeToString,
-            tuplewire_dot_health_dot_v1_dot_health__pb2.HealthCheckResponse.FromString,
+            tuplewire_dot_wire_dot_health__pb2.HealthCheckRequest.SerializeToString,
+            tuplewire_dot_wire_dot_health__pb2.HealthCheckResponse.FromString,
             options,
             channel_credentials,
             insecure,
