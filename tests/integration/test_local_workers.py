@@ -12,7 +12,7 @@ from helpers import eventually
 from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.processes import LaunchError
-from tuplewire.spark.topology.plan import nearest_worker
+from tuplewire.spark.topology.nearest import RunToken, nearest_worker
 from tuplewire.wire import control_pb2
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.launching.local_workers import LocalWorkers
@@ -73,6 +73,7 @@ def test_the_last_words_of_a_worker_that_spark_starts(monkeypatch: pytest.Monkey
     elsewhere = "192.0.2.1"  # for documentation: no machine has it
     with (
         pytest.raises(LaunchError, match=r"ended with code \d+\nthe last lines of .*\n(.*\n)*.*192\.0\.2\.1"),
-        nearest_worker(None, elsewhere, "t", 30),
+        RunToken().kept() as key,
+        nearest_worker(None, elsewhere, "t", 30, key),
     ):
         pass

@@ -227,18 +227,6 @@ def test_last_ticks_come_in_the_order_of_the_graph(spark: SparkSession, workers:
     assert result.frame.collect() == [("omega", str(rolling_words.OMEGAS))]
 
 
-def test_workers_of_its_own(spark: SparkSession) -> None:
-    """Where there is no worker, each PySpark task starts one, and nothing of them stays behind."""
-    result = run_topology(
-        spark,
-        doubling(Numbers(COUNT), Double()),
-        conf=TWO,
-        outputs={"double": "number long, doubled long"},
-        progress=quiet,
-    )
-    assert sorted(map(tuple, result.frame.collect())) == pairs(COUNT)
-
-
 def test_failing_bolt(spark: SparkSession, workers: list[str], tmp_path: Path) -> None:
     """A bolt's own error ends the job at once, and its traceback is in what is raised."""
     running = submit_topology(

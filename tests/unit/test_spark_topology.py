@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +16,10 @@ from tuplewire.errors import ConfigError, MalformedError, TopologyError, Unreach
 from tuplewire.spark.slots import check_slots
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
+from tuplewire.spark.topology.member import Submitted
+from tuplewire.spark.topology.nearest import RunToken
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
-from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Rows, failure_in, failure_text
+from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Rows, failure_in, failure_text
 from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
@@ -234,8 +238,8 @@ def test_everybody_has_the_same_plan() -> None:
         "worker-9": [SUBMITTER_TASK],
     }
     assert (plan.generation, assignment.version, assignment.topology) == (10, 10, "t")
-    assert plan.addresses(0) == ["unix:///0", "10.0.0.9:1"]
-    assert plan.addresses(1) == ["unix:///1"]
+    assert [address for address, _ in plan.told(0)] == ["unix:///0", "10.0.0.9:1"]
+    assert [address for address, _ in plan.told(1)] == ["unix:///1"]
     later = Plan(topology(), RUN, joined(15, 13, 14), place(9)).assignment()
     ids = {task for each in assignment.workers for task in each.tasks}
     assert ids & {task for each in later.workers for task in each.tasks} == {SUBMITTER_TASK}
@@ -253,6 +257,32 @@ def test_workers_of_several_topologies() -> None:
     others = [Joined(1, place(0)), Joined(2, place(1, "other")), Joined(3, place(2))]
     with pytest.raises(ConfigError, match="different topologies, 'other', 't': start them with one"):
         Plan(topology(), RUN, others)
+
+
+def test_workers_that_would_refuse_each_other() -> None:
+    """One that takes this run's token only cannot be beside others, unless they have certificates."""
+    own = replace(place(0), own=True)
+    mixed = [Joined(1, own), Joined(2, place(1)), Joined(3, place(1))]
+    with pytest.raises(ConfigError, match=r"'worker-0' was started for this run .* 'worker-1' does not have"):
+        Plan(topology(), RUN, mixed)
+    with pytest.raises(ConfigError, match="'worker-0' was started for this run"):
+        Plan(topology(), RUN, joined(1, 2, 3), own)
+    Plan(topology(), RUN, [Joined(attempt, own) for attempt in (1, 2, 3)], own)
+    Plan(topology(), RUN, joined(1, 2, 3), replace(own, tls=True))
+
+
+def test_the_token_of_a_run_is_not_shown() -> None:
+    """It is in no text of what travels; its file is its owner's alone, and goes with the block."""
+    submitted = Submitted("t", RUN, topology(), {}, 2, Output({}, frozenset()))
+    secret = submitted.token.secret
+    assert secret not in repr(submitted)
+    assert pickle.loads(pickle.dumps(submitted)).token.secret == secret  # noqa: S301 - our own
+    assert secret != RunToken().secret
+    with submitted.token.kept() as key:
+        assert secret not in repr(key)
+        assert key.file.read_text() == f"run {secret}\n"
+        assert (key.file.stat().st_mode & 0o777, key.file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert not key.file.parent.exists()
 
 
 # --- mail, inbox, failures ----------------------------------------------------------------------

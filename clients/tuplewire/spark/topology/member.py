@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
@@ -16,7 +16,8 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
-from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan, nearest_worker
+from tuplewire.spark.topology.nearest import RunKey, RunToken, nearest_worker
+from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Writer
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
@@ -40,7 +41,7 @@ class Submitted:
 
     run: names this run, so that two on the same workers do not take each other for a restart. n_members: how
     many PySpark tasks there are. workers: addresses, taken in turn; none: each takes the worker beside it.
-    has_rows: whether the input is for a Rows spout.
+    has_rows: whether the input is for a Rows spout. token: what workers that are started for it ask for.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Submitted:
     workers: Sequence[str] = ()
     submitter: Place | None = None
     has_rows: bool = False
+    token: RunToken = field(default_factory=RunToken)
 
     def __call__(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run as a PySpark task; yields rows of Output.stage_schema()."""
@@ -63,15 +65,16 @@ class Submitted:
             for _ in rows:
                 pass
         with ExitStack() as stack:
+            key = stack.enter_context(self.token.kept())
             try:
-                plan = self._join(stack, context, rank)
+                plan = self._join(stack, context, rank, key)
             except TuplewireError as error:
                 yield Writer(self.output).failure(rank, error)
                 return
             if plan is not None:
-                yield from _TopologyMember(self, plan, rank).run(rows)
+                yield from _TopologyMember(self, plan, rank, key).run(rows)
 
-    def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int) -> Plan | None:
+    def _join(self, stack: ExitStack, context: BarrierTaskContext, rank: int, key: RunKey) -> Plan | None:
         """Agree with the others, by one message through Spark; None where another says why not.
 
         Raises the error for which this one cannot take part.
@@ -86,7 +89,7 @@ class Submitted:
                 )
             host = infos[rank].address.rpartition(":")[0]
             address = self.workers[rank % len(self.workers)] if self.workers else None
-            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS))
+            place = stack.enter_context(nearest_worker(address, host, self.name, START_SECONDS, key))
         except TuplewireError as error:
             problem = error
         own = Joined(context.taskAttemptId(), place)
@@ -109,8 +112,9 @@ class _TopologyMember:
     Raises UnreachableError or RefusedError where a worker does not take the assignment.
     """
 
-    def __init__(self, submitted: Submitted, plan: Plan, rank: int) -> None:
+    def __init__(self, submitted: Submitted, plan: Plan, rank: int, key: RunKey) -> None:
         self._submitted = submitted
+        self._key = key
         self._plan = plan
         self._rank = rank
         self._writer = Writer(submitted.output)
@@ -153,13 +157,16 @@ class _TopologyMember:
             worker_id=place.worker_id,
             client_id=f"{self._submitted.run}-{self._rank}-{purpose}",
             incarnation=self._plan.generation + 1,
+            credentials=self._key.to(place),
             **session,
         )
 
     def _push_assignment(self) -> None:
-        addresses = self._plan.addresses(self._rank)
         with ExitStack() as stack:
-            controls = [stack.enter_context(ControlClient(address)) for address in addresses]
+            controls = [
+                stack.enter_context(ControlClient(address, credentials=self._key.to(place)))
+                for address, place in self._plan.told(self._rank)
+            ]
             for control in controls:
                 control.update_assignment(self._plan.assignment())
             for control in controls:

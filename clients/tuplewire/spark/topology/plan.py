@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Self
 
-from tuplewire.addresses import ADDRESS_VARIABLE
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import MAX_TASK, ConfigError
-from tuplewire.identity.credentials import Credentials
-from tuplewire.processes import Child, bound_addresses, worker_command
 from tuplewire.topology.description import Topology, shares_of
 from tuplewire.wire import control_pb2
 
 SUBMITTER_TASK = MAX_TASK
 """The task id by which the program that submitted a topology gets its mail."""
 
-_DRAIN_SECONDS = 5.0
-_STOP_MARGIN_SECONDS = 5.0
-_SECURITY = ("TUPLEWIRE_TLS_", "TUPLEWIRE_TOKEN_FILE", "TUPLEWIRE_PERMISSIONS_FILE")
-"""The variables that hold for a worker that is started, too."""
-_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - recognized, not bound
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A worker, as a program beside it sees it.
 
-    address: for the program. peer_address: for other workers, host:port. version: of its assignment.
+    address: for the program. peer_address: for other workers, host:port. version: of its assignment. own:
+    whether the run has started it, so that it asks for the run's token. tls: whether peers reach it by TLS.
     """
 
     address: str
@@ -44,6 +28,8 @@ class Place:
     peer_address: str
     topology: str
     version: int
+    own: bool = False
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +81,7 @@ class Plan:
                 "start them with one --topology"
             )
         self.topology = topologies[0]
+        _check_admission(workers)
 
     def mailbox(self, rank: int) -> int:
         """Return the task id by which a PySpark task gets its mail."""
@@ -119,64 +106,26 @@ class Plan:
             ],
         )
 
-    def addresses(self, rank: int) -> list[str]:
-        """Return the workers to which this PySpark task has to tell the assignment: its own, first.
+    def told(self, rank: int) -> list[tuple[str, Place]]:
+        """Return the workers, and their addresses, that this PySpark task has to tell the assignment.
 
-        The first also tells the submitter's, where that is nobody else's.
+        Its own is the first. The first PySpark task also tells the submitter's, where that is nobody else's.
         """
-        own = [self.places[rank].address]
+        own = [(self.places[rank].address, self.places[rank])]
         if rank == 0 and self._submitter is not None:
             ids = {place.worker_id for place in self.places}
             if self._submitter.worker_id not in ids:
-                own.append(self._submitter.peer_address)
+                own.append((self._submitter.peer_address, self._submitter))
         return own
 
 
-@contextmanager
-def nearest_worker(address: str | None, host: str, topology: str, timeout: float) -> Iterator[Place]:
-    """Find the worker at an address, by default TUPLEWIRE_ADDRESS, or start one, which ends with the block.
-
-    host: this machine's name for others. topology: of a worker that is started; others have theirs. timeout:
-    for the worker to answer, in seconds. Raises UnreachableError when none does, LaunchError when one that is
-    started does not bind, and ConfigError where none can be started.
-    """
-    with ExitStack() as stack:
-        address = address or os.environ.get(ADDRESS_VARIABLE)
-        address = address or stack.enter_context(_embedded(host, topology, timeout))
-        with ControlClient(address, timeout) as control:
-            status = control.status()
-        tcp = next((each for each in status.addresses if not each.startswith("unix:")), "")
-        named, _, port = tcp.rpartition(":")
-        peer = f"{host}:{port}" if named in _WILDCARDS else tcp
-        yield Place(address, status.worker_id, peer, status.topology, status.assignment_version)
-
-
-@contextmanager
-def _embedded(host: str, topology: str, timeout: float) -> Iterator[str]:
-    """Run a worker process; it does not outlive this one, even when that is killed."""
-    if find_spec("tuplewire_service") is None:
+def _check_admission(places: Sequence[Place]) -> None:
+    """Raise ConfigError where workers would refuse each other, for one of them is of the run alone."""
+    others = [place for place in places if not place.own]
+    closed = [place for place in places if place.own and not place.tls]
+    if closed and others:
         raise ConfigError(
-            f"there is no worker beside this process ({ADDRESS_VARIABLE} is not set), and none can be "
-            "started: install tuplewire[service] for Spark's executors, or name workers"
+            f"{closed[0].worker_id!r} was started for this run and takes its token only, which "
+            f"{others[0].worker_id!r} does not have: set TUPLEWIRE_ADDRESS for the driver and for all "
+            "executors, or for none of them, or name workers"
         )
-    environment = {key: value for key, value in os.environ.items() if key.startswith(_SECURITY)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    # Whoever runs a topology without workers of its own has Spark's network for it as it is.
-    flags = [] if Credentials.from_environment().secures(f"{host}:0") else ["--allow-plaintext"]
-    with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:
-        worker = Child(
-            worker_command(
-                f"{host}-{os.getpid()}",
-                topology,
-                Path(directory, "worker.log"),
-                listen=f"{host}:0",
-                drain_seconds=_DRAIN_SECONDS,
-                flags=flags,
-                environment=environment,
-            )
-        )
-        try:
-            yield str(bound_addresses(worker, time.monotonic() + timeout)["unix_address"])
-        finally:
-            worker.terminate()
-            worker.end(time.monotonic() + _DRAIN_SECONDS + _STOP_MARGIN_SECONDS)

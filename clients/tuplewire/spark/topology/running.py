@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.client import Client
 from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireError
+from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import is_remote
 from tuplewire.spark.releases import inheritable_thread
 from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
@@ -57,7 +58,14 @@ class SparkTopology:
     progress(), listen() and stop() raise ConfigError where this program reaches no worker.
     """
 
-    def __init__(self, submitted: Submitted, job: Job, place: Place | None, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        submitted: Submitted,
+        job: Job,
+        place: Place | None,
+        stack: ExitStack,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.name = submitted.name
         self.job_group = job.group
         self._submitted = submitted
@@ -78,6 +86,7 @@ class SparkTopology:
                 topology=place.topology,
                 worker_id=place.worker_id,
                 client_id=f"{submitted.run}-submitter",
+                credentials=credentials,
             )
             self._post = stack.enter_context(
                 Post(client, submitted.run, SUBMITTER_TASK, self._receive, self._unheard, waits=True)

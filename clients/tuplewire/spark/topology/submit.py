@@ -14,7 +14,7 @@ from tuplewire.spark import is_remote
 from tuplewire.spark.releases import check_topology_session
 from tuplewire.spark.slots import check_slots
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
-from tuplewire.spark.topology.plan import nearest_worker
+from tuplewire.spark.topology.nearest import RunToken, nearest_worker
 from tuplewire.spark.topology.rows import Output, rows_spout
 from tuplewire.spark.topology.running import (
     Job,
@@ -50,7 +50,8 @@ def submit_topology(
     each with a schema for its fields, or None for strings; by default all bolts that nobody subscribes to.
     rows: what a Rows spout of the topology emits. workers: addresses that Spark's executors and this program
     reach, and that serve this topology alone meanwhile; by default everybody takes the worker of its
-    TUPLEWIRE_ADDRESS, and starts one where there is none.
+    TUPLEWIRE_ADDRESS, and starts one where there is none. Workers that are started ask for a token of this
+    run, which only its PySpark tasks and this program have.
 
     Guarantee: the result is that of one generation. When a process is lost, Spark runs all PySpark tasks
     again (at most spark.stage.maxConsecutiveAttempts times), from the beginning of the spouts, and nothing of
@@ -72,20 +73,32 @@ def submit_topology(
     source = _input(spark, topology, rows, members)
     check_slots(spark, members, f"topology {name!r}")
     run = uuid.uuid4().hex
+    token = RunToken()
     with ExitStack() as stack:
         place = None
+        run_key = stack.enter_context(token.kept())
         if workers or not is_remote(spark):
             address = workers[0] if workers else None
             host = "127.0.0.1" if is_remote(spark) else spark.conf.get("spark.driver.host", "127.0.0.1")
-            place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS))
+            place = stack.enter_context(nearest_worker(address, str(host), name, START_SECONDS, run_key))
         submitted = Submitted(
-            name, run, full, conf, members, output, tuple(workers), place, has_rows=rows is not None
+            name,
+            run,
+            full,
+            conf,
+            members,
+            output,
+            tuple(workers),
+            place,
+            has_rows=rows is not None,
+            token=token,
         )
         _check_travels(submitted)
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
         checked = output.checked(stage.repartition(members))
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
-        return SparkTopology(submitted, job, place, stack.pop_all())
+        credentials = None if place is None else run_key.to(place)
+        return SparkTopology(submitted, job, place, stack.pop_all(), credentials)
 
 
 def run_topology(

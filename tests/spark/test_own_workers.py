@@ -1,0 +1,141 @@
+"""Workers that a topology on Spark starts for itself: its own processes use them, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from helpers import eventually
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from tuplewire.addresses import ADDRESS_VARIABLE
+from tuplewire.spark.topology import submit_topology
+from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire.wire import control_pb2, messaging_pb2
+from tuplewire.wire.control_pb2_grpc import ControlStub
+from tuplewire.wire.messaging_pb2_grpc import MessagingStub
+
+pytestmark = pytest.mark.spark
+# Spark's Python workers do not find this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+SECONDS = 180.0
+N_WORKERS = 3
+"""One for each of two PySpark tasks, and one for the driver."""
+
+
+class Numbers(Spout):
+    """Emits numbers, until it is stopped; writes down at its end how many."""
+
+    outputs = ("number",)
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+        self.next = 0
+
+    def next_tuple(self) -> None:
+        self.collector.emit([self.next], message_id=self.next)
+        self.next += 1
+
+    def close(self) -> None:
+        (self.notes / "emitted").write_text(str(self.next))
+
+
+class Double(BasicBolt):
+    """Emits twice the number."""
+
+    outputs = ("number", "doubled")
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        collector.emit([message["number"], 2 * message["number"]])
+
+
+def doubling(notes: Path) -> Topology:
+    """Return numbers, and two tasks of a bolt that takes them in turn."""
+    builder = TopologyBuilder()
+    builder.set_spout("numbers", Numbers(notes))
+    builder.set_bolt("double", Double(), 2).shuffle_grouping("numbers")
+    return builder.create_topology()
+
+
+def started(topology: str) -> dict[Path, dict[str, str]]:
+    """Return the worker processes of a topology, by their folder in /proc, with their flags."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if f"--topology={topology}" in words:
+            found[process] = dict(
+                word.split("=", 1) for word in words if word.startswith("--") and "=" in word
+            )
+    return found
+
+
+def foreign_calls(channel: grpc.Channel, token: tuple[tuple[str, str], ...]) -> dict[str, Callable[[], Any]]:
+    """Return what a program that is none of the run's may try, by method."""
+    control: Any = ControlStub(channel)  # type: ignore[no-untyped-call]
+    messaging: Any = MessagingStub(channel)  # type: ignore[no-untyped-call]
+    assignment = control_pb2.Assignment(version=1 << 40, topology="guarded")
+    hello = messaging_pb2.Hello(protocol_version=1, topology="guarded", sender_id="x", incarnation=1)
+    common: dict[str, Any] = {"metadata": token, "timeout": 20}
+    return {
+        "Drain": lambda: control.Drain(control_pb2.DrainRequest(), **common),
+        "GetStatus": lambda: control.GetStatus(control_pb2.GetStatusRequest(), **common),
+        "UpdateAssignment": lambda: control.UpdateAssignment(
+            control_pb2.UpdateAssignmentRequest(assignment=assignment, force=True), **common
+        ),
+        "Send": lambda: next(messaging.Send(iter([messaging_pb2.SendRequest(hello=hello)]), **common)),
+        "Recv": lambda: next(messaging.Recv(iter([messaging_pb2.RecvRequest()]), **common)),
+    }
+
+
+def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    """Return how a call is refused."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), str(caught.value.details())
+
+
+@pytest.mark.slow
+def test_only_the_run_talks_to_its_workers(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Foreign calls are UNAUTHENTICATED, the run is whole, and nothing of its workers stays."""
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    running = submit_topology(
+        spark,
+        doubling(tmp_path),
+        conf={"topology.workers": 2, "topology.max.spout.pending": 100},
+        name="guarded",
+    )
+    secret = running._submitted.token.secret
+    eventually(lambda: running.progress().executed > 1000, SECONDS, "tuples are executed")
+    workers = started("guarded")
+    assert len(workers) == N_WORKERS
+    for process, flags in workers.items():
+        file = Path(flags["--address-file"])
+        address = json.loads(file.read_text())["address"]
+        for token in ((), (("authorization", f"Bearer {'0' * len(secret)}"),)):
+            with grpc.insecure_channel(address) as channel:
+                for method, call in foreign_calls(channel, token).items():
+                    code, details = refused(call)
+                    assert code is grpc.StatusCode.UNAUTHENTICATED, (method, details)
+                    assert secret not in details
+        assert Path(flags["--token-file"]).stat().st_mode & 0o777 == 0o600
+        for shown in (process / "cmdline", process / "environ", *file.parent.glob("*.log")):
+            assert secret.encode() not in shown.read_bytes(), shown
+    executed = running.progress().executed
+    eventually(lambda: running.progress().executed > executed, SECONDS, "the run goes on")
+    running.stop()
+    result = running.result(SECONDS)
+    assert result.frame.count() == int((tmp_path / "emitted").read_text()) > 1000
+    eventually(lambda: not started("guarded"), SECONDS, "its workers have ended")
+    assert not [flags for flags in workers.values() if Path(flags["--token-file"]).exists()]
