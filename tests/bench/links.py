@@ -61,6 +61,13 @@ class Latencies:
     """Each message's time since it was due."""
     late: int
     """How many left late."""
+    seconds: float = 0.0
+    """From when the first was due to when the last one came, where that was asked for."""
+
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return len(self.nanoseconds) / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,13 @@ class Link:
         sent = self.sender.ask("pace", rate=rate, seconds=seconds)
         got = self._finish(sent)
         return Latencies(got["latencies_ns"], sent["late"])
+
+    def offered(self, rate: int, seconds: float, gather: int) -> Latencies:
+        """Do the same with small messages, of which the program gathers so many before it sends them."""
+        self._begin("latency")
+        sent = self.sender.ask("offer", rate=rate, seconds=seconds, gather=gather)
+        got = self._finish(sent)
+        return Latencies(got["latencies_ns"], sent["late"], (got["last_ns"] - sent["start_ns"]) / 1e9)
 
     def still(self) -> None:
         """BenchError when messages have come since the last trial."""

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from agent import serve
 from workload import (
     CHECK_EVERY,
     DESTINATION_TASK,
+    MESSAGE_BYTES,
     PACED_TASK,
     SOURCE_TASK,
     TOPOLOGY,
@@ -168,8 +170,20 @@ def producer(address: str) -> None:
                 client.send(PACED_TASK, payload)
             return {"sent": schedule.sent, "late": schedule.late}
 
+        def offer(rate: int, seconds: float, gather: int) -> dict[str, Any]:
+            """Send each message when it is due, or so many together when the last of them is."""
+            schedule = Pace(rate, seconds, MESSAGE_BYTES)
+            if gather == 1:
+                for payload in schedule:
+                    client.send(PACED_TASK, payload)
+            else:
+                due = iter(schedule)
+                while payloads := list(islice(due, gather)):
+                    client.send(TaskMessageBatch.from_columns([PACED_TASK] * len(payloads), payloads))
+            return {"sent": schedule.sent, "late": schedule.late, "start_ns": schedule.start_ns}
+
         load = Load(client, settle)
-        serve({"load": load.load, "settle": load.settle, "pace": pace})
+        serve({"load": load.load, "settle": load.settle, "pace": pace, "offer": offer})
 
 
 def consumer(address: str) -> None:

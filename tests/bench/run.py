@@ -15,6 +15,7 @@ from typing import Any
 
 from agent import BenchError
 from links import Latencies, Links, Trial
+from offered import OFFERED, measure_offered
 from profiling import profiled
 from report import (
     LATENCIES,
@@ -36,8 +37,6 @@ from workload import MESSAGE_BYTES
 
 ROUNDS = 5
 LATENCY_ROUNDS = 3
-LATENCY_SHARE = 0.4
-"""The part of the time that goes to latency."""
 CHECKED_MESSAGES = 20_000
 
 
@@ -76,7 +75,7 @@ def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) ->
 
 
 def _arguments() -> argparse.Namespace:
-    names = [*(row.name for row in ROWS), *(row.name for row in LATENCIES), SCRAPE, *SPARK_ROWS]
+    names = [*(row.name for row in ROWS), *(row.name for row in LATENCIES), OFFERED, SCRAPE, *SPARK_ROWS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -98,13 +97,17 @@ def _arguments() -> argparse.Namespace:
 def _measure(only: str | None, seconds: float) -> list[Line]:
     rows = [row for row in ROWS if _matches(row.name, only)]
     latencies = [row for row in LATENCIES if _matches(row.name, only)]
-    share = LATENCY_SHARE if latencies and rows else float(bool(latencies))
+    offered = _matches(OFFERED, only)
+    weights = {"rows": 6 * bool(rows), "latencies": 4 * bool(latencies), "offered": 4 * offered}
+    each = seconds / max(1, sum(weights.values()))
     lines: list[Line] = []
     with Links() as links:
         if rows:
-            lines += measure_throughput(links, rows, seconds * (1 - share))
+            lines += measure_throughput(links, rows, each * weights["rows"])
         if latencies:
-            lines += measure_latency(links, latencies, seconds * share)
+            lines += measure_latency(links, latencies, each * weights["latencies"])
+        if offered:
+            lines += measure_offered(links, each * weights["offered"], progress)
         for link in links.started():
             link.still()
     if _matches(SCRAPE, only):

@@ -48,16 +48,19 @@ class Pace:
     The clock is CLOCK_MONOTONIC, which all processes of a machine share.
     """
 
-    def __init__(self, rate: int, seconds: float) -> None:
+    def __init__(self, rate: int, seconds: float, size: int = PACED_BYTES) -> None:
         self._rate = rate
         self._count = int(rate * seconds)
+        self._size = size
+        self.start_ns = 0
+        """When the first one is due."""
         self.sent = 0
         self.late = 0
         """How many could not leave within LATE_NANOSECONDS of their moment."""
 
     def __iter__(self) -> Iterator[bytes]:
-        filler = bytes(PACED_BYTES - _STAMP_BYTES)
-        start = time.monotonic_ns() + 10_000_000
+        filler = bytes(self._size - _STAMP_BYTES)
+        self.start_ns = start = time.monotonic_ns() + 10_000_000
         for number in range(self._count):
             due = start + number * 1_000_000_000 // self._rate
             early = due - time.monotonic_ns()
