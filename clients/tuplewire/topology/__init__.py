@@ -18,6 +18,8 @@ from tuplewire.topology.grouping import (
     shuffle,
 )
 from tuplewire.topology.tuples import DEFAULT_STREAM, Stream, Tuple
+from tuplewire.topology.windowed_bolt import WindowedBolt
+from tuplewire.topology.windows import TupleWindow, Window
 
 __all__ = [
     "DEFAULT_STREAM",
@@ -37,6 +39,9 @@ __all__ = [
     "TopologyBuilder",
     "TopologyContext",
     "Tuple",
+    "TupleWindow",
+    "Window",
+    "WindowedBolt",
     "fields",
     "shuffle",
 ]

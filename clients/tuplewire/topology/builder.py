@@ -17,7 +17,9 @@ from tuplewire.topology.description import (
     check_reserved,
 )
 from tuplewire.topology.grouping import CustomStreamGrouping
+from tuplewire.topology.topology_settings import TICK_KEY
 from tuplewire.topology.tuples import DEFAULT_STREAM
+from tuplewire.topology.windowed_bolt import WindowedBolt, tick_seconds_of
 
 _Declarer = TypeVar("_Declarer", bound="ComponentDeclarer")
 
@@ -52,7 +54,10 @@ class TopologyBuilder:
             bolt = BasicBoltExecutor(bolt)
         if not isinstance(bolt, Bolt):
             raise TopologyError(f"bolt {name!r} is of type {type(bolt).__name__}, which is no Bolt")
-        return self._add(BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism))
+        declarer = BoltDeclarer(ComponentKind.BOLT, name, bolt, parallelism)
+        if isinstance(bolt, WindowedBolt):
+            declarer.add_configuration(TICK_KEY, tick_seconds_of(bolt, f"bolt {name!r}"))
+        return self._add(declarer)
 
     def create_topology(self) -> Topology:
         """Return the topology; TopologyError for what does not hold together, naming it."""

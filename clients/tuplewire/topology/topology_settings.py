@@ -20,6 +20,7 @@ from tuplewire.settings import (
 
 LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
 """Those that only whoever starts processes reads."""
+TICK_KEY = "topology.tick.tuple.freq.secs"
 _WORKER_KEYS = ("topology.name",)
 """Those that only a worker reads."""
 
@@ -64,7 +65,7 @@ class TopologySettings(Settings):
         "tuples with a message id that a spout's task may have on the way; 0: any number",
     )
     tick_seconds: float = storms(
-        "topology.tick.tuple.freq.secs", SECONDS_OR_ZERO, 0.0, "how often a bolt gets a tick tuple; 0: never"
+        TICK_KEY, SECONDS_OR_ZERO, 0.0, "how often a bolt gets a tick tuple; 0: never"
     )
     spout_wait_seconds: float = storms(
         "topology.sleep.spout.wait.strategy.time.ms",

@@ -137,6 +137,11 @@ class Tuple:
         """Whether it only says that time has passed, and comes from no component of the topology."""
         return self.source.stream.name == TICK_STREAM and self.source.component == SYSTEM_COMPONENT
 
+    @property
+    def is_last_tick(self) -> bool:
+        """Whether it is the tick that a bolt gets when its topology is over; its rate_secs is 0."""
+        return self.is_tick and not self.values[0]
+
     def as_dict(self) -> dict[str, Any]:
         """Return the values by field."""
         return dict(zip(self.fields, self.values, strict=True))
@@ -172,7 +177,7 @@ _TICK_SOURCE = TupleSource(SYSTEM_COMPONENT, SYSTEM_TASK, _TICK)
 
 
 def tick(seconds: float) -> Tuple:
-    """Return the tuple that tells a bolt that so many seconds have passed since the last one."""
+    """Return the tuple that tells a bolt how often it gets one, in seconds; 0: this is the last."""
     return Tuple([seconds], _TICK_SOURCE)
 
 

@@ -192,7 +192,7 @@ class ExecutorWorker:
     def tick(self, bolts: Iterable[str]) -> None:
         """Give these bolts' tasks here a tick now: the last one, when the topology is over."""
         topology = self._surroundings.topology
-        self._ticks.give(task for bolt in bolts for task in topology.tasks_of(bolt))
+        self._ticks.give_last(task for bolt in bolts for task in topology.tasks_of(bolt))
 
     def at_rest(self, epoch: int) -> bool:
         """Whether every spout has had nothing in a round that began in this epoch or later."""

@@ -148,37 +148,38 @@ class Ticks:
         self._timer = timer
         self._idle = idle
         self._tell = tell
-        self._ticks: dict[int, tuple[AddressedTuples, Cancel]] = {}
+        self._ticks: dict[int, Cancel] = {}
         self._waiting: set[int] = set()
         """The tasks that have not come to their last tick yet; they get no other then."""
-        self._late: set[int] = set()
-        """The tasks that a tick was kept back from."""
+        self._late: dict[int, AddressedTuples] = {}
+        """The ticks that were kept back, by task."""
 
     def add(self, task: int, seconds: float) -> None:
         """Give a task a tick every so many seconds."""
         self._waiting.discard(task)
-        self._late.discard(task)
+        self._late.pop(task, None)
         column = AddressedTuples(task, [tick(seconds)], partial(self._waiting.discard, task))
-        self._ticks[task] = column, self._timer.every(seconds, partial(self._give, column))
+        self._ticks[task] = self._timer.every(seconds, partial(self._give, column))
 
-    def give(self, tasks: Iterable[int]) -> None:
-        """Give those of these tasks that get ticks one now."""
+    def give_last(self, tasks: Iterable[int]) -> None:
+        """Give those of these tasks that get ticks the one that says that all is over."""
         for task in tasks:
             if task in self._ticks:
-                self._give(self._ticks[task][0])
+                self._waiting.discard(task)
+                self._give(AddressedTuples(task, [tick(0)], partial(self._waiting.discard, task)))
 
     def catch_up(self) -> None:
         """Give those that were kept back, each once."""
-        late, self._late = self._late, set()
-        for column, _ in list(self._ticks.values()):
-            if column.task in late:
+        late, self._late = self._late, {}
+        for task, column in late.items():
+            if task in self._ticks:
                 self._give(column)
 
     def remove(self, tasks: Iterable[int]) -> None:
         """Give these tasks no more; those that have none are left alone."""
         for task in tasks:
             if task in self._ticks:
-                self._ticks.pop(task)[1]()
+                self._ticks.pop(task)()
 
     def close(self) -> None:
         """Give no more."""
@@ -188,7 +189,7 @@ class Ticks:
         if column.task in self._waiting:
             return
         if not self._idle.enter():
-            self._late.add(column.task)
+            self._late[column.task] = column
             return
         self._waiting.add(column.task)
         try:

@@ -1,0 +1,127 @@
+"""Windows over tuples: when they are due, and what is in them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tuplewire.errors import TopologyError
+from tuplewire.topology import Stream, Tuple, TupleWindow, Window
+from tuplewire.topology.tuples import TupleSource
+from tuplewire.topology.windows import CountWindows, TimeWindows
+
+SOURCE = TupleSource("numbers", 1, Stream("number"))
+
+
+def tuples(numbers: Iterable[float]) -> list[Tuple]:
+    """Return a tuple for each number."""
+    return [Tuple([number], SOURCE) for number in numbers]
+
+
+def numbers(messages: Iterable[Tuple]) -> list[Any]:
+    """Return the numbers of tuples."""
+    return [message["number"] for message in messages]
+
+
+def shown(window: TupleWindow) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the numbers of a window: all, new, expired."""
+    return numbers(window), numbers(window.new), numbers(window.expired)
+
+
+def counted(window: Window, count: int) -> list[tuple[list[Any], list[Any], list[Any]]]:
+    """Return the windows of so many tuples, by count."""
+    windows = CountWindows(window)
+    found = [shown(each) for message in tuples(range(count)) for each in windows.add(message)]
+    return found + [shown(each) for each in windows.rest()]
+
+
+def test_tumbling_by_count() -> None:
+    """Each tuple is in one window; the last one is what is left."""
+    assert counted(Window.count(3), 7) == [
+        ([0, 1, 2], [0, 1, 2], []),
+        ([3, 4, 5], [3, 4, 5], [0, 1, 2]),
+        ([4, 5, 6], [6], [3]),
+    ]
+
+
+def test_sliding_by_count() -> None:
+    """A window of four after every two; new and expired are those since the one before."""
+    assert counted(Window.count(4, 2), 6) == [
+        ([0, 1], [0, 1], []),
+        ([0, 1, 2, 3], [2, 3], []),
+        ([2, 3, 4, 5], [4, 5], [0, 1]),
+    ]
+
+
+def test_by_time() -> None:
+    """Ends are multiples of the step; a window has what is later than its start, up to its end."""
+    windows = TimeWindows(Window.seconds(10, 5, timestamp="number"))
+    for message in tuples([1, 12, 5, 6, 40]):
+        assert windows.add(message, message["number"])
+    found = [(each.start, each.end, *shown(each)) for each in windows.advance(39)]
+    assert found == [
+        (-5, 5, [1, 5], [1, 5], []),
+        (0, 10, [1, 5, 6], [6], []),
+        (5, 15, [6, 12], [12], [1, 5]),
+        (10, 20, [12], [], [6]),
+    ]
+    assert [shown(each) for each in windows.rest()] == [([40], [40], [12])]
+    assert not list(windows.rest())
+
+
+def test_late_tuples_are_told() -> None:
+    """What is of a time that is over is not taken in; later it is."""
+    windows = TimeWindows(Window.seconds(10, timestamp="number"))
+    list(windows.advance(20))
+    late, in_time = tuples([20, 20.5])
+    assert not windows.add(late, 20)
+    assert windows.add(in_time, 20.5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_are_those_of_the_definition(seed: int) -> None:
+    """Whatever comes, in whatever order, a window is what the definition says of what was taken."""
+    chance = random.Random(seed)
+    every = chance.choice([1, 2.5, 10])
+    length = every * chance.choice([1, 1.5, 4])
+    windows = TimeWindows(Window.seconds(length, every, timestamp="number"))
+    taken: list[float] = []
+    found: list[TupleWindow] = []
+    now = 0.0
+    for message in tuples(chance.randrange(400) / 4 for _ in range(200)):
+        if windows.add(message, message["number"]):
+            taken.append(message["number"])
+        now += chance.choice([0, 0, 0.5, 3])
+        found += windows.advance(now)
+    found += windows.rest()
+    for window in found:
+        assert window.end is not None
+        assert window.start == window.end - length
+        assert window.end % every == 0
+        assert numbers(window) == sorted(each for each in taken if window.start < each <= window.end)
+    assert sorted(number for each in found for number in numbers(each.new)) == sorted(taken)
+    ends = [each.end for each in found]
+    assert ends == sorted(set(ends))  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Window.count(0),
+        lambda: Window.count(2, 3),
+        lambda: Window.count(2.5),  # type: ignore[arg-type]
+        lambda: Window.seconds(-1),
+        lambda: Window.seconds(float("inf")),
+        lambda: Window.seconds(10, 3),
+        lambda: Window.seconds(10, lag=1),
+        lambda: Window.seconds(10, late="late"),
+        lambda: Window.seconds(10, timestamp="at", lag=-1),
+    ],
+)
+def test_what_makes_no_window_is_refused(wrong: Any) -> None:
+    """Where it is made."""
+    with pytest.raises(TopologyError):
+        wrong()
