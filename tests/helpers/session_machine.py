@@ -39,7 +39,7 @@ from tuplewire.session.delivery import Delivery
 from tuplewire.session.ledger import DropReason, Settled
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
-from tuplewire.session.shares import Window
+from tuplewire.session.shares import Share
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import (
     closed_flows_of,
@@ -60,7 +60,7 @@ class SessionMachine(RuleBasedStateMachine):
         overflow=st.sampled_from([Overflow.BLOCK, Overflow.DROP_OLDEST]),
         window=st.sampled_from(WINDOWS),
     )
-    def start(self, processed: bool, overflow: Overflow, window: Window) -> None:  # noqa: FBT001 - drawn
+    def start(self, processed: bool, overflow: Overflow, window: Share) -> None:  # noqa: FBT001 - drawn
         """Start the three processes."""
         self.processed_mode = processed
         self.drops_oldest = overflow is Overflow.DROP_OLDEST
@@ -341,7 +341,7 @@ class SessionMachine(RuleBasedStateMachine):
         worker = self.worker
         left = worker.left.pop(task, None)
         if left is None:
-            left = worker.left[task] = Window(messages, 1)
+            left = worker.left[task] = Share(messages, 1)
             worker.shares.leave(task, left.messages, left.size_bytes)
         elif worker.shares.released(task, left.messages, left.size_bytes):
             worker.session.credit.freed(task)

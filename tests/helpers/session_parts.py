@@ -12,11 +12,11 @@ from tuplewire.session.consume import Arrived, ConsumeWindow
 from tuplewire.session.credit import CreditBook, Exhausted
 from tuplewire.session.delivery import DeliveryLog
 from tuplewire.session.receive import ReceiveSession
-from tuplewire.session.shares import QueueShares, Window
+from tuplewire.session.shares import QueueShares, Share
 
 TASKS = (1, 2, 3)
 SOURCES = (None, 7, 8)
-WINDOWS = [Window(1, 60), Window(3, 40), Window(8, 200), Window(30, 2_000)]
+WINDOWS = [Share(1, 60), Share(3, 40), Share(8, 200), Share(30, 2_000)]
 LARGEST_WINDOW = WINDOWS[-1]
 SETTINGS = SessionSettings(
     max_pending_messages=40,
@@ -90,10 +90,10 @@ class Link:
 class Worker:
     """The receiver's process: dies with its memory."""
 
-    def __init__(self, incarnation: int, window: Window, *, processed: bool) -> None:
+    def __init__(self, incarnation: int, window: Share, *, processed: bool) -> None:
         self.incarnation = incarnation
-        self.shares = QueueShares(window, Window(1, 1))
-        self.left: dict[int, Window] = {}
+        self.shares = QueueShares(window, Share(1, 1))
+        self.left: dict[int, Share] = {}
         self.exhausted = Exhausted()
         credit = CreditBook(
             self.shares,

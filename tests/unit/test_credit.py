@@ -8,14 +8,14 @@ from tuplewire.errors import CreditExceededError
 from tuplewire.group import TaskGroup
 from tuplewire.session import credit
 from tuplewire.session.credit import CreditBook, Exhausted, Grant
-from tuplewire.session.shares import QueueShares, Window
+from tuplewire.session.shares import QueueShares, Share
 
-WINDOW = Window(8, 80)
+WINDOW = Share(8, 80)
 
 
-def book(window: Window = WINDOW, *, wants_releases: bool = True) -> CreditBook:
+def book(window: Share = WINDOW, *, wants_releases: bool = True) -> CreditBook:
     """Return a book with messages of at most 10 bytes."""
-    return CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, wants_releases=wants_releases)
+    return CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=wants_releases)
 
 
 def group(task: int, count: int, size: int = 10) -> TaskGroup:
@@ -43,7 +43,7 @@ def test_says_when_a_window_is_used_up() -> None:
     """A task is exhausted until its sender is granted more, and nothing stays behind when a session ends."""
     exhausted = Exhausted()
     granted = CreditBook(
-        QueueShares(WINDOW, Window(1, 1)), max_message_bytes=10, wants_releases=True, exhausted=exhausted
+        QueueShares(WINDOW, Share(1, 1)), max_message_bytes=10, wants_releases=True, exhausted=exhausted
     )
     granted.received([group(1, 7), group(2, 1, size=1)])
     assert not exhausted.tasks
@@ -66,7 +66,7 @@ def test_more_messages_than_granted() -> None:
 
 def test_last_message_may_reach_over_the_bytes() -> None:
     """A message may start while bytes are left; one that starts beyond them is an error."""
-    window = Window(100, 80)
+    window = Share(100, 80)
     granted = book(window)
     granted.received([group(1, 7), group(1, 1, size=9), group(1, 1)])
     with pytest.raises(CreditExceededError):
@@ -102,7 +102,7 @@ def test_changes_are_told_once() -> None:
 
 def test_grants_never_fall() -> None:
     """A window that shrinks takes no permission back."""
-    shares = QueueShares(WINDOW, Window(1, 1))
+    shares = QueueShares(WINDOW, Share(1, 1))
     granted = CreditBook(shares, max_message_bytes=10, wants_releases=True)
     granted.received([group(1, 8)])
     shares.shared_by(4)
@@ -125,17 +125,17 @@ def test_small_releases_are_saved_up() -> None:
 def test_freed_bytes_are_told_as_freed_messages_are() -> None:
     """A quarter of the bytes is as good a reason for a grant as a quarter of the messages."""
     granted = CreditBook(
-        QueueShares(Window(1000, 80), Window(1, 1)), max_message_bytes=100, wants_releases=False
+        QueueShares(Share(1000, 80), Share(1, 1)), max_message_bytes=100, wants_releases=False
     )
     granted.received([group(1, 2)])
     assert not granted.released(1, 1, 10)
     assert granted.released(1, 1, 10)
 
 
-@pytest.mark.parametrize("window", [Window(1, 1), Window(3, 10), Window(8, 80), Window(1000, 10)])
-def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Window) -> None:
+@pytest.mark.parametrize("window", [Share(1, 1), Share(3, 10), Share(8, 80), Share(1000, 10)])
+def test_a_sender_without_credit_hears_of_the_release_of_everything(window: Share) -> None:
     """However small the window, no sender waits for a grant that is withheld."""
-    granted = CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, wants_releases=False)
+    granted = CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=False)
     sent = 0
     while sent < window.messages and sent * 10 < window.size_bytes:
         granted.received([group(1, 1)])
@@ -159,9 +159,7 @@ def test_tasks_of_one_session_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_end_of_a_backlog_is_told() -> None:
     """However small, a release that leaves nothing unreleased is told: the sender may wait for just that."""
-    book = CreditBook(
-        QueueShares(Window(1000, 1000), Window(1, 1)), max_message_bytes=10, wants_releases=False
-    )
+    book = CreditBook(QueueShares(Share(1000, 1000), Share(1, 1)), max_message_bytes=10, wants_releases=False)
     book.received([TaskGroup.of(1, [b"a", b"b"])])
     assert not book.released(1, 1, 1)
     assert book.released(1, 1, 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tuplewire.group import TaskGroup
 from tuplewire.session.credit import CreditBook, Grant
-from tuplewire.session.shares import QueueShares, Window
+from tuplewire.session.shares import QueueShares, Share
 
-TOTAL = Window(100, 1000)
+TOTAL = Share(100, 1000)
 
 
 def shares(sessions: int = 1) -> QueueShares:
     """Return the shares of so many sessions."""
-    made = QueueShares(TOTAL, Window(4, 40))
+    made = QueueShares(TOTAL, Share(4, 40))
     made.shared_by(sessions)
     return made
 
@@ -19,16 +19,16 @@ def shares(sessions: int = 1) -> QueueShares:
 def test_each_session_gets_its_part() -> None:
     """A queue is divided, down to the least share."""
     assert shares().initial == TOTAL
-    assert shares(5).window(1) == Window(20, 200)
-    assert shares(1000).window(1) == Window(4, 40)
+    assert shares(5).window(1) == Share(20, 200)
+    assert shares(1000).window(1) == Share(4, 40)
 
 
 def test_what_was_left_is_taken_off_the_shares() -> None:
     """Others share what room there is in the queue that it is left in, and in no other."""
     made = shares(2)
     made.leave(7, 60, 100)
-    assert made.window(7) == Window(20, 450)
-    assert made.window(8) == Window(50, 500)
+    assert made.window(7) == Share(20, 450)
+    assert made.window(8) == Share(50, 500)
     assert made.crowded == [7]
 
 
@@ -38,7 +38,7 @@ def test_a_full_queue_has_no_room() -> None:
     made.leave(7, 60, 100)
     made.leave(7, 50, 100)
     made.leave(8, 1, 1000)
-    assert made.window(7) == made.window(8) == Window(0, 0)
+    assert made.window(7) == made.window(8) == Share(0, 0)
 
 
 def test_little_is_let_be() -> None:
@@ -56,7 +56,7 @@ def test_room_is_told_by_quarters() -> None:
     made.leave(7, 100, 10)
     assert not made.released(7, 20, 2)
     assert made.released(7, 5, 1)
-    assert made.window(7) == Window(25, 993)
+    assert made.window(7) == Share(25, 993)
     assert not made.released(7, 24, 2)
     assert made.released(7, 27, 2)
     assert made.window(7) == TOTAL

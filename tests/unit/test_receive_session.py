@@ -15,16 +15,16 @@ from tuplewire.group import TaskGroup
 from tuplewire.session import credit, receive
 from tuplewire.session.credit import CreditBook, Grant
 from tuplewire.session.receive import MOST_REFUSALS, AckUpdate, ReceiveSession, Refusal
-from tuplewire.session.shares import QueueShares, Window
+from tuplewire.session.shares import QueueShares, Share
 
 
 def session(*, messages: int = 8, wants_releases: bool = True) -> ReceiveSession:
     """Return a session that grants so many messages per task."""
-    window = Window(messages, 1000)
+    window = Share(messages, 1000)
     return ReceiveSession(
         "a",
         1,
-        CreditBook(QueueShares(window, Window(1, 1)), max_message_bytes=10, wants_releases=wants_releases),
+        CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=wants_releases),
     )
 
 

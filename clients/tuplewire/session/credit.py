@@ -15,7 +15,7 @@ from itertools import islice
 
 from tuplewire.errors import CreditExceededError, MalformedError, RefusedError
 from tuplewire.group import TaskGroup
-from tuplewire.session.shares import QueueShares, Window
+from tuplewire.session.shares import QueueShares, Share
 
 MAX_TASKS = 65_536
 """Tasks that one session may use at a time; bounds the memory that a hostile sender can take."""
@@ -47,7 +47,7 @@ class _Account:
     released_bytes: int = 0
 
     @classmethod
-    def of(cls, window: Window) -> _Account:
+    def of(cls, window: Share) -> _Account:
         return cls(window.messages, window.size_bytes)
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from tuplewire.config import MIB, SessionSettings
-from tuplewire.session.shares import QueueShares, Window
+from tuplewire.session.shares import QueueShares, Share
 from tuplewire.settings import ANY_TEXT, SECONDS, SIZE, Settings, count, nested, setting, text
 from tuplewire_service.messaging.base import ConnectionStatus, IConnection, IContext
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
@@ -81,8 +81,8 @@ class TransportSettings(Settings):
     def shares(self) -> QueueShares:
         """Return how a task's queue is shared out between sessions."""
         return QueueShares(
-            Window(self.receive_messages, self.receive_bytes),
-            Window(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
+            Share(self.receive_messages, self.receive_bytes),
+            Share(MIN_WINDOW_MESSAGES, self.session.max_message_bytes),
         )
 
 
