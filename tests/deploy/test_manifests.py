@@ -32,6 +32,7 @@ from helpers.worker_process import environment_without_ours
 
 from tuplewire.addresses import split_host_port
 from tuplewire.spark import kubernetes
+from tuplewire_service.security.permissions import ACTIONS, read_rules
 from tuplewire_service.worker.assignment import load_assignment
 
 CONFIG = "/etc/tuplewire/worker.toml"
@@ -272,8 +273,9 @@ def test_secrets_are_only_where_they_are_needed(overlay: str) -> None:
         }
         for kind, pod in pods(overlay).items()
     }
-    workers = dict.fromkeys(("tuplewire-tls", "tuplewire-token"), 0o440)
-    expected = {"worker": workers, "executor": {**workers, "tuplewire-client-tls": 0o440}}
+    workers = dict.fromkeys(("tuplewire-tls", "tuplewire-worker-tokens"), 0o440)
+    programs = dict.fromkeys(("tuplewire-client-tls", "tuplewire-token"), 0o440)
+    expected = {"worker": workers, "executor": {**workers, **programs}}
     assert secrets == (expected if overlay in SECURE else {"worker": {}, "executor": {}})
 
 
@@ -283,7 +285,8 @@ def test_programs_have_a_certificate_of_their_own(overlay: str) -> None:
     spark = container(executor(overlay), "spark-kubernetes-executor")
     mounts = {each["mountPath"]: each["name"] for each in spark["volumeMounts"]}
     assert mounts["/etc/tuplewire/tls"] == "tuplewire-client-tls"
-    assert "tuplewire-tls" not in mounts.values()
+    assert mounts["/etc/tuplewire/token"] == "tuplewire-token"
+    assert not {"tuplewire-tls", "tuplewire-worker-tokens"} & set(mounts.values())
     given = kubernetes.settings("t.yaml", secure=True)
     driver = {
         name.removeprefix("spark.kubernetes.driverEnv."): value
@@ -305,7 +308,29 @@ def test_certificates_are_all_that_sets_the_files_apart() -> None:
     for overlay in SECURE:
         secure = tomllib.loads(config_file(overlay))
         assert {name: secure.pop(name) for name in plain} == plain
-        assert all(name.startswith(("tls_", "token_")) for name in secure), secure
+        assert all(name.startswith(("tls_", "token_", "permissions_")) for name in secure), secure
+
+
+@pytest.mark.parametrize("overlay", SECURE)
+def test_executors_may_not_control(overlay: str, tmp_path: Path) -> None:
+    """The real loader takes the permissions: executors send and receive, drivers assign and drain, too."""
+    path = tmp_path / "permissions.toml"
+    path.write_text(the(cluster(overlay), "ConfigMap", "tuplewire-permissions")["data"][path.name], "utf-8")
+    rules = read_rules(path)
+    topology = str(config_of(overlay, "worker")["topology"])
+    names = ["any.certificate"]
+    driver, executor_, nobody, unnamed = (
+        rules.of(names, token, topology) for token in ("programs/driver", "programs", "another", "")
+    )
+    assert driver.control == set(ACTIONS)
+    assert executor_.control == set()
+    assert all(each.send.everything and each.receive.everything for each in (driver, executor_))
+    assert not nobody.any
+    assert not unnamed.any
+    for pod in pods(overlay).values():
+        for one in containers(pod):
+            paths = [mount["mountPath"] for mount in one["volumeMounts"]]
+            assert ("/etc/tuplewire/permissions" in paths) == (one["name"] == "tuplewire")
 
 
 def test_the_page_names_what_is_there() -> None:

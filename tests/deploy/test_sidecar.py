@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +16,7 @@ from helpers.certificates import Authority
 from helpers.manifests import OVERLAYS, cluster, executor, the
 from helpers.pod_here import PodHere, pod_here
 from helpers.secured import secret_file
+from helpers.worker_process import environment_without_ours
 
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.identity.credentials import Credentials
@@ -38,15 +41,51 @@ from tuplewire.connection.control_client import ControlClient
 with ControlClient() as control:
     control.status()
 """
-SECURE = "mtls"
+CONTROL = """
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import PermissionDeniedError
+from tuplewire.wire.control_pb2 import Assignment
+with ControlClient() as control:
+    control.status()
+    for call in (control.drain, lambda: control.update_assignment(Assignment(version=9, topology="default"))):
+        try:
+            call()
+        except PermissionDeniedError as error:
+            print(error)
+"""
+STAGE = """
+import base64, pickle
+import pyarrow as pa
+from pyspark import TaskContext
+from tuplewire.spark.options import sink_options
+from tuplewire.spark.writer import TuplewireStreamWriter
+context = TaskContext()
+context._partitionId, context._taskAttemptId = 0, 1
+context._localProperties = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "0"}
+TaskContext._setTaskContext(context)
+writer = TuplewireStreamWriter(sink_options({"address": "ADDRESS", "timeout": "20"}))
+tasks, messages = pa.array([1, 2], pa.int32()), pa.array(["row", "other"])
+rows = pa.RecordBatch.from_pydict({"task": tasks, "message": messages})
+print(base64.b64encode(pickle.dumps((writer, writer.write(iter([rows]))))).decode())
+"""
+COMMIT = """
+import base64, pickle
+writer, written = pickle.loads(base64.b64decode("WRITTEN"))
+writer.commit([written], 0)
+"""
+SECURE = "prod"
 
 
 class Pods(NamedTuple):
-    """near has task 1, far has task 2. before: what the probes of both got before there was an assignment."""
+    """near has task 1, far has task 2. before: what the probes of both got before there was an assignment.
+
+    driver: the environment of a driver.
+    """
 
     near: PodHere
     far: PodHere
     before: list[tuple[int, int]]
+    driver: dict[str, str]
 
 
 @pytest.fixture(scope="module", params=["dev", SECURE])
@@ -62,6 +101,12 @@ def pods(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod
     """Run two pods, and hand out their tasks, as a driver does."""
     folder = tmp_path_factory.mktemp(overlay)
     secrets = _secrets(folder / "secrets")
+    if overlay == SECURE:
+        secrets["tuplewire-permissions"] = folder / "permissions"
+        secrets["tuplewire-permissions"].mkdir()
+        rules = the(cluster(overlay), "ConfigMap", "tuplewire-permissions")["data"]
+        for name, text in rules.items():
+            (secrets["tuplewire-permissions"] / name).write_text(text, encoding="utf-8")
     config = the(cluster(overlay), "ConfigMap", "tuplewire-config")["data"]["worker.toml"]
     template = executor(overlay)
     with ExitStack() as stack:
@@ -78,18 +123,22 @@ def pods(overlay: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod
         for pod in (near, far):
             with ControlClient(pod.address, credentials=_driver(overlay, secrets)) as control:
                 control.update_assignment(assignment_to_wire(assignment))
-        yield Pods(near, far, before)
+        yield Pods(near, far, before, _driver_variables(secrets) if overlay == SECURE else {})
 
 
 def _secrets(folder: Path) -> dict[str, Path]:
     """Make what somebody makes in the cluster; no certificate has an address in it."""
     authority = Authority()
-    (folder / "token").mkdir(parents=True)
-    secret_file(folder / "token" / "token", "programs 0123456789abcdef0123456789abcdef")
+    program, driver = "programs 0123456789abcdef0123456789abcdef\n", "programs/driver fedcba9876543210\n"
+    for name, content in (("token", program), ("driver", driver), ("worker", driver + program)):
+        (folder / name).mkdir(parents=True)
+        secret_file(folder / name / "token", content)
     return {
         "tuplewire-tls": authority.issue("worker.tuplewire").write(folder / "tls"),
         "tuplewire-client-tls": authority.issue("client.tuplewire").write(folder / "client"),
         "tuplewire-token": folder / "token",
+        "tuplewire-driver-token": folder / "driver",
+        "tuplewire-worker-tokens": folder / "worker",
     }
 
 
@@ -97,6 +146,10 @@ def _driver(overlay: str, secrets: dict[str, Path]) -> Credentials:
     """Return what a driver's pod has, by Spark's settings."""
     if overlay != SECURE:
         return Credentials(allow_plaintext=True)
+    return Credentials.from_environment(_driver_variables(secrets))
+
+
+def _driver_variables(secrets: dict[str, Path]) -> dict[str, str]:
     given = kubernetes.settings("t.yaml", secure=True)
     places = {
         path: secrets[name.removeprefix("spark.kubernetes.driver.secrets.")]
@@ -110,7 +163,7 @@ def _driver(overlay: str, secrets: dict[str, Path]) -> Credentials:
     }
     for path, folder in places.items():
         variables = {name: value.replace(path, str(folder)) for name, value in variables.items()}
-    return Credentials.from_environment(variables)
+    return variables
 
 
 def test_the_executor_need_not_wait_for_an_assignment(pods: Pods) -> None:
@@ -133,6 +186,37 @@ def test_an_executor_reaches_the_worker_of_another(pods: Pods) -> None:
     """As Spark's readers do: over TCP, at the pod's address, with the executor's own certificate."""
     done = pods.near.run(STATUS.replace("()", f"({pods.far.address!r})", 1))
     assert done.returncode == 0, done.stderr
+
+
+def test_an_executor_may_not_control(overlay: str, pods: Pods) -> None:
+    """With its token user code can neither drain a worker nor take tasks away, its own nor another's."""
+    if overlay != SECURE:
+        pytest.skip("without tokens whoever comes in may do everything")
+    for address in ("", repr(pods.far.address)):
+        done = pods.near.run(CONTROL.replace("ControlClient()", f"ControlClient({address})"))
+        assert done.returncode == 0, done.stderr
+        drain, assign = done.stdout.splitlines()
+        assert "may not call Drain" in drain
+        assert "may not call UpdateAssignment" in assign
+
+
+def test_a_sink_needs_both_tokens_and_no_more(overlay: str, pods: Pods) -> None:
+    """What executors stage with their token the driver publishes with its own, at both workers."""
+    written = pods.near.run(STAGE.replace("ADDRESS", pods.near.address))
+    assert written.returncode == 0, written.stderr
+    driver = {**environment_without_ours(), **pods.driver}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMIT.replace("WRITTEN", written.stdout.strip())],
+        env=driver,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for pod, task, payload in ((pods.near, 1, "row"), (pods.far, 2, "other")):
+        received = pod.run(RECEIVE.replace("[2]", f"[{task}]"))
+        assert received.stdout.strip() == f"[b'{payload}']", (overlay, received.stderr)
 
 
 def test_the_socket_is_its_groups(pods: Pods) -> None:

@@ -41,7 +41,16 @@ def _volumes(pod: Manifest, folder: Path) -> dict[str, Path]:
     token = folder / "token"
     token.mkdir()
     (token / "token").write_text("programs 0123456789abcdef0123456789abcdef", encoding="utf-8")
-    made = {"tuplewire-config": config, "tuplewire-tls": tls, "tuplewire-token": token}
+    rules = folder / "rules"
+    rules.mkdir()
+    for name, text in the(cluster(OVERLAY), "ConfigMap", "tuplewire-permissions")["data"].items():
+        (rules / name).write_text(text, encoding="utf-8")
+    made = {
+        "tuplewire-config": config,
+        "tuplewire-permissions": rules,
+        "tuplewire-tls": tls,
+        "tuplewire-worker-tokens": token,
+    }
     for volume in pod["spec"]["volumes"]:
         if "secret" in volume and volume["name"] in made:
             for path in made[volume["name"]].rglob("*"):

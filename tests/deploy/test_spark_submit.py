@@ -91,8 +91,8 @@ def test_the_driver_shows_who_it_is(driver: Manifest) -> None:
         mount = mounted(one, path)
         assert mount, path
         found[path] = secrets[mount["name"]]
-    assert set(found.values()) == {"tuplewire-client-tls", "tuplewire-token"}
-    assert found[str(credentials.token_file)] == "tuplewire-token"
+    assert set(found.values()) == {"tuplewire-client-tls", "tuplewire-driver-token"}
+    assert found[str(credentials.token_file)] == "tuplewire-driver-token"
 
 
 def test_the_template_travels(submitted: KubernetesApi) -> None:

@@ -140,13 +140,15 @@ def pod_here(
 ) -> Iterator[PodHere]:
     """Make the volumes of a pod and run its worker; it is killed if the block has not ended it.
 
-    config: worker.toml. secrets: the folder of each Secret, by its name.
+    config: worker.toml. secrets: the folder of each Secret, and of each other ConfigMap, by its name.
     """
     volumes = {}
     for volume in pod["spec"]["volumes"]:
         volumes[volume["name"]] = folder / volume["name"]
         if "secret" in volume:
             volumes[volume["name"]] = secrets[volume["secret"]["secretName"]]
+        elif volume["name"] in secrets:
+            volumes[volume["name"]] = secrets[volume["name"]]
         else:
             volumes[volume["name"]].mkdir(parents=True)
     running = PodHere(pod, name, volumes, folder)

@@ -162,6 +162,22 @@ def test_sessions_have_owners(before: Caller, after: Caller, *, may: bool) -> No
     assert (first.owner == second.owner) is may
 
 
+def test_a_token_shares_what_the_one_before_its_slash_owns() -> None:
+    """A driver's sinks are its executors', and theirs alone; its rights are its own."""
+    tokens = [Token(name, f"{name}-0123456789") for name in ("etl", "etl/driver", "etl2", "etl2/driver")]
+    drivers = PermissionRule(
+        (), ("etl/driver",), (), TaskRanges.parse(""), TaskRanges.parse(""), frozenset(["drain"])
+    )
+    policy = Policy(topology="t", tokens=lambda: tokens, rules=lambda: Rules((drivers,)))
+    guarded = Guard(policy)
+    accesses = [guarded.admit(Caller("unix:", shown=token.shown)) for token in tokens]
+    assert [access.owner for access in accesses] == ["token etl", "token etl", "token etl2", "token etl2"]
+    accesses[1].control("Drain")
+    for access in (accesses[0], accesses[2], accesses[3]):
+        with pytest.raises(PermissionDeniedError):
+            access.control("Drain")
+
+
 class _Files:
     """What a guard's files hold, to be changed by a test."""
 

@@ -28,7 +28,8 @@ def settings(
     template: the executors' pod template, rendered from an overlay of deploy/kustomize; a path, or a URL that
     Spark can read. drain_seconds: that of the template's workers. executor_seconds: what an executor gets to
     end, before its worker begins to drain. secure: whether the overlay has certificates and tokens; the
-    driver's pod, where Spark makes it, then gets the Secrets tuplewire-client-tls and tuplewire-token.
+    driver's pod, where Spark makes it, then gets the Secrets tuplewire-client-tls and
+    tuplewire-driver-token, which may assign and drain as the executors' token may not.
 
     The grace period of an executor's pod is the sum of it all: Spark overrides the template's. Raises
     ConfigError when there is no template, or a time is not more than 0.
@@ -59,6 +60,6 @@ def _driver_secrets() -> dict[str, str]:
     }
     return {
         "spark.kubernetes.driver.secrets.tuplewire-client-tls": _TLS_DIRECTORY,
-        "spark.kubernetes.driver.secrets.tuplewire-token": _TOKEN_DIRECTORY,
+        "spark.kubernetes.driver.secrets.tuplewire-driver-token": _TOKEN_DIRECTORY,
         **{f"spark.kubernetes.driverEnv.{name}": value for name, value in environment.items()},
     }

@@ -227,11 +227,14 @@ class Access(IAccess):
 
     @property
     def owner(self) -> str:
-        """The workers together, a token's name, or the first name of a certificate; see IAccess."""
+        """The workers together, a token's name up to a `/`, or a certificate's first name; see IAccess.
+
+        So a driver with more rights, `etl/driver`, publishes what its executors, `etl`, have staged.
+        """
         if self._is_worker and self._may_be_worker:
             return "workers"
         if self._token is not None:
-            return f"token {self._token}"
+            return f"token {self._token.partition('/')[0]}"
         return next(iter(self._caller.names), "")
 
     def sees(self, who: str) -> bool:
