@@ -123,8 +123,9 @@ class TaskGroup:
     empty where no message has any. size_bytes: payloads, keys and headers, which limits and credit count.
     redelivered: True when they may have been delivered before, to a process that has died.
     forwarded: between workers. Low 32 bits: the number of the entry worker, which accepted the messages from
-    a program. The next 24: how often they were forwarded since; the upper 8: the same since they last waited
-    in the queue of their task's worker. 0: the sending worker is the entry worker.
+    a program. The next 24: how often they, or earlier ones, were forwarded since; the upper 8: how often they
+    were since they last waited in the queue of their task's worker. 0: the sending worker is the entry
+    worker, and they have not waited in its own queue for the task.
     entry_sequence: between workers. The number of the first message among those to the task that the entry
     worker accepted, from 1; the others follow by one. flow: see flow_of.
     accepted_micros: when the first of them was accepted by its sender, or by the entry worker where the
@@ -323,15 +324,20 @@ class TaskGroup:
         """Return the same messages, accepted at this time if they have none yet."""
         return self if self.accepted_micros else replace(self, accepted_micros=micros)
 
-    def passed_on(self, worker: int) -> TaskGroup:
-        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named."""
+    def passed_on(self, worker: int, after: int = 0) -> TaskGroup:
+        """Return the same messages, as forwarded for a worker (its number); the entry worker stays named.
+
+        after: the route (see route_of) of earlier messages of the same entry worker. They take no lower one,
+        and so do not overtake these.
+        """
+        forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
         return TaskGroup(
             self.task,
             self.source,
             self.lengths,
             self.data,
             redelivered=self.redelivered,
-            forwarded=(self.forwarded or worker) + _HOP + _UNQUEUED_HOP,
+            forwarded=forwarded + max(0, after - route_of(forwarded)),
             entry_sequence=self.entry_sequence,
             accepted_micros=self.accepted_micros,
             kept=self.kept,
@@ -344,11 +350,15 @@ class TaskGroup:
         """How often they were forwarded since they last waited in the queue of their task's worker."""
         return self.forwarded // _UNQUEUED_HOP
 
-    def out_of_queue(self) -> TaskGroup:
-        """Return the same messages, as they leave a queue: a task that moves again is no circle."""
-        if not self.unqueued_hops:
-            return self
-        return replace(self, forwarded=route_of(self.forwarded))
+    def out_of_queue(self, entered: int) -> TaskGroup:
+        """Return the same messages, as they leave a queue: a task that moves again is no circle.
+
+        entered: the number of this worker if it has accepted them from a program, else 0. They then need no
+        credit elsewhere, having that of this worker.
+        """
+        if self.forwarded:
+            return replace(self, forwarded=route_of(self.forwarded)) if self.unqueued_hops else self
+        return replace(self, forwarded=entered) if entered else self
 
     @property
     def plain(self) -> bool:

@@ -72,7 +72,7 @@ class Lives:
         self._next.append(first)
 
     def die(self, offered: int) -> None:
-        """Let a worker be killed: what was on its way may be overtaken."""
+        """Let a worker end: what was on its way by it may be overtaken."""
         self._free = offered
         self.new_life(offered)
 
@@ -95,9 +95,10 @@ class Lives:
 class Program:
     """A program that sends, from a source of its own, to all tasks by one worker."""
 
-    def __init__(self, number: int, network: Network, mode: AckMode) -> None:
+    def __init__(self, number: int, network: Network, mode: AckMode, worker: int | None = None) -> None:
+        """Begin to send. worker: where; None: at the worker of the same number."""
         self.source = FIRST_SOURCE + number
-        self.worker = number
+        self.worker = number if worker is None else worker
         self.mode = mode
         self.offered = dict.fromkeys(TASKS, 0)
         self.settled = dict.fromkeys(TASKS, 0)

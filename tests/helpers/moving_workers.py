@@ -44,15 +44,18 @@ class Workers:
             one_worker(name, *self._flags, directory=home, port=port)
         )
 
-    def put(self, owner: str) -> None:
-        """Move the task, and wait until all workers know."""
+    def put(self, owner: str, told: Sequence[str] | None = None) -> None:
+        """Move the task, and wait until all workers know.
+
+        told: the only ones that hear of it, in this order; then it waits for nobody.
+        """
         self._version += 1
         self.owner = owner
         tasks = {each: [ELSEWHERE[name]] for name, each in self.running.items()}
         tasks[self.running[owner]].append(TASK)
-        for each in self.running.values():
-            assign(each, self._version, tasks)
-        for each in self.running.values():
+        for name in self.running if told is None else told:
+            assign(self.running[name], self._version, tasks)
+        for each in self.running.values() if told is None else ():
             with ControlClient(each.address) as control:
                 control.wait_ready(20)
 

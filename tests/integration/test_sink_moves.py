@@ -201,6 +201,24 @@ def test_a_task_moves_while_its_epoch_is_published(tmp_path: Path) -> None:
         assert got == list(range(1000))
 
 
+def test_moves_back_to_back_under_a_sink(workers: Workers) -> None:
+    """Epoch after epoch is published while moves overlap: every row once, those of an epoch in order."""
+
+    def move() -> None:
+        for number, owner in enumerate("bcacbabcbacabc"):
+            workers.put(owner, told=[name for name in "cab" if name != "abc"[number % 3]])
+        workers.put("b")
+
+    driver, moving = Driver(workers), threading.Thread(target=move)
+    moving.start()
+    for epoch in range(8):
+        driver.epoch(epoch, range(20 * epoch, 20 * epoch + 20))
+    moving.join(60)
+    got = take(workers.running["b"], 160)
+    for first in range(0, 160, 20):
+        assert [each for each in got if first <= each < first + 20] == list(range(first, first + 20))
+
+
 def test_a_former_run_publishes_nothing_more(workers: Workers) -> None:
     """A publish of a dead driver that comes late finds nothing, once another has taken over."""
     former, driver = Driver(workers), Driver(workers)

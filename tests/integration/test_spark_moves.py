@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -178,6 +179,41 @@ def test_a_task_moves_while_it_is_read(workers: Workers) -> None:
         running.read_all(count + 100)
 
 
+def test_a_task_comes_back_while_its_last_move_is_under_way(workers: Workers) -> None:
+    """A planned micro-batch comes back as a whole, though two ways led to where it was planned."""
+    with query(workers) as running:
+        send(workers, range(10), "a")
+        workers.put("b", told=["a"])
+        eventually(lambda: queued(workers.running["b"], TASK) == 10, 20)
+        send(workers, range(10, 20), "a")  # straight to the new owner, behind the others
+        workers.put("b")
+        eventually(lambda: queued(workers.running["b"], TASK) == 20, 20)
+        end = running.plan()
+        workers.put("a")
+        running.read(end)
+        assert running.got == list(range(20))
+
+
+def test_a_backlog_moves_though_the_new_owner_gives_less_credit(tmp_path: Path) -> None:
+    """What is in the queue has had its credit: all of it is handed over, and nobody need consume."""
+    with ExitStack() as stack:
+        workers = Workers(tmp_path, stack, flags=["--receive-queue-messages=64"])
+        workers.put("a")
+        sent = 0
+        for sessions in range(3, 11):  # each new sender gets a smaller share, and the others keep theirs
+            client = stack.enter_context(client_of(workers.running["a"].address))
+            client.send(numbered(TASK, range(sent, sent + 64 // sessions)))
+            client.flush(20)
+            sent += 64 // sessions
+        assert sent > 64
+        with query(workers, timeout="10") as running:
+            end = running.plan()
+            workers.put("b")
+            running.read(end)
+            assert sorted(running.got) == list(range(sent))
+            running.step()
+
+
 def test_a_batch_read_follows_its_tasks(workers: Workers) -> None:
     """A DataFrame that was planned has the same rows after a move."""
     send(workers, range(100), "a")
@@ -303,6 +339,41 @@ def test_moves_under_load(workers: Workers) -> None:
             workers.put(name)
             done.wait(0.2)
 
+    threads.append(threading.Thread(target=move))
+    with query(workers) as running:
+        for thread in threads:
+            thread.start()
+        running.read_all(2 * count)
+        for thread in threads:
+            thread.join()
+        for low in (0, count):
+            mine = [number for number in running.got if low <= number < low + count]
+            assert mine == sorted(mine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_moves_back_to_back_under_load(workers: Workers, seed: int) -> None:
+    """Forty moves, each at once after the one before, some of which some workers miss: the same holds.
+
+    A micro-batch that waited for its timeout would fail.
+    """
+    count, chance = 1500, random.Random(seed)
+
+    def produce(name: str, offset: int) -> None:
+        with client_of(workers.running[name].address) as client:
+            for number in range(0, count, 20):
+                client.send(numbered(TASK, range(offset + number, offset + number + 20)))
+                client.flush(60)
+
+    def move() -> None:
+        names = list(workers.running)
+        for _ in range(40):
+            told = [each for each in chance.sample(names, len(names)) if chance.random() < 0.7]
+            workers.put(chance.choice(names), told=told)
+        workers.put("a")
+
+    threads = [threading.Thread(target=produce, args=each) for each in (("a", 0), ("b", count))]
     threads.append(threading.Thread(target=move))
     with query(workers) as running:
         for thread in threads:

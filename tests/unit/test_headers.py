@@ -142,7 +142,7 @@ def test_groups_with_and_without_stay_apart() -> None:
         headed.with_source(3),
         headed.at(5, 6),
         headed.passed_on(7),
-        headed.passed_on(7).out_of_queue(),
+        headed.passed_on(7).out_of_queue(0),
     ):
         assert same.encoded_headers() == headed.encoded_headers()
         assert same.size_bytes == headed.size_bytes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from tuplewire.config import SessionSettings
-from tuplewire.group import TaskGroup
+from tuplewire.group import TaskGroup, route_of
 from tuplewire.session.credit import Grant
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
@@ -43,10 +43,7 @@ class Route:
         self.window = SendWindow(SessionSettings())
         initial = Grant(0, PLENTY, PLENTY, 0)
         self.window.opened(Opened(1, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
-        self.all_released, self.has_unreleased_before = (
-            self.window.all_released,
-            self.window.has_unreleased_before,
-        )
+        self.all_released, self.route_before = self.window.all_released, self.window.route_before
 
     def send(self, *groups: TaskGroup) -> None:
         """Send groups, all of which arrive."""
@@ -85,6 +82,20 @@ def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
     return True
 
 
+def follows(moves: Moves, group: TaskGroup, inbound: From, route: Route) -> bool:
+    """Return whether messages are to go after earlier ones, by this route."""
+    assert not moves.holds(group, cast("InboundSession", inbound))
+    move = moves.of(TASK)
+    return move is not None and move.earlier(group, cast("InboundSession", inbound)) is cast("Any", route)
+
+
+def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
+    """Note where messages of another worker went."""
+    move = moves.of(TASK)
+    assert move is not None
+    move.went(group, cast("InboundSession", WORKER), cast("IRelayConnection | None", route))
+
+
 def free(moves: Moves) -> list[int]:
     """Return the positions of what need not wait any more."""
     return [group.entry_sequence for group, _ in moves.done(moves.among())]
@@ -110,34 +121,62 @@ def test_what_another_worker_sent_is_no_reason_to_wait() -> None:
     route.send(messages(1, passed_on=1))
     moves = moving(route)
     assert not held(moves, messages(1), PROGRAM)
-    assert held(moves, messages(2), WORKER)
+    assert follows(moves, messages(2), WORKER, route)
 
 
-def test_what_comes_around_does_not_wait_for_itself() -> None:
-    """Messages that were on the old route, or before it, pass; what follows them waits."""
+def test_what_another_worker_sent_goes_after_what_came_before_it() -> None:
+    """Nothing of it waits until the others are consumed: all that was in a queue together comes together."""
     route = Route()
     sent = messages(5, 10, passed_on=1)
     route.send(sent)
     moves = moving(route)
-    assert not held(moves, messages(5, 10, passed_on=2), WORKER)
-    assert not held(moves, messages(9, 3, passed_on=2), WORKER)  # a piece of it
-    assert held(moves, messages(15, passed_on=1), WORKER)
-    route.consume(sent, 10)
-    assert free(moves) == [15]
+    for again in messages(5, 10, passed_on=2), messages(9, 3, passed_on=2):  # a piece of it, too
+        assert not follows(moves, again, WORKER, route)
+    later = messages(15, passed_on=1)
+    assert follows(moves, later, WORKER, route)
+    went(moves, later, route)
+    went(moves, messages(5, 10, passed_on=2), None)  # they are back
+    assert follows(moves, messages(16, passed_on=1), WORKER, route)
+    went(moves, messages(15, passed_on=3), None)
+    assert not follows(moves, messages(16, passed_on=1), WORKER, route)
+
+
+def test_nobody_follows_messages_that_are_consumed() -> None:
+    """The old route is empty, so later messages go to the owner."""
+    route = Route()
+    sent = messages(1, passed_on=1)
+    route.send(sent)
+    moves = moving(route)
+    assert follows(moves, messages(2, passed_on=1), WORKER, route)
+    route.consume(sent, 1)
+    assert not follows(moves, messages(2, passed_on=1), WORKER, route)
 
 
 def test_our_own_come_around_too() -> None:
     """What our programs sent comes back in our name; it goes before what they send now."""
     route, other = Route(), Route()
     route.send(messages(1, 2))
-    other.send(messages(1, passed_on=1, worker=OWN))
-    moves = moving(route, other)
+    moves = moving(route)
+    back = messages(1, passed_on=1, worker=OWN)
+    went(moves, back, other)
+    moves.turn(TASK, PEER, cast("IRelayConnection", other), now=0.0)
+    other.send(back.passed_on(OWN))
     assert held(moves, messages(3), PROGRAM)
-    assert held(moves, messages(2, passed_on=2, worker=OWN), WORKER)  # follows 1, which is with the other
-    other.consume(messages(1, passed_on=1, worker=OWN), 1)
-    assert free(moves) == [2]
+    assert follows(moves, messages(2, passed_on=1, worker=OWN), WORKER, other)
+    other.consume(back.passed_on(OWN), 1)
     route.consume(messages(1), 2)
     assert free(moves) == [3]
+
+
+def test_later_messages_take_the_route_of_earlier_ones() -> None:
+    """These have come a longer way; by a route of their own, later messages would not stay behind them."""
+    earlier, later = messages(1, passed_on=3), messages(2, passed_on=1)
+    route = Route()
+    route.send(earlier)
+    behind = route.route_before(TASK, (OTHER,), 2)
+    assert behind == route_of(earlier.forwarded)
+    assert later.passed_on(OTHER, behind).flow == earlier.flow
+    assert messages(2, passed_on=4).passed_on(OTHER, behind).flow == messages(2, passed_on=5).flow
 
 
 def test_a_move_is_over_when_everything_on_its_ways_is_done_with() -> None:

@@ -243,11 +243,11 @@ class SendingEnd(ReceiverReports, ABC):
             self._take_in()
             return self._window.all_released(task)
 
-    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
-        """See SendWindow.has_unreleased_before."""
+    def route_before(self, task: int, workers: Collection[int], entry_sequence: int) -> int | None:
+        """See SendWindow.route_before."""
         with self._lock:
             self._take_in()
-            return self._window.has_unreleased_before(task, workers, entry_sequence)
+            return self._window.route_before(task, workers, entry_sequence)
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
         """Take what the receiver has as done with if it is one of these: they have ended in good order."""

@@ -44,7 +44,8 @@ class Entry:
 class Flow:
     """Messages with credit and an order of their own: to a task, or forwarded to it (TaskGroup.flow)."""
 
-    worker: int
+    route: int
+    """See route_of()."""
     since: int
     """What the receiver says is about this flow once it has accepted this frame; before, about one that was
     closed."""

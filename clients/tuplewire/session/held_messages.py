@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tuplewire.config import AckMode, Overflow, SessionSettings
-from tuplewire.group import TaskGroup
+from tuplewire.group import TaskGroup, entry_worker
 from tuplewire.session.flow import Entry, Flow, InFlight
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pieces import cut_off
@@ -163,15 +163,18 @@ class HeldMessages:
         """Whether the receiver has released every message to a task, and none is held here."""
         return all(flow.all_released for flow in self._flows_to.get(task, ()))
 
-    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
-        """Return True while the receiver has unreleased messages with a lower entry sequence.
+    def route_before(self, task: int, workers: Collection[int], entry_sequence: int) -> int | None:
+        """Return by which route the last messages went that the receiver has not released, and are earlier.
 
-        workers: the numbers of the entry workers that count; 0 stands for this sender.
+        workers: the numbers of the entry workers that count; 0 stands for this sender. entry_sequence: of the
+        later ones. None: there are none.
         """
-        return any(
-            flow.highest < entry_sequence and not flow.all_released and flow.worker in workers
+        found = [
+            (flow.highest, flow.route)
             for flow in self._flows_to.get(task, ())
-        )
+            if flow.highest < entry_sequence and not flow.all_released and entry_worker(flow.route) in workers
+        ]
+        return max(found)[1] if found else None
 
     def abandon(self, reason: DropReason) -> list[Settled]:
         """Give up every held message, and return it.
@@ -202,14 +205,26 @@ class HeldMessages:
             left.append((group if entry.age else group.as_redelivered(), entry.token))
         return left
 
+    def _make_ready(self, number: int) -> None:
+        """Let a flow have its turn. Forwarded messages go first: others of their task may follow them."""
+        if number < 0 and number not in self._ready:
+            before = {each: None for each in self._ready if each < 0}
+            self._ready = {**before, number: None, **self._ready}
+        else:
+            self._ready[number] = None
+
+    def _forwarded_first(self) -> list[tuple[int, Flow]]:
+        """Return the flows: those of forwarded messages first, as others of their task may follow them."""
+        return sorted(self._flows.items(), key=lambda each: each[0] >= 0)
+
     def _remove_all(self) -> list[Entry]:
         entries: list[Entry] = []
-        for flow in self._flows.values():
+        for _, flow in self._forwarded_first():
             kept, released = flow.unsettled()
             entries += kept
             self._released += released
         entries += [entry for frame in self._in_flight for entry in frame.entries]
-        entries += [entry for flow in self._flows.values() for entry in flow.pending]
+        entries += [entry for _, flow in self._forwarded_first() for entry in flow.pending]
         for flow in self._flows.values():
             flow.pending.clear()
         self._in_flight.clear()

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuplewire.config import SessionSettings
 from tuplewire.errors import ProtocolError
-from tuplewire.group import TaskGroup, check_sizes, entry_worker, flow_of, task_and_forwarded
+from tuplewire.group import TaskGroup, check_sizes, flow_of, task_and_forwarded
 from tuplewire.session.asking import Asking
 from tuplewire.session.credit import Grant
 from tuplewire.session.flow import Entry, Flow, InFlight, OutFrame
@@ -93,7 +93,7 @@ class SendWindow(HeldMessages):
             messages = len(group)
             flow.held += messages
             flow.highest = max(flow.highest, group.end - 1)
-            self._ready[group.flow] = None
+            self._make_ready(group.flow)
             if self._drops_oldest:
                 self._oldest.add(group.flow, age)
             self.messages += messages
@@ -102,7 +102,7 @@ class SendWindow(HeldMessages):
 
     def _new_flow(self, number: int) -> Flow:
         task, forwarded = task_and_forwarded(number)
-        flow = Flow(entry_worker(forwarded), self._closed.pop(number, self.acknowledged))
+        flow = Flow(forwarded, self._closed.pop(number, self.acknowledged))
         self._limit(number, flow)
         self._flows_to.setdefault(task, []).append(flow)
         return flow
@@ -149,7 +149,7 @@ class SendWindow(HeldMessages):
             self._exceptions = {grant.flow: grant for grant in opened.update.grants}
             self._start_over()
         settled += self._fit(opened)
-        self._ready = {number: None for number, flow in self._flows.items() if flow.pending}
+        self._ready = {number: None for number, flow in self._forwarded_first() if flow.pending}
         self.without_credit.clear()
         return settled
 
@@ -222,12 +222,14 @@ class SendWindow(HeldMessages):
         room = self._max_frame_bytes
         while self._ready and room > 0:
             number = next(iter(self._ready))
-            del self._ready[number]
             flow = self._flows[number]
             written, written_bytes = flow.written, flow.written_bytes
             room = flow.take(entries, room)
             self._written += flow.written - written
             self._written_bytes += flow.written_bytes - written_bytes
+            if number < 0 and flow.pending:
+                continue  # the frame is full, and it goes on with the next
+            del self._ready[number]
             if not flow.pending:
                 self.without_credit.pop(number, None)
             elif flow.has_credit:

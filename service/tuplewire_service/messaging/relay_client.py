@@ -88,12 +88,12 @@ class IRelayConnection(IClientConnection):
         """Whether the receiver is done with every message to a task that was forwarded."""
 
     @abstractmethod
-    def has_unreleased_before(self, task: int, workers: Collection[int], entry_sequence: int) -> bool:
-        """Return True while the receiver has unreleased messages with a lower entry sequence.
+    def route_before(self, task: int, workers: Collection[int], entry_sequence: int) -> int | None:
+        """Return by which route (see route_of) the last unreleased messages with a lower entry sequence went.
 
         workers: the numbers of entry workers whose messages count; 0: this one. entry_sequence: see
-        TaskGroup.
-        Messages that were forwarded before, and have come back, do not wait for themselves.
+        TaskGroup. None: there are none. Messages that were forwarded before, and have come back, do not
+        count themselves.
         """
 
     @abstractmethod

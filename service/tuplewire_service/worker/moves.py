@@ -1,13 +1,15 @@
 """Tasks that are changing hands: later messages wait until the earlier ones on the old route are consumed.
 
-Storm has nothing like it: a worker whose own executors change there ends itself. The rules, why nothing is
-lost, doubled or overtaken, and why no message waits for ever: docs/decisions/0012-moving-a-task.md.
+What comes from another worker does not wait, and follows the earlier ones. Storm has nothing like it: a
+worker whose own executors change there ends itself. The rules, why nothing is lost, doubled or overtaken, and
+why no message waits for ever: docs/decisions/0012-moving-a-task.md, and 0061-what-was-together.md there.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tuplewire.group import TaskGroup, entry_worker
@@ -33,31 +35,95 @@ class _Route:
     lost: bool = False
 
 
+class Trail:
+    """Where messages of one entry worker went last from here: by a connection, or (None) into our queue."""
+
+    def __init__(self, connection: IRelayConnection | None) -> None:
+        """Begin with all of them in one place."""
+        self._ends: list[float] = [math.inf]
+        self._went_to: list[IRelayConnection | None] = [connection]
+
+    def add(self, first: int, last: int, connection: IRelayConnection | None) -> None:
+        """Note where messages went; first, last: their entry sequences."""
+        start, stop = bisect_left(self._ends, first), bisect_right(self._ends, last)
+        if start and self._went_to[start - 1] is connection:
+            start -= 1
+        self._ends[start:stop] = [last]
+        self._went_to[start:stop] = [connection]
+
+    def before(self, entry_sequence: int) -> IRelayConnection | None:
+        """Return where the messages went that come before this one."""
+        return self._went_to[bisect_left(self._ends, entry_sequence - 1)]
+
+
 @dataclass(slots=True, eq=False)
-class _Move:
+class Move:
+    """A task that changes hands. first: where all messages went before."""
+
     task: int
     own: int
     since: float
     left: Callable[[], bool] | None = None
     routes: list[_Route] = field(default_factory=list)
     waiting: dict[int, list[HeldGroup]] = field(default_factory=dict)
+    first: IRelayConnection | None = None
+    trails: dict[int, Trail] = field(default_factory=dict)
+    """By entry workers."""
 
     def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
         """Return the number of the worker that accepted messages from a program."""
         return entry_worker(group.forwarded) or inbound.worker_number or self.own
 
-    def has_unreleased_before(self, group: TaskGroup, worker: int) -> bool:
-        """Whether earlier messages of the same entry worker are still on an old route."""
-        numbers = (0, worker) if worker == self.own else (worker,)
-        return any(
-            route.lost or route.connection.has_unreleased_before(self.task, numbers, group.entry_sequence)
-            for route in self.routes
-        )
+    def must_wait(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Whether earlier messages of the same entry worker are still on an old route.
 
-    def holds(self, group: TaskGroup, worker: int) -> bool:
-        if worker in self.waiting and self.waiting[worker][0][0].entry_sequence < group.entry_sequence:
+        What comes from another worker follows them there; see earlier().
+        """
+        if any(route.lost for route in self.routes):
             return True
-        return self.has_unreleased_before(group, worker)
+        if inbound.worker_number:
+            return False
+        return any(self._is_before(route, (0, self.own), group) for route in self.routes)
+
+    def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        waiting = self.waiting.get(self.entry_worker(group, inbound))
+        if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
+            return True
+        return self.must_wait(group, inbound)
+
+    def earlier(self, group: TaskGroup, inbound: InboundSession) -> IRelayConnection | None:
+        """Return where messages that another worker has sent must go, behind earlier ones; None: anywhere.
+
+        So messages that were in a queue together stay together, and none of them waits for another one.
+        """
+        if not inbound.worker_number:
+            return None
+        worker = self.entry_worker(group, inbound)
+        numbers = (0, worker) if worker == self.own else (worker,)
+        went_to = self._trail(worker).before(group.entry_sequence)
+        for route in self.routes:
+            if route.connection is went_to and not route.lost and self._is_before(route, numbers, group):
+                return went_to
+        return None
+
+    def went(self, group: TaskGroup, inbound: InboundSession, connection: IRelayConnection | None) -> None:
+        """Note where messages went; None: into our queue."""
+        trail = self._trail(self.entry_worker(group, inbound))
+        trail.add(group.entry_sequence, group.end - 1, connection)
+
+    def _is_before(self, route: _Route, workers: Collection[int], group: TaskGroup) -> bool:
+        return route.connection.route_before(self.task, workers, group.entry_sequence) is not None
+
+    def _trail(self, worker: int) -> Trail:
+        """Return where the messages of an entry worker are, as far as is known here."""
+        if worker not in self.trails:
+            self.trails[worker] = Trail(self.first)
+        return self.trails[worker]
+
+    def turn(self, route: _Route) -> None:
+        if not (self.routes or self.trails):
+            self.first = route.connection
+        self.routes.append(route)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
@@ -68,7 +134,7 @@ class _Move:
         """Take out messages that need not wait any more, in order for each entry worker."""
         for worker, waiting in list(self.waiting.items()):
             free = 0
-            while free < len(waiting) and not self.has_unreleased_before(waiting[free][0], worker):
+            while free < len(waiting) and not self.must_wait(*waiting[free]):
                 free += 1
             yield from waiting[:free]
             del waiting[:free]
@@ -92,7 +158,7 @@ class Moves:
     def __init__(self, own: int) -> None:
         """Start without any. own: this worker's number as an entry worker."""
         self._own = own
-        self._moves: dict[int, _Move] = {}
+        self._moves: dict[int, Move] = {}
 
     def __contains__(self, task: int) -> bool:
         return task in self._moves
@@ -105,11 +171,11 @@ class Moves:
 
         left: returns True once it was. Until then new messages follow through the queue and do not wait.
         """
-        self._moves.setdefault(task, _Move(task, self._own, now)).left = left
+        self._moves.setdefault(task, Move(task, self._own, now)).left = left
 
     def turn(self, task: int, peer: Peer, connection: IRelayConnection, now: float) -> None:
         """Note that a task's messages go to another worker than this from now on."""
-        self._moves.setdefault(task, _Move(task, self._own, now)).routes.append(_Route(peer, connection))
+        self._moves.setdefault(task, Move(task, self._own, now)).turn(_Route(peer, connection))
 
     def among(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Return which of these tasks move; None: all that do."""
@@ -123,14 +189,22 @@ class Moves:
             if owner is not None and move.has_left():
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
+    def of(self, task: int) -> Move | None:
+        """Return a task's move; None if it does not move."""
+        return self._moves.get(task)
+
     def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Whether messages of a moving task must wait for earlier ones that are on an old route."""
-        move = self._moves[group.task]
-        return move.holds(group, move.entry_worker(group, inbound))
+        return self._moves[group.task].holds(group, inbound)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
         """Keep messages of a moving task."""
         self._moves[group.task].hold(group, inbound)
+
+    def out_of_queues(self, left: Iterable[HeldGroup]) -> Iterator[HeldGroup]:
+        """Return messages that leave our queues as they travel on."""
+        for group, inbound in left:
+            yield group.out_of_queue(0 if inbound.worker_number else self._own), inbound
 
     def lose(self, peers: Container[Peer]) -> None:
         """Take routes to these workers as not empty until give_up(): their messages will be handed back."""

@@ -175,7 +175,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if not self._moves:
             return
         moving = self._moves.among(tasks)
-        self._reroute((group.out_of_queue(), inbound) for group, inbound in self.queues.leave(moving))
+        self._reroute(self._moves.out_of_queues(self.queues.leave(moving)))
         self._moves.stay(moving, self.table.owner_of)
         self._reroute(self._moves.done(moving))
         self._forget(task for task in moving if task not in self._moves)
@@ -249,10 +249,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if not self.queues.open(task):
             return
         self._transfer.drain()  # by the old routes
-        now = self._clock()
-        self._moves.leave(task, partial(self.queues.left, task), now)
-        owner = self.table.owner_of.get(task)
-        if owner is not None:
+        self._moves.leave(task, partial(self.queues.left, task), now := self._clock())
+        if (owner := self.table.owner_of.get(task)) is not None:
             self._wait_for(owner.peer, [task], now)
         self.activity.set()
 
@@ -266,12 +264,18 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Put messages into a queue or the transfer queue; return False if nobody holds their task."""
-        if group.task in self.queues or self.queues.is_leaving(group.task):
+        moving, way = self._moves.of(group.task), None
+        if moving is not None and (way := moving.earlier(group, inbound)) is not None:
+            self._transfer.follow(way, group, inbound)
+        elif group.task in self.queues or self.queues.is_leaving(group.task):
             self.queues.put(group, inbound)
-        elif group.task in self.table.owner_of:
+        elif (owner := self.table.owner_of.get(group.task)) is not None:
+            way = self.connections.get(owner.peer)
             self._transfer.put(group, inbound)
         else:
             return False
+        if moving is not None:
+            moving.went(group, inbound, way)
         return True
 
     def place_of(self, task: int) -> str:

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from tuplewire.errors import ClosedError, MessageTooLargeError, TuplewireError
-from tuplewire.group import TaskGroup
+from tuplewire.group import TaskGroup, entry_worker
 from tuplewire.session.ledger import DropReason
 from tuplewire.session.pieces import by_size
 from tuplewire_service.messaging.base import InboundSession
@@ -84,7 +84,8 @@ class TransferQueue:
         )
         try:
             while waiting:
-                self._send(*waiting[0])
+                owner, inbound, groups = waiting[0]
+                self._send(self._connections.get(owner.peer), inbound, groups)
                 waiting.popleft()
         finally:
             self._lose(group for _, _, groups in waiting for group in groups)
@@ -100,12 +101,18 @@ class TransferQueue:
         """Give up messages that were accepted for a task that nobody holds any more."""
         self._give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
 
-    def _send(self, owner: AssignedWorker, inbound: InboundSession, groups: list[TaskGroup]) -> None:
-        connection = self._connections.get(owner.peer)
-        if inbound.worker_number:
+    def follow(self, connection: IRelayConnection, group: TaskGroup, inbound: InboundSession) -> None:
+        """Send messages of another worker at once, after earlier ones, by a connection that these took."""
+        self.drain()
+        self._send(connection, inbound, [group.out_of_queue(0)])  # earlier ones go in no circle
+
+    def _send(
+        self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
+    ) -> None:
+        if inbound.worker_number and connection is not None:
             if lost := self._lost_workers:
                 groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
-            groups = [group.passed_on(inbound.worker_number) for group in groups]
+            groups = list(_passed_on(groups, inbound.worker_number, connection))
         for group in self._left_by(connection, inbound, groups):
             self.unroutable(group, inbound)
 
@@ -140,3 +147,13 @@ class TransferQueue:
             return []
         else:
             return []
+
+
+def _passed_on(groups: Iterable[TaskGroup], worker: int, connection: IRelayConnection) -> Iterator[TaskGroup]:
+    """Return messages of another worker (its number) as they are forwarded, in order with earlier ones."""
+    routes: dict[int, int | None] = {}
+    for group in groups:
+        if group.task not in routes:
+            workers = (entry_worker(group.forwarded) or worker,)
+            routes[group.task] = connection.route_before(group.task, workers, group.entry_sequence)
+        yield group.passed_on(worker, routes[group.task] or 0)

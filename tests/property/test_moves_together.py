@@ -1,0 +1,220 @@
+"""What was in a task's queue together comes together to where the task is, though nobody consumes.
+
+A micro-batch of Spark's is such messages: it is acknowledged only once all of it has been read. So none of
+them may wait until another one is consumed, however moves overlap. Workers are real; the network is in memory
+(helpers/memory_network.py), and delivers what the test says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+from helpers.hand_loop import HandLoop
+from helpers.memory_network import Network, NetworkContext
+from helpers.moving_parts import FIRST_SOURCE, SESSION, TOPOLOGY, Program, address_of, numbered, numbers_in
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tuplewire.config import AckMode
+from tuplewire_service.messaging.transport_settings import TransportSettings
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_settings import WorkerSettings, peer_session
+
+WORKERS = range(4)
+TASK = 1
+QUEUE_BYTES = 400
+MOST_PROGRAMS = 8
+
+Message = tuple[int, int]
+"""A source and a number."""
+
+
+class Cluster:
+    """Workers that have a task in turns, each with a program that sends to it, and no consumer."""
+
+    def __init__(self) -> None:
+        self.loop = HandLoop()
+        self.network = Network(self.loop)
+        self.assignments: list[Assignment] = []
+        self.told = [0 for _ in WORKERS]
+        self.together: list[set[Message]] = []
+        """What was in the task's queue at some moment: a planned micro-batch each."""
+        self.workers = [self.loop.inside(lambda at=at: self._start(at), f"w{at}") for at in WORKERS]  # type: ignore[misc]
+        self.move(0)
+        for at in WORKERS:
+            self.tell(at)
+        self.settle()
+        self.programs: list[Program] = []
+        for at in WORKERS:
+            self.new_program(at)
+
+    def new_program(self, at: int) -> None:
+        """Start a program at a worker; its source is the next."""
+
+        def start() -> Program:
+            program = Program(len(self.programs), self.network, AckMode.QUEUED, at)
+            self.programs.append(program)
+            return program
+
+        self.loop.inside(start, f"p{len(self.programs)}")
+
+    def _start(self, at: int) -> Worker:
+        worker_settings = WorkerSettings(
+            worker_id=f"w{at}", topology=TOPOLOGY, receive_queue_bytes=QUEUE_BYTES, session=SESSION
+        )
+        transport = TransportSettings(
+            worker_id=f"w{at}", incarnation=1, receive_bytes=QUEUE_BYTES, session=peer_session(SESSION)
+        )
+        worker = Worker(worker_settings, NetworkContext(self.network, transport), 1)
+        self.loop.create_task(worker.start(1000 + at))
+        return worker
+
+    def move(self, owner: int) -> None:
+        """Make an assignment that gives the task to a worker; nobody has heard of it yet."""
+        workers = tuple(
+            AssignedWorker(f"w{at}", address_of(at), (TASK,) if at == owner else ()) for at in WORKERS
+        )
+        self.assignments.append(Assignment(len(self.assignments) + 1, TOPOLOGY, workers))
+
+    def tell(self, at: int) -> None:
+        """Have a worker hear of the newest assignment."""
+        if self.told[at] < len(self.assignments):
+            self.told[at] = len(self.assignments)
+            self.loop.inside(lambda: self.workers[at].update_assignment(self.assignments[-1]), f"w{at}")
+
+    def send(self, number: int, count: int) -> None:
+        """Have a program send some messages, where it has room."""
+        program = self.programs[number % len(self.programs)]
+        group = numbered(TASK, program.source, program.offered[TASK], count, padding=count)
+        if self.loop.inside(lambda: program.sender.offer([group]), f"p{program.source - FIRST_SOURCE}"):
+            program.offered[TASK] += count
+
+    def deliver(self, which: int, count: int) -> None:
+        """Have something of one stream arrive."""
+        self.network.sweep()
+        if self.network.links:
+            self.network.links[which % len(self.network.links)].deliver(count)
+            self.loop.settle()
+
+    def queue(self, at: int) -> list[Message]:
+        """Return what a worker has in the task's queue, in order; nothing if it does not have the task."""
+        queue = self.workers[at].router.queues._queues.get(TASK)
+        found: list[Message] = []
+        for _, group, _ in queue.log.held() if queue is not None else ():
+            assert group.source is not None
+            found += [(group.source, number) for number in numbers_in(group)]
+        return found
+
+    def plan(self, at: int) -> None:
+        """Note what is in the task's queue together."""
+        if self.told[at] == len(self.assignments) and (planned := self.queue(at)):
+            self.together.append(set(planned))
+
+    def settle(self) -> None:
+        """Let everything arrive, and time pass, until nothing happens any more."""
+        quiet = 0
+        while quiet < 3:
+            quiet = 0 if self.network.deliver_all() else quiet + 1
+            self.loop.pass_time(0.02)
+
+    def check(self) -> None:
+        """See that all that was together is where the task is, in order."""
+        for at in WORKERS:
+            self.tell(at)
+        self.settle()
+        owner = next(at for at in WORKERS if self.assignments[-1].tasks_of(f"w{at}"))
+        there = self.queue(owner)
+        assert len(set(there)) == len(there)
+        of_source: defaultdict[int, list[int]] = defaultdict(list)
+        for source, number in there:
+            of_source[source].append(number)
+        for source, numbers in of_source.items():
+            assert numbers == list(range(len(numbers))), f"source {source}: {numbers}"
+        for planned in self.together:
+            lacking = planned.difference(there)
+            assert not lacking, f"{sorted(lacking)} wait for others; {there}"
+
+    def step(self, kind: str, which: int, much: int) -> None:
+        """Do something."""
+        at = which % len(WORKERS)
+        if kind == "deliver":
+            self.deliver(which, much)
+        elif kind == "tell":
+            self.tell(at)
+        elif kind == "send":
+            self.send(which, much * 2)
+        elif kind == "move":
+            self.move(at)
+        elif kind == "all":
+            self.settle()
+        elif kind == "plan":
+            self.plan(at)
+        elif len(self.programs) < MOST_PROGRAMS:
+            self.new_program(at)
+
+    def close(self) -> None:
+        """End everything."""
+        for name in self.loop.processes:
+            self.network.kill(name)
+        self.loop.close()
+
+
+KINDS = [*["deliver"] * 5, *["tell"] * 3, *["send"] * 2, "move", "all", "plan", "program"]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 29), st.integers(1, 3)), min_size=1, max_size=120
+)
+
+PARTED = [
+    *[("send", 5, 3), ("program", 12, 1), ("send", 15, 2), ("move", 18, 2), ("tell", 16, 3), ("send", 4, 2)],
+    *[("tell", 18, 3), ("tell", 27, 3), ("tell", 17, 1), ("all", 16, 3), ("plan", 6, 2), ("move", 28, 2)],
+    *[
+        ("program", 18, 1),
+        ("tell", 22, 1),
+        ("deliver", 13, 2),
+        ("move", 14, 1),
+        ("tell", 20, 3),
+        ("move", 3, 3),
+    ],
+]
+"""A worker gets half of a queue, hears of the next move, and then gets the other half."""
+LITTLE_CREDIT = [
+    *[("program", 24, 3), ("program", 17, 1), ("send", 16, 2), ("send", 4, 3), ("program", 13, 2)],
+    *[("send", 14, 3), ("all", 24, 3), ("plan", 28, 1), ("move", 25, 1)],
+]
+"""The new owner has more senders, and gives each less than they had at the former one."""
+
+
+def run(steps: Sequence[tuple[str, int, int]]) -> None:
+    """Take these steps, and see that what was together is together."""
+    cluster = Cluster()
+    try:
+        for each in steps:
+            cluster.step(*each)
+        cluster.check()
+    finally:
+        cluster.close()
+
+
+@example(steps=PARTED)
+@example(steps=LITTLE_CREDIT)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@given(steps=STEPS)
+def test_what_was_together_comes_together(steps: list[tuple[str, int, int]]) -> None:
+    """Moves overlap in every way, also there and back, while messages are on their way between workers."""
+    run(steps)
+
+
+@pytest.mark.slow
+def test_many_moves_of_what_was_together() -> None:
+    """The same in many long runs, each the same whenever its seed is."""
+    for seed in range(300):
+        chance = random.Random(seed)
+        kinds = chance.choices(KINDS, k=chance.randint(20, 150))
+        try:
+            run([(kind, chance.randrange(30), chance.randint(1, 3)) for kind in kinds])
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
