@@ -9,9 +9,12 @@ import json
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow as pa
 import pyspark
 from membership_driver import Kubelet  # type: ignore[import-not-found]  # beside this script
 from pyspark.sql import SparkSession
@@ -27,12 +30,41 @@ from tuplewire_service.testing import eventually
 
 TOPOLOGY = "spark"
 READ, WRITTEN = range(1, 5), range(5, 9)
-WAITING = 300
-"""So many messages of each task are on their way at most."""
-LEAVE = 3
-"""So many executors are to go under the query."""
-SECONDS = 240.0
-DRAIN_SECONDS = 30
+MESSAGES = 300
+"""So many go to each task at a time."""
+ROUNDS = 3
+SECONDS = 180.0
+DRAIN_SECONDS = 25
+
+
+class Gate:
+    """Holds the tasks of a micro-batch, in their executors, while it is closed."""
+
+    def __init__(self, home: Path) -> None:
+        self._open, self._held = home / "open", home / "held"
+
+    def open(self) -> None:
+        """Let them go on."""
+        self._open.touch()
+
+    def close(self) -> None:
+        """Hold whoever comes from now on."""
+        self._held.unlink(missing_ok=True)
+        self._open.unlink(missing_ok=True)
+
+    @property
+    def holds(self) -> bool:
+        """Whether somebody has come since it was closed."""
+        return self._held.exists()
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass rows of a task to the task of the same place among those that are written."""
+        for batch in batches:
+            while not self._open.exists():
+                self._held.touch()
+                time.sleep(0.1)
+            tasks = pa.array([task + len(READ) for task in batch["task"].to_pylist()], pa.int32())
+            yield pa.RecordBatch.from_arrays([tasks, batch["message"]], ["task", "message"])
 
 
 class Consumer(threading.Thread):
@@ -51,9 +83,15 @@ class Consumer(threading.Thread):
             try:
                 with Client(self._owner(), topology=TOPOLOGY) as client:
                     for batch in client.recv([self._task], timeout=1):
-                        self.got += [int(each.message) for each in batch]
+                        self._take(batch)
             except (RefusedError, UnreachableError, TimeoutError):
                 continue  # the task is elsewhere by now, or nothing came
+
+    def _take(self, batch: TaskMessageBatch) -> None:
+        """Note what has come. What a stream that ended had not acknowledged comes again, marked."""
+        for group in batch.groups:
+            numbers = map(int, group.payloads())
+            self.got += [each for each in numbers if not (group.redelivered and each in self.got)]
 
     def _owner(self) -> str:
         with ControlClient(self._address) as control:
@@ -63,7 +101,7 @@ class Consumer(threading.Thread):
 
 
 def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
-    """Send all the while: Spark starts an executor in each micro-batch, and ends one after it."""
+    """Have Spark start an executor for a micro-batch that needs two, and end one while another needs one."""
     executors = Executors(spark)
     kubelet = Kubelet(spark, home, DRAIN_SECONDS)
     stack.callback(kubelet.end)
@@ -78,7 +116,7 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
         places = [(kubelet.worker_of(each), f"executor {each.id}") for each in executors()]
         return {address: "the driver", **{place: name for place, name in places if place}}
 
-    stack.enter_context(
+    members = stack.enter_context(
         membership(
             spark,
             [*READ, *WRITTEN],
@@ -90,16 +128,15 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
         )
     )
     where = {"address": address, "topology": TOPOLOGY}
+    gate = Gate(home)
     query = (
         spark.readStream.format("tuplewire")
         .options(**where, tasks="1-4")
         .load()
-        # A second for each task of a micro-batch: together they are too much for one executor.
-        .selectExpr("task + 4 as task", "message", "java_method('java.lang.Thread', 'sleep', 4L) as slept")
-        .drop("slept")
+        .select("task", "message")
+        .mapInArrow(gate, "task int, message binary")
         .writeStream.format("tuplewire")
         .options(**where, checkpointLocation=str(home / "checkpoint"))
-        .trigger(processingTime="12 seconds")  # longer than executorIdleTimeout, with what a task takes
         .start()
     )
     stack.callback(query.stop)
@@ -116,22 +153,36 @@ def run(spark: SparkSession, home: Path, stack: ExitStack) -> dict[str, object]:
     client = stack.enter_context(Client(address, topology=TOPOLOGY))
     sent = dict.fromkeys(READ, 0)
 
-    def enough_have_gone() -> bool:
-        assert query.isActive, query.exception()
-        for task in READ:
-            if count := len(consumers[task + 4].got) + WAITING - sent[task]:
-                payloads = [str(number).encode() for number in range(sent[task], sent[task] + count)]
-                client.send(TaskMessageBatch.from_columns(task, payloads))
-                sent[task] += count
-        return len(kubelet.exit_codes) >= LEAVE
+    def send(tasks: Iterable[int], count: int) -> None:
+        for task in tasks:
+            payloads = [str(number).encode() for number in range(sent[task], sent[task] + count)]
+            client.send(TaskMessageBatch.from_columns(task, payloads))
+            sent[task] += count
 
-    eventually(enough_have_gone, SECONDS, f"{LEAVE} executors have gone, with their workers")
+    def until(condition: Callable[[], object], what: str) -> None:
+        def holds() -> object:
+            assert query.isActive, query.exception()
+            return condition()
+
+        print(what, file=sys.stderr, flush=True)
+        eventually(holds, SECONDS, what)
 
     def all_has_come() -> bool:
-        assert query.isActive, query.exception()
         return all(len(consumers[task + 4].got) >= sent[task] for task in READ)
 
-    eventually(all_has_come, SECONDS, "all has come")
+    for gone in range(ROUNDS):
+        gate.close()
+        send(READ, MESSAGES)
+        until(lambda: members.status().joined == 3, "a micro-batch of four tasks has two executors")
+        gate.open()
+        until(all_has_come, "all has come through both")
+        gate.close()
+        send(READ[:1], 1)
+        until(lambda: gate.holds, "a micro-batch of one task is under way")
+        send(READ, MESSAGES)
+        until(lambda gone=gone: len(kubelet.exit_codes) > gone, "the other executor has gone")  # type: ignore[misc]
+        gate.open()
+        until(all_has_come, "all has come through the one that is left")
     return {
         "sent": list(sent.values()),
         "got": [each.got for each in consumers.values()],
