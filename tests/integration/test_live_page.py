@@ -18,7 +18,8 @@ from helpers.secured import secret_file
 
 from tuplewire import Client, Credentials
 from tuplewire.errors import BufferFullError, FlushTimeoutError
-from tuplewire_service.admin.live_page import PAGE, Visit, page
+from tuplewire.wire.control_pb2 import GetStatusResponse
+from tuplewire_service.admin.live_page import PAGE, LivePage, Visit, page
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SLOW_TASK = 3
@@ -139,6 +140,29 @@ def test_other_sites_get_nothing(worker: Endpoint, headers: dict[str, str]) -> N
 def test_only_this_machine_may_ask(host: str, *, asks: bool) -> None:
     """Others would read it without TLS."""
     assert (not Visit(host, {"host": "localhost:9464"}).problem) is asks
+
+
+@pytest.mark.parametrize(("takes", "again"), [(0.0, 0.9), (0.1, 2.0)])
+def test_looks_take_a_twentieth_of_the_time_at_most(takes: float, again: float) -> None:
+    """However many look, and however large the worker is."""
+    now, asks = 100.0, 0
+
+    def ask() -> GetStatusResponse:
+        nonlocal now, asks
+        now, asks = now + takes, asks + 1
+        return GetStatusResponse(worker_id="w")
+
+    live_page = LivePage(ask, lambda _caller, whos: whos, lambda: now)
+    visit = Visit("127.0.0.1", {"host": "localhost"})
+    for _ in range(3):
+        live_page.json(visit)
+    assert asks == 1
+    now = 100 + again - 0.01
+    live_page.json(visit)
+    assert asks == 1
+    now = 100 + again + 0.01
+    live_page.json(visit)
+    assert asks == 2
 
 
 def test_it_can_be_switched_off() -> None:
