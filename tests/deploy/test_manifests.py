@@ -129,9 +129,10 @@ def test_the_worker_takes_its_settings(overlay: str, kind: str) -> None:
     config = config_of(overlay, kind)
     assert config["worker_id"] == "a-pod"
     ports = {port["name"]: port["containerPort"] for port in worker["ports"]}
-    listening = {"grpc": config["listen"], "metrics": config["admin"]}
+    messages = "tls-grpc" if overlay in SECURE else "grpc"
+    listening = {messages: config["listen"], "metrics": config["admin"]}
     assert ports == {name: split_host_port(address)[1] for name, address in listening.items()}
-    assert {split_host_port(address)[0] for address in listening.values()} == {"0.0.0.0"}  # noqa: S104
+    assert {split_host_port(address)[0] for address in listening.values()} == {"::"}
     assert config["advertise"] in {
         "10.1.2.3",
         f"a-pod.{the(cluster(overlay), 'Service')['metadata']['name']}",
@@ -189,13 +190,15 @@ def test_selectors_find_the_pods(overlay: str) -> None:
     stateful = the(cluster(overlay), "StatefulSet")
     service = the(cluster(overlay), "Service")
     assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
-    assert {port["targetPort"] for port in service["spec"]["ports"]} <= {
-        port["name"] for port in container(stateful["spec"]["template"])["ports"]
+    offered = {
+        port["name"]: port["containerPort"] for port in container(stateful["spec"]["template"])["ports"]
     }
+    for port in service["spec"]["ports"]:
+        assert offered[port["name"]] == port["targetPort"] == port["port"]
     for selector in _selectors_of_workers(overlay):
         assert selects(selector, labels["worker"]), selector
         assert not selects(selector, labels["executor"]), selector
-    policy = the(cluster(overlay), "NetworkPolicy")["spec"]["podSelector"]
+    policy = the(cluster(overlay), "NetworkPolicy", "tuplewire")["spec"]["podSelector"]
     assert all(selects(policy, each) for each in labels.values())
 
 
@@ -213,8 +216,9 @@ def _selectors_of_workers(overlay: str) -> Iterator[Manifest]:
 @every_overlay
 def test_the_network_is_closed_but_for_those_who_need_it(overlay: str) -> None:
     """Workers and drivers reach the messages, Prometheus alone the metrics, Spark its own pods."""
-    spec = the(cluster(overlay), "NetworkPolicy")["spec"]
+    spec = the(cluster(overlay), "NetworkPolicy", "tuplewire")["spec"]
     ports = {port["name"]: port["containerPort"] for port in container(executor(overlay))["ports"]}
+    ports["grpc"] = ports.get("grpc") or ports["tls-grpc"]
     allowed = {rule["ports"][0]["port"]: rule["from"] for rule in spec["ingress"]}
     assert spec["policyTypes"] == ["Ingress"]
     assert all(len(rule["ports"]) == 1 for rule in spec["ingress"])
@@ -234,6 +238,48 @@ def test_the_network_is_closed_but_for_those_who_need_it(overlay: str) -> None:
     assert not any(comes_in(port, stranger) for port in allowed)
     (prometheus,) = allowed[9464]
     assert set(prometheus) == {"namespaceSelector", "podSelector"}
+
+
+@every_overlay
+def test_workers_connect_to_names_and_each_other_only(overlay: str) -> None:
+    """Workers outside Spark reach the DNS, and the port of messages of all workers; executors stay open."""
+    spec = the(cluster(overlay), "NetworkPolicy", "tuplewire-egress")["spec"]
+    labels = {kind: pod["metadata"]["labels"] for kind, pod in pods(overlay).items()}
+    assert selects(spec["podSelector"], labels["worker"])
+    assert not selects(spec["podSelector"], labels["executor"])
+    assert spec["policyTypes"] == ["Egress"]
+    names, peers = spec["egress"]
+    assert {(port["protocol"], port["port"]) for port in names["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert all(names["to"])
+    port = split_host_port(config_of(overlay, "worker")["listen"])[1]
+    assert peers["ports"] == [{"protocol": "TCP", "port": port}]
+    (to,) = peers["to"]
+    assert all(selects(to["podSelector"], each) for each in labels.values())
+    assert not selects(to["podSelector"], {"app": "another"})
+
+
+@every_overlay
+def test_meshes_read_the_port_rightly(overlay: str) -> None:
+    """Its protocol is gRPC, or TLS where the worker has certificates; then it passes meshes by."""
+    service = the(cluster(overlay), "Service")["spec"]
+    (port,) = service["ports"]
+    secure = overlay in SECURE
+    assert (port["name"], port["appProtocol"]) == (("tls-grpc", "tls") if secure else ("grpc", "grpc"))
+    assert service["ipFamilyPolicy"] == "PreferDualStack"
+    for kind, pod in pods(overlay).items():
+        assert ("tls_ca" in config_of(overlay, kind)) == secure
+        passed = {
+            name: value
+            for name, value in pod["metadata"]["annotations"].items()
+            if "istio" in name or "linkerd" in name
+        }
+        ways = (
+            "traffic.sidecar.istio.io/excludeInboundPorts",
+            "traffic.sidecar.istio.io/excludeOutboundPorts",
+            "config.linkerd.io/skip-inbound-ports",
+            "config.linkerd.io/skip-outbound-ports",
+        )
+        assert passed == (dict.fromkeys(ways, str(port["port"])) if secure else {})
 
 
 def test_prometheus_finds_every_worker() -> None:

@@ -7,14 +7,17 @@ import socket
 import subprocess
 from pathlib import Path
 
+import pytest
 from helpers import eventually
-from helpers.admin import scrape
+from helpers.admin import get, scrape
 from helpers.program import Threads
 from helpers.tools import require_tool
 from helpers.worker_process import Running, assignment_for
+from prometheus_client import CollectorRegistry
 
 from tuplewire import Client, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
+from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.launching.local_workers import LocalWorkers
 
 
@@ -30,6 +33,30 @@ def test_probes_and_page(worker: Running) -> None:
     assert worker.get("/readyz") == (200, "ready\n")
     assert "/metrics" in worker.get("/")[1]
     assert worker.get("/nowhere")[0] == 404
+
+
+def test_the_wildcard_is_ipv6_and_ipv4(tmp_path: Path) -> None:
+    """At [::] both ports take IPv4 as well, whatever the system's default for such sockets is."""
+    flags = ["--listen=[::]:0", "--admin=[::]:0", "--allow-plaintext"]
+    with LocalWorkers(1, "wide", directory=tmp_path, flags=flags) as local:
+        (worker,) = local.endpoints
+        port = worker.address.rpartition(":")[2]
+        livez = worker.metrics_url.replace("/metrics", "/livez")
+        for host in ("127.0.0.1", "[::1]"):
+            assert get(livez.replace("[::]", host))[0] == 200
+            with ControlClient(f"{host}:{port}") as control:
+                assert control.status().topology == "wide"
+
+
+def test_the_admin_port_does_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel has none, [::] is every IPv4 address, as it is for gRPC."""
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    server = AdminServer("[::]:0", CollectorRegistry(), lambda: "", lambda: "")
+    try:
+        assert server.address.startswith("0.0.0.0:")
+        assert get(server.metrics_url.replace("0.0.0.0", "127.0.0.1"))[0] == 200  # noqa: S104
+    finally:
+        server.close()
 
 
 def test_many_idle_admin_connections_do_not_hold_the_end_up(worker: Running) -> None:

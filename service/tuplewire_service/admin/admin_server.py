@@ -64,8 +64,11 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         self._open: dict[socket.socket, None] = {}  # the oldest first
         self._open_lock = threading.Lock()
         try:
+            host, port = split_host_port(listen)
+            if host == "::" and not socket.has_dualstack_ipv6():
+                host = "0.0.0.0"  # noqa: S104 - gRPC does so, too, where the kernel has no IPv6
             (self.address_family, _, _, _, bound) = socket.getaddrinfo(
-                *split_host_port(listen), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             super().__init__((str(bound[0]), int(bound[1])), _Handler)
         except OSError as error:
@@ -73,8 +76,7 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
                 f"cannot listen on {listen} for the admin port: {error.strerror}; "
                 "stop what uses it, or choose another address with --admin"
             ) from error
-        host, port = self.server_address[:2]
-        self.address = join_host_port(str(host), int(port))
+        self.address = join_host_port(str(self.server_address[0]), int(self.server_address[1]))
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="tuplewire-admin"
         )
@@ -100,7 +102,12 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         self.server_close()
 
     def server_bind(self) -> None:
-        """Bind alone: HTTPServer would look its name up in the DNS, which may take long and nobody needs."""
+        """Bind alone: HTTPServer would look its name up in the DNS, which may take long and nobody needs.
+
+        `[::]` takes IPv4 as well, whatever the system's default is, as gRPC's port does.
+        """
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
