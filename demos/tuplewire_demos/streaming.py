@@ -311,7 +311,7 @@ class WindowTally:
         if new:
             self._shown = new[-1]
             progress.end()
-            out.writelines(lines)
+            write_text(out, "".join(lines))
             out.flush()
 
 
