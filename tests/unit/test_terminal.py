@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import eventually
 
+from tuplewire.spark.topology.running import ProgressLine, TopologyProgress
 from tuplewire.wire import control_pb2
 from tuplewire_demos.input import SkippedRow, SkippedRows
 from tuplewire_demos.report import Progress
@@ -165,6 +166,22 @@ def test_plain_progress() -> None:
         for done in (0, 250, 500):
             progress.part(done, 1000, "words")
     assert plain.getvalue() == "Counting the words of \\x1b]0;owned\\x07 ...\n"
+
+
+def test_a_topology_says_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
+    """On Spark, without the command: a line where another generation begins, and else now and then."""
+    line = ProgressLine("words")
+    for progress in (
+        TopologyProgress(),
+        TopologyProgress(),
+        TopologyProgress(1, 2),
+        TopologyProgress(1, 2, 1000, 10),
+    ):
+        line(progress)
+    assert capsys.readouterr().err.splitlines() == [
+        "topology words: waiting for Spark to start the PySpark tasks",
+        "topology words: 2 PySpark tasks, emitted 0, executed 0 tuples",
+    ]
 
 
 def test_a_terminal_is_left_in_order(tmp_path: Path) -> None:
