@@ -115,7 +115,7 @@ def test_only_the_executor_is_decommissioned(pod: Manifest) -> None:
 
 def test_the_network_policy_takes_it(overlay: str, pod: Manifest) -> None:
     """The policy closes the pod, lets others like it in, and Spark's own port is where Spark has it."""
-    spec = the(cluster(overlay), "NetworkPolicy")["spec"]
+    spec = the(cluster(overlay), "NetworkPolicy", "tuplewire")["spec"]
     labels = pod["metadata"]["labels"]
     assert selects(spec["podSelector"], labels)
     ports = {port["name"]: port["containerPort"] for port in container(pod, SPARK)["ports"]}

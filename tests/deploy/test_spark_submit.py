@@ -113,7 +113,7 @@ def test_sparks_own_policy_leaves_ours_room(submitted: KubernetesApi) -> None:
     }
     # What two policies allow adds up, so that neither takes anything from the other.
     assert selects(sparks["spec"]["podSelector"], labels)
-    ours = the(cluster(OVERLAY), "NetworkPolicy")["spec"]
+    ours = the(cluster(OVERLAY), "NetworkPolicy", "tuplewire")["spec"]
     assert selects(ours["podSelector"], labels)
     (peer,) = sparks["spec"]["ingress"][0]["from"]
     assert not selects(peer["podSelector"], {"app.kubernetes.io/name": "prometheus"})
