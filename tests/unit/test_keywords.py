@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import tuplewire
+import tuplewire.spark
 from tuplewire import aio
 from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.errors import FlushTimeoutError, InvalidTaskError, TuplewireError
@@ -54,6 +55,7 @@ def test_completion_finds_what_there_is() -> None:
     shown = [name for name in dir(tuplewire) if not name.startswith("_")]
     assert shown == sorted(tuplewire.__all__)
     assert {"Client", "TaskMessageBatch", "local"} <= set(shown)
+    assert sorted(dir(tuplewire.spark)) == sorted(tuplewire.spark.__all__)
     names = subprocess.run(
         [sys.executable, "-c", "import tuplewire; print(tuplewire.aio.Client, tuplewire.errors.ClosedError)"],
         capture_output=True,
