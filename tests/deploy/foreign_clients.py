@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ FOREIGN = ROOT / "tests" / "deploy" / "foreign"
 NODE_MODULES = ROOT / "build" / "npm" / "node_modules"
 GRPCLIB_VENV = ROOT / "build" / "grpclib-venv"
 _END_SECONDS = 60.0
+_BUILD_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Client:
 def client(name: str) -> Client:
     """Return the client over a library; see helpers.tools.missing.
 
-    name: `buf` (curl), `node` (@grpc/grpc-js), `grpclib`, or `stubs`: the package's own, without programs.
+    name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `grpclib`, or `stubs`: the package's own,
+    without programs.
     """
     if name == "stubs":
         return Client([sys.executable, "-m"], "", dict(os.environ))
@@ -47,6 +50,8 @@ def client(name: str) -> Client:
         if not (NODE_MODULES / "@grpc" / "grpc-js").is_dir():
             missing(f"{NODE_MODULES} has no @grpc/grpc-js; make deploy-tools installs it")
         return Client([node], f"{FOREIGN}/node/{{}}.js", {**os.environ, "NODE_PATH": str(NODE_MODULES)})
+    if name == "go":
+        return Client([built_with_go()], "{}", dict(os.environ))
     python = str(GRPCLIB_VENV / "bin" / "python")
     beside = str(ROOT / "clients")  # as where Tuplewire is installed, too
     return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(beside, generated_for_grpclib()))
@@ -64,19 +69,54 @@ def generated_for_grpclib() -> str:
         missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
     directory = ROOT / "build" / "grpclib-wire"
     directory.mkdir(parents=True, exist_ok=True)
+    generate(GRPCLIB_VENV / "bin", f"--python_out={directory}", f"--grpclib_python_out={directory}")
+    return str(directory)
+
+
+def generate(plugins: Path, *flags: str) -> None:
+    """Run protoc on every file of proto/, with the plug-ins of a directory."""
+    if not (GRPCLIB_VENV / "bin" / "python").exists():
+        missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
     subprocess.run(
         [
             GRPCLIB_VENV / "bin" / "python",
-            *("-m", "grpc_tools.protoc", "-Iproto"),
-            *(f"--python_out={directory}", f"--grpclib_python_out={directory}"),
-            "proto/tuplewire/v1/messaging.proto",
+            *("-m", "grpc_tools.protoc", f"-I{ROOT}/proto", *flags),
+            *sorted((ROOT / "proto").rglob("*.proto")),
         ],
         cwd=ROOT,
-        env={**os.environ, "PATH": f"{GRPCLIB_VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{plugins}{os.pathsep}{os.environ['PATH']}"},
         check=True,
         timeout=_END_SECONDS,
     )
-    return str(directory)
+
+
+@cache
+def built_with_go() -> str:
+    """Let protoc and its plug-ins for Go make code of proto/, as it is, and compile the programs with it."""
+    go = shutil.which("go") or shutil.which("go", path=ROOT / "build" / "go" / "bin")
+    if go is None:
+        missing("go is missing; make deploy-tools installs it")
+    directory = ROOT / "build" / "foreign-go"
+    shutil.copytree(FOREIGN / "go", directory, dirs_exist_ok=True)
+    build = partial(subprocess.run, cwd=directory, timeout=_BUILD_SECONDS)
+    plugins = (
+        "google.golang.org/protobuf/cmd/protoc-gen-go",
+        "google.golang.org/grpc/cmd/protoc-gen-go-grpc",
+    )
+    offline = {**os.environ, "GOPROXY": "off"}
+    if build([go, "build", "-o", "bin/", *plugins], env=offline, check=False).returncode:
+        missing("Go's modules are not there; make deploy-tools downloads them")
+    generate(
+        directory / "bin",
+        *(
+            f"--go{kind}_{word}"
+            for kind in ("", "-grpc")
+            for word in (f"out={directory}", "opt=paths=source_relative")
+        ),
+    )
+    build([go, "vet", "./..."], env=offline, check=True)
+    build([go, "build", "-o", "bin/client", "."], env=offline, check=True)
+    return str(directory / "bin" / "client")
 
 
 class Running:
