@@ -9,8 +9,10 @@ packages=(
     buildah:buildah
     chromium-headless-shell:chromium-headless-shell
     crun:crun
+    default-jdk-headless:javac
     fish:fish
     iproute2:ip
+    maven:mvn
     mmdebstrap:mmdebstrap
     nftables:nft
     nodejs:node
@@ -76,6 +78,11 @@ fi
 if ! { find_go && (cd tests/deploy/foreign/go && "$go" mod download); }; then
     echo "not installed: the modules of tests/deploy/foreign/go; see above what failed" >&2
 fi
+
+# What the foreign client in Java needs: its pom names it.
+mvn --quiet --batch-mode --no-transfer-progress --file=tests/deploy/foreign/java/pom.xml \
+    compile dependency:copy-dependencies -DincludeScope=runtime ||
+    echo "not installed: the libraries of tests/deploy/foreign/java; see above what failed" >&2
 
 # grpclib, another gRPC library for Python, and the protoc that it brings its plugin to: kept apart from ours.
 if [[ ! -x build/grpclib-venv/bin/protoc-gen-grpclib_python ]]; then

@@ -36,8 +36,8 @@ class Client:
 def client(name: str) -> Client:
     """Return the client over a library; see helpers.tools.missing.
 
-    name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `grpclib`, or `stubs`: the package's own,
-    without programs.
+    name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `grpclib`, or `stubs`: the
+    package's own, without programs.
     """
     if name == "stubs":
         return Client([sys.executable, "-m"], "", dict(os.environ))
@@ -52,6 +52,9 @@ def client(name: str) -> Client:
         return Client([node], f"{FOREIGN}/node/{{}}.js", {**os.environ, "NODE_PATH": str(NODE_MODULES)})
     if name == "go":
         return Client([built_with_go()], "{}", dict(os.environ))
+    if name == "java":
+        java = require_tool("java", "the Debian package default-jdk-headless")
+        return Client([java, "-cp", built_with_maven(), "Client"], "{}", dict(os.environ))
     python = str(GRPCLIB_VENV / "bin" / "python")
     beside = str(ROOT / "clients")  # as where Tuplewire is installed, too
     return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(beside, generated_for_grpclib()))
@@ -117,6 +120,26 @@ def built_with_go() -> str:
     build([go, "vet", "./..."], env=offline, check=True)
     build([go, "build", "-o", "bin/client", "."], env=offline, check=True)
     return str(directory / "bin" / "client")
+
+
+@cache
+def built_with_maven() -> str:
+    """Let Maven's plug-in make code of proto/, as it is, and compile the program; return its class path."""
+    require_tool("javac", "the Debian package default-jdk-headless")
+    maven = require_tool("mvn", "the Debian package maven")
+    goals = ("compile", "dependency:copy-dependencies", "-DincludeScope=runtime")
+    done = subprocess.run(
+        [maven, "--offline", "--quiet", "--batch-mode", f"--file={FOREIGN}/java/pom.xml", *goals],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        check=False,
+    )
+    if "in offline mode" in done.stdout:
+        missing("Maven's libraries are not there; make deploy-tools downloads them")
+    assert done.returncode == 0, done.stdout
+    built = ROOT / "build" / "foreign-java"
+    return f"{built}/classes:{built}/dependency/*"
 
 
 class Running:
