@@ -53,6 +53,7 @@ def test_a_bolt_that_hangs_makes_its_spout_wait(tmp_path: Path) -> None:
         "topology.workers": 3,  # the spout has one of its own
         "topology.acker.executors": 0,
         "topology.executor.receive.buffer.size": 64,
+        "tuplewire.worker.receive_queue_messages": 64,
         "tuplewire.session.max_block_seconds": 0.2,
     }
     with running(topology_of(lines), **conf) as topology:

@@ -28,6 +28,8 @@ _OF_A_QUEUE = {
     "tuplewire.transport.receive_bytes": "receive_queue_bytes",
 }
 """What bounds a queue has two names, as it bounds what senders may have outstanding, too."""
+_OF_EXECUTORS = "topology.executor.receive.buffer.size"
+"""Bounds a worker's queues in its own file; among a topology's settings, those of executors."""
 _DECLARED = settings_of(WorkerConfig)
 _CLIENT_VARIABLES = {ENVIRONMENT_PREFIX + "ADDRESS", ENVIRONMENT_PREFIX + "TOPOLOGY"}
 # Kubernetes puts such variables into every pod for every Service whose name begins with "tuplewire".
@@ -136,7 +138,7 @@ def settings_in(conf: Mapping[str, Any], *, of_processes: bool = True) -> dict[s
     """
     declared, of_sessions = settings_of(WorkerConfig), keys_of(SessionSettings)
     known = {WORKER_PREFIX + name: each for name, each in declared.items()}
-    known |= {each.storm: each for each in declared.values() if each.storm}
+    known |= {each.storm: each for each in declared.values() if each.storm not in {"", _OF_EXECUTORS}}
     known |= {key: declared[name] for key, name in _OF_A_QUEUE.items()}
     session = SessionSettings.from_conf(conf)
     values: dict[str, Any] = {"session": session}
