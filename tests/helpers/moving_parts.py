@@ -72,7 +72,7 @@ class Lives:
         self._next.append(first)
 
     def die(self, offered: int) -> None:
-        """Let a worker end: what was on its way by it may be overtaken."""
+        """Let a worker be killed: what was on its way may be overtaken."""
         self._free = offered
         self.new_life(offered)
 

@@ -355,7 +355,7 @@ def test_moves_under_load(workers: Workers) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xfail(
-    reason="one run in about twenty ends with a DataLossError, though nothing is lost: docs/guarantees.md, 13",
+    reason="known: now and then a DataLossError, though nothing is lost (docs/guarantees.md, 13)",
     raises=DataLossError,
     strict=False,
 )

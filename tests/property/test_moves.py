@@ -185,8 +185,9 @@ class Cluster(RuleBasedStateMachine):
                 host.worker = None
                 self.network.kill(host.process)
                 for program in self.programs:
-                    for task in TASKS:
-                        self.lives[program.source, task].die(program.offered[task])
+                    if program.worker == host.number:
+                        for task in TASKS:
+                            self.lives[program.source, task].new_life(program.settled[task])
 
     def restart(self, which: int, skip: int) -> None:
         """A worker that has ended starts again, with an assignment or without."""

@@ -85,13 +85,13 @@ def held(moves: Moves, group: TaskGroup, inbound: From) -> bool:
 def follows(moves: Moves, group: TaskGroup, inbound: From, route: Route) -> bool:
     """Return whether messages are to go after earlier ones, by this route."""
     assert not moves.holds(group, cast("InboundSession", inbound))
-    move = moves.of(TASK)
+    move = moves._moves[TASK]
     return move is not None and move.earlier(group, cast("InboundSession", inbound)) is cast("Any", route)
 
 
 def went(moves: Moves, group: TaskGroup, route: Route | None) -> None:
     """Note where messages of another worker went."""
-    move = moves.of(TASK)
+    move = moves._moves[TASK]
     assert move is not None
     move.went(group, cast("InboundSession", WORKER), cast("IRelayConnection | None", route))
 

@@ -23,7 +23,7 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.departure import Departure
+from tuplewire.session.departure import Departure, OfEntry
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
 from tuplewire.session.receive import AckUpdate, Opened
@@ -69,11 +69,8 @@ class SendingEnd(ReceiverReports, ABC):
     def __repr__(self) -> str:
         state = "ended" if self.ended else "closing" if self.closing else "open"
         connection = "connected" if self.connected else f"not connected: {self._last_problem}"
-        window = self._window
-        return (
-            f"<{type(self).__name__} {self.address} {state} pending={window.messages} "
-            f"pending_bytes={window.size_bytes} {connection}>"
-        )
+        pending = f"pending={self._window.messages} pending_bytes={self._window.size_bytes}"
+        return f"<{type(self).__name__} {self.address} {state} {pending} {connection}>"
 
     @abstractmethod
     def _wake(self) -> None:
@@ -249,6 +246,12 @@ class SendingEnd(ReceiverReports, ABC):
             self._take_in()
             return self._window.route_before(task, workers, entry_sequence)
 
+    def unreleased(self) -> tuple[int, Mapping[OfEntry, int]]:
+        """Return the receiver's incarnation, and what SendWindow.unreleased says."""
+        with self._lock:
+            self._take_in()
+            return self._window.worker_incarnation, self._window.unreleased()
+
     def receivers_ended(self, incarnations: Container[int]) -> None:
         """Take what the receiver has as done with if it is one of these: they have ended in good order."""
         with self._lock:
@@ -276,8 +279,7 @@ class SendingEnd(ReceiverReports, ABC):
             self._take_outcome(settled, opened.update, known)
 
     def _tell_perhaps_lost(self) -> None:
-        lost = self._window.take_perhaps_lost()
-        if lost:
+        if lost := self._window.take_perhaps_lost():
             self.counts.perhaps_lost += lost
             warn_of_lost(self.address, lost)
 

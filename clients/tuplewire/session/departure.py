@@ -24,18 +24,33 @@ class SinkEpoch:
     run: str
 
 
+OfEntry = tuple[int, int]
+"""A task, and the number of an entry worker: whose messages to the task are meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A worker to which one that has ended had passed messages on."""
+
+    worker_id: str
+    address: str
+    incarnation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Departure:
     """A worker that has ended in good order, and what it left behind.
 
     incarnation: the worker's. dropped: for each task how many messages it held that nobody took. others: how
-    many more were on their way somewhere, at most. sinks: what it knew of sinks.
+    many more were on their way somewhere, at most. sinks: what it knew of sinks. successors: who has messages
+    now that it had passed on, and that nobody has processed.
     """
 
     incarnation: int
     dropped: Mapping[int, int] = field(default_factory=dict)
     others: int = 0
     sinks: Sequence[SinkEpoch] = ()
+    successors: Mapping[OfEntry, Successor] = field(default_factory=dict)
 
     def lost(self, tasks: Iterable[int]) -> int:
         """Return how many messages of some tasks are gone with it, at most."""

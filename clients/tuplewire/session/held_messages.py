@@ -5,7 +5,7 @@ The policy `drop_oldest`: how much must go for an offer to fit, and what.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from tuplewire.config import AckMode, Overflow, SessionSettings
-from tuplewire.group import TaskGroup, entry_worker
+from tuplewire.group import TaskGroup, entry_worker, task_and_forwarded
+from tuplewire.session.departure import OfEntry
 from tuplewire.session.flow import Entry, Flow, InFlight
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire.session.pieces import cut_off
@@ -138,6 +139,23 @@ class HeldMessages:
         """
         count = sum(flow.unreleased for flow in self._flows.values())
         return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
+
+    def unreleased(self) -> dict[OfEntry, int]:
+        """Return of whom the receiver has accepted messages that it has not released.
+
+        With each stands the last entry sequence that was handed over. The number of an entry worker is 0 for
+        this sender.
+        """
+        on_the_way = Counter[int]()
+        for frame in self._in_flight:
+            for entry in frame.entries:
+                on_the_way[entry.group.flow] += len(entry.group)
+        found: dict[OfEntry, int] = {}
+        for number, flow in self._flows.items():
+            if flow.sent_messages - flow.released > on_the_way[number]:
+                key = task_and_forwarded(number)[0], entry_worker(flow.route)
+                found[key] = max(flow.highest, found.get(key, 0))
+        return found
 
     def receiver_ended(self) -> None:
         """Take what the receiver has as released: it has ended in good order, and has passed it on.

@@ -279,7 +279,7 @@ class Goodbye(_message.Message):
     def __init__(self, departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ...) -> None: ...
 
 class Departure(_message.Message):
-    __slots__ = ("incarnation", "dropped", "others", "sinks")
+    __slots__ = ("incarnation", "dropped", "others", "sinks", "successors")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -291,11 +291,27 @@ class Departure(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     SINKS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSORS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     dropped: _containers.ScalarMap[int, int]
     others: int
     sinks: _containers.RepeatedCompositeFieldContainer[SinkEpoch]
-    def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[_Mapping[int, int]] = ..., others: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkEpoch, _Mapping]]] = ...) -> None: ...
+    successors: _containers.RepeatedCompositeFieldContainer[Successor]
+    def __init__(self, incarnation: _Optional[int] = ..., dropped: _Optional[_Mapping[int, int]] = ..., others: _Optional[int] = ..., sinks: _Optional[_Iterable[_Union[SinkEpoch, _Mapping]]] = ..., successors: _Optional[_Iterable[_Union[Successor, _Mapping]]] = ...) -> None: ...
+
+class Successor(_message.Message):
+    __slots__ = ("worker_id", "address", "incarnation", "tasks", "entry_workers")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    incarnation: int
+    tasks: _containers.RepeatedScalarFieldContainer[int]
+    entry_workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[int]] = ..., entry_workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SinkEpoch(_message.Message):
     __slots__ = ("owner", "sink", "epoch", "tasks", "run")

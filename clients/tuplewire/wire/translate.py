@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tuplewire.group import flow_of, task_and_forwarded
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
-from tuplewire.session.departure import Departure, SinkEpoch
+from tuplewire.session.departure import Departure, SinkEpoch, Successor
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
 from tuplewire.wire import messaging_pb2 as pb
 
@@ -105,8 +105,20 @@ def departure_to_wire(departure: Departure) -> pb.Departure:
         )
         for each in departure.sinks
     ]
+    found: dict[Successor, pb.Successor] = {}
+    for (task, entry_worker), each in departure.successors.items():
+        if each not in found:
+            found[each] = pb.Successor(
+                worker_id=each.worker_id, address=each.address, incarnation=each.incarnation
+            )
+        found[each].tasks.append(task)
+        found[each].entry_workers.append(entry_worker)
     return pb.Departure(
-        incarnation=departure.incarnation, dropped=departure.dropped, others=departure.others, sinks=sinks
+        incarnation=departure.incarnation,
+        dropped=departure.dropped,
+        others=departure.others,
+        sinks=sinks,
+        successors=found.values(),
     )
 
 
@@ -116,7 +128,12 @@ def departure_from_wire(departure: pb.Departure) -> Departure:
         SinkEpoch(each.owner, each.sink, each.epoch, frozenset(each.tasks), each.run)
         for each in departure.sinks
     )
-    return Departure(departure.incarnation, dict(departure.dropped), departure.others, sinks)
+    successors = {
+        key: Successor(each.worker_id, each.address, each.incarnation)
+        for each in departure.successors
+        for key in zip(each.tasks, each.entry_workers, strict=False)
+    }
+    return Departure(departure.incarnation, dict(departure.dropped), departure.others, sinks, successors)
 
 
 def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 from tuplewire.batch import as_groups
 from tuplewire.connection.loop import in_own_thread
 from tuplewire.connection.sending_end import SendingEnd
 from tuplewire.group import TaskGroup
-from tuplewire.session.departure import Departure
+from tuplewire.session.departure import Departure, OfEntry
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ClientStatistics, ConnectionStatus, IClientConnection
@@ -50,6 +50,14 @@ class IRelayConnection(IClientConnection):
 
         Called where the transport's I/O runs, before the first forward.
         """
+
+    def unreleased(self) -> tuple[int, Mapping[OfEntry, int]]:
+        """Return the receiver's incarnation, and of whom it has messages that it has not released.
+
+        With each stands the last of their entry sequences; 0 stands for this worker as an entry worker.
+        Called where the transport's I/O runs. Return (0, {}) if the transport cannot tell.
+        """
+        return 0, {}
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
         """Take what the receiver has as done with if it is one of these workers (their incarnations).

@@ -14,6 +14,7 @@ from tuplewire.connection.loop import watched
 from tuplewire.errors import ConfigError
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import OfEntry
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import ConnectionStatus, IContext
 from tuplewire_service.messaging.reception import OTHER
@@ -186,6 +187,11 @@ class Connections:
         await asyncio.gather(*(each.close_async(timeout) for each in connections))
         if self._closing:
             await asyncio.gather(*self._closing)
+
+    def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[OfEntry, int]]]:
+        """Yield each worker, its incarnation, and of whom it has messages; see IRelayConnection."""
+        for peer, connection in self._connections.items():
+            yield peer, *connection.unreleased()
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
         """See IRelayConnection.receivers_ended."""

@@ -8,6 +8,7 @@ why no message waits for ever: docs/decisions/0012-moving-a-task.md, and 0061-wh
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Peer
+from tuplewire_service.worker.successors import Successors
 
 HeldGroup = tuple[TaskGroup, InboundSession]
 _MOST_LOST = 10_000
@@ -69,6 +71,8 @@ class Move:
     first: IRelayConnection | None = None
     trails: dict[int, Trail] = field(default_factory=dict)
     """By entry workers."""
+    own_follow: bool = False
+    """Whether what programs sent here goes behind earlier messages, too, if it does not wait."""
 
     def entry_worker(self, group: TaskGroup, inbound: InboundSession) -> int:
         """Return the number of the worker that accepted messages from a program."""
@@ -86,6 +90,7 @@ class Move:
         return any(self._is_before(route, (0, self.own), group) for route in self.routes)
 
     def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
+        """Whether messages must wait: see must_wait(), or because earlier ones wait."""
         waiting = self.waiting.get(self.entry_worker(group, inbound))
         if waiting and waiting[0][0].entry_sequence < group.entry_sequence:
             return True
@@ -96,7 +101,7 @@ class Move:
 
         So messages that were in a queue together stay together, and none of them waits for another one.
         """
-        if not inbound.worker_number:
+        if not (inbound.worker_number or self.own_follow):
             return None
         worker = self.entry_worker(group, inbound)
         numbers = (0, worker) if worker == self.own else (worker,)
@@ -121,11 +126,13 @@ class Move:
         return self.trails[worker]
 
     def turn(self, route: _Route) -> None:
+        """Note a worker that has the task no more."""
         if not (self.routes or self.trails):
             self.first = route.connection
         self.routes.append(route)
 
     def hold(self, group: TaskGroup, inbound: InboundSession) -> None:
+        """Keep messages until let_go() gives them out."""
         waiting = self.waiting.setdefault(self.entry_worker(group, inbound), [])
         # Returning messages may come before held ones.
         insort(waiting, (group, inbound), key=lambda held: held[0].entry_sequence)
@@ -142,6 +149,7 @@ class Move:
                 del self.waiting[worker]
 
     def ends(self) -> bool:
+        """Forget the old routes that are empty; return whether nothing is left to wait for."""
         self.routes = [
             route for route in self.routes if route.lost or not route.connection.all_released(self.task)
         ]
@@ -155,9 +163,22 @@ class Move:
 class Moves:
     """Every move that is under way. Belongs to the event loop; bounded by the senders' credit."""
 
-    def __init__(self, own: int) -> None:
-        """Start without any. own: this worker's number as an entry worker."""
+    def __init__(
+        self,
+        own: int,
+        incarnation: int = 0,
+        connection: Callable[[Peer], IRelayConnection | None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without any.
+
+        own: this worker's number as an entry worker; incarnation: its own. connection: returns the connection
+        to a worker. clock: the time in seconds.
+        """
         self._own = own
+        self._connection = connection
+        self._clock = clock
+        self.successors = Successors(own, incarnation)
         self._moves: dict[int, Move] = {}
 
     def __contains__(self, task: int) -> bool:
@@ -189,9 +210,32 @@ class Moves:
             if owner is not None and move.has_left():
                 move.routes = [route for route in move.routes if route.lost or route.peer != owner.peer]
 
-    def of(self, task: int) -> Move | None:
-        """Return a task's move; None if it does not move."""
-        return self._moves.get(task)
+    def way(
+        self, group: TaskGroup, inbound: InboundSession, owner: Peer | None
+    ) -> tuple[Move | None, IRelayConnection | None]:
+        """Return the task's move, if any, and where messages must go behind earlier ones; None: anywhere.
+
+        owner: the worker that has the task; None: this one, or nobody.
+        """
+        entered = entry_worker(group.forwarded) or inbound.worker_number or self._own
+        after = self.successors.take(group.task, entered) if self.successors else None
+        if after is not None and (peer := (after.worker_id, after.address)) != owner:
+            connection = self._connection(peer)
+            if connection is not None and not self._waits_for(owner, group, entered):
+                self.turn(group.task, peer, connection, self._clock())
+                connection.watch_releases([group.task])
+                self._moves[group.task].own_follow = True
+                return self._moves[group.task], connection
+        move = self._moves.get(group.task)
+        return move, move.earlier(group, inbound) if move is not None else None
+
+    def _waits_for(self, owner: Peer | None, group: TaskGroup, entered: int) -> bool:
+        """Whether earlier messages of an entry worker are on their way to the owner already."""
+        connection = None if owner is None else self._connection(owner)
+        numbers = (0, entered) if entered == self._own else (entered,)
+        return connection is not None and (
+            connection.route_before(group.task, numbers, group.entry_sequence) is not None
+        )
 
     def holds(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Whether messages of a moving task must wait for earlier ones that are on an old route."""
@@ -238,7 +282,7 @@ class Moves:
         """Return what is held here."""
         return (group for move in self._moves.values() for held in move.waiting.values() for group, _ in held)
 
-    def peers(self, since: float) -> set[Peer]:
+    def peers(self, since: float = math.inf) -> set[Peer]:
         """Return the workers on whose old route a move has been waiting since that time or longer."""
         return {route.peer for move in self._moves.values() for route in move.routes if move.since <= since}
 

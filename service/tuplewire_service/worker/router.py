@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.events import event_logger
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
 from tuplewire.session.delivery import Done
-from tuplewire.session.departure import Departure, Departures, SinkEpoch
+from tuplewire.session.departure import Departure, Departures, OfEntry, SinkEpoch, Successor
 from tuplewire.session.durations import Durations
 from tuplewire.session.ledger import DropReason, Ledger, LedgerSnapshot, Settled
 from tuplewire_service.messaging.base import IConnectionCallback, IContext, InboundSession, ReceivedBatch
@@ -79,16 +78,12 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.number = worker_number(settings.worker_id, incarnation)
         """What stands for this worker, as an entry worker."""
         self._incarnation = incarnation
-        self._moves = Moves(self.number)
         self.departures = Departures()
         self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
         """Called with what a worker knew of sinks that has ended."""
-        self.connections = Connections(
-            context,
-            settings.topology,
-            partial(self._attach, draining=draining),
-            self._returned,
-        )
+        self._draining, self._closing = draining, False
+        self.connections = Connections(context, settings.topology, self._attach, self._returned)
+        self._moves = Moves(self.number, incarnation, self.connections.get, self._clock)
         self._transfer = TransferQueue(
             self.table, self.connections, self._lost_workers, self._give_up, self._lose
         )
@@ -99,8 +94,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
             f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
         )
 
-    def _attach(self, connection: IRelayConnection, draining: Callable[[], bool]) -> None:
-        connection.attach(self._settled, self._released, lambda: self.table.version, draining)
+    def _attach(self, connection: IRelayConnection) -> None:
+        connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)
         connection.tell_departures(self.departures.known)
 
     # --- assignment --------------------------------------------------------------------------------
@@ -126,9 +121,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         if self._moves:
             asyncio.get_running_loop().call_later(_GIVE_UP_SECONDS, self.refresh)
         self.activity.set()
-        local_tasks, peers = len(self.table.local), len(self.table.others)
-        extra = {"version": assignment.version, "local_tasks": local_tasks, "peers": peers}
-        logger.info("assignment.changed", extra=extra)
+        counts = {"local_tasks": len(self.table.local), "peers": len(self.table.others)}
+        logger.info("assignment.changed", extra={"version": assignment.version, **counts})
         return True
 
     def _begin_moves(self, before: Iterable[AssignedWorker], gone: Iterable[int]) -> None:
@@ -148,17 +142,20 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
 
+        A worker that drains, and has passed on messages, has one to every other: all are to hear it.
         A former owner is given up if it has left the assignment and is out of reach.
         """
-        self.connections.receivers_ended(self.departures.passed_on)
+        self._moves.successors.learn(self.departures, self.connections.unreleased())
         assignment = self.table.assignment
         assigned = set() if assignment is None else {worker.peer for worker in assignment.workers}
-        needed = {worker.peer: worker for worker in self.table.others}
-        former = self._moves.peers(since=math.inf)
+        successors = self._moves.successors.peers
+        needed = self.table.to_connect(successors, everyone=self._draining() and bool(self.successors))
+        former = self._moves.peers()
         overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
         self._moves.lose(lost)
-        self.connections.refresh(needed, former - lost, lost, _GIVE_UP_SECONDS)
+        self.connections.refresh(needed, (former | successors) - lost, lost, _GIVE_UP_SECONDS)
+        self.connections.receivers_ended(self.departures.passed_on)
 
     def lose(self, peers: Collection[Peer]) -> None:
         """Take these workers as dead, for as long as no assignment names them.
@@ -264,12 +261,13 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _route(self, group: TaskGroup, inbound: InboundSession) -> bool:
         """Put messages into a queue or the transfer queue; return False if nobody holds their task."""
-        moving, way = self._moves.of(group.task), None
-        if moving is not None and (way := moving.earlier(group, inbound)) is not None:
+        owner = self.table.owner_of.get(group.task)
+        moving, way = self._moves.way(group, inbound, None if owner is None else owner.peer)
+        if way is not None:
             self._transfer.follow(way, group, inbound)
         elif group.task in self.queues or self.queues.is_leaving(group.task):
             self.queues.put(group, inbound)
-        elif (owner := self.table.owner_of.get(group.task)) is not None:
+        elif owner is not None:
             way = self.connections.get(owner.peer)
             self._transfer.put(group, inbound)
         else:
@@ -309,7 +307,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _released(self, released: Sequence[Settled]) -> None:
         """Release, to their senders, messages that other workers have released."""
         for each in released:
-            if each.dropped is not DropReason.CLOSED:  # at shutdown nothing was consumed by that
+            if not self._closing:  # by that, nothing is consumed
                 each.token.release(each.task, each.messages, each.size_bytes)
         self._end_moves({each.task for each in released})
         self.activity.set()
@@ -376,6 +374,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return len(self._moves)
 
     @property
+    def successors(self) -> Mapping[OfEntry, Successor]:
+        """Who has what this worker has passed on, and nobody has processed."""
+        return self._moves.successors.left(self.connections.unreleased())
+
+    @property
     def passing(self) -> bool:
         """Whether messages are on the way to other workers, or wait for a move."""
         return bool(self._moves or self.connections.pending_messages)
@@ -390,10 +393,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     async def close(self, timeout: float, sinks: Sequence[SinkEpoch], unpublished: Mapping[int, int]) -> None:
         """End consumers and connections; what is queued, or unpublished, counts as dropped{shutdown}."""
+        self._closing = True
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         others = sum(map(len, self._waiting())) + self.connections.unkept_messages
         dropped = Counter(self.queues.waiting()) + Counter(unpublished)
-        self.departures.add([Departure(self._incarnation, dropped, others, sinks)])
+        self.departures.add([Departure(self._incarnation, dropped, others, sinks, self.successors)])
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
         self._lose(group for group, _ in self._moves.clear())

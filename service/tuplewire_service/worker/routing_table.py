@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from tuplewire.addresses import is_loopback, join_host_port, split_host_port
 from tuplewire.errors import (
@@ -49,6 +49,17 @@ class RoutingTable:
             each for each in assignment.workers if each.worker_id != self._worker_id and each.tasks
         ]
         self.owner_of = assignment.owner_of
+
+    def to_connect(
+        self, named: Container[tuple[str, str]], *, everyone: bool
+    ) -> dict[tuple[str, str], AssignedWorker]:
+        """Return the other workers of the assignment that hold tasks, or are named, or (everyone) all."""
+        workers = () if self.assignment is None else self.assignment.workers
+        return {
+            each.peer: each
+            for each in workers
+            if each.worker_id != self._worker_id and (everyone or each.tasks or each.peer in named)
+        }
 
     def elsewhere(self, task: int) -> AssignedWorker | None:
         """Return the other worker that holds a task; None if there is none."""

@@ -30,6 +30,9 @@ from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSna
 logger = event_logger(__name__)
 
 _TICK_SECONDS = 1.0
+_GOODBYE_SECONDS = 1.0
+"""So long a drain waits for connections to workers that it has not sent anything."""
+_LOOK_SECONDS = 0.01
 HIGH_LOAD = 0.9
 """A task is congested from this load on, of a full queue's 1 ..."""
 LOW_LOAD = 0.4
@@ -199,6 +202,12 @@ class Worker:
                 break
         for ticker in self._tickers:
             ticker.cancel()
+        self.waits_for = "connections to all other workers, to say goodbye"
+        router.refresh()
+        patience = min(self._clock() + _GOODBYE_SECONDS, deadline) if router.successors else 0.0
+        # Nothing tells of a connection that opens.
+        while router.connections.not_ready and self._clock() < patience:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
         self.waits_for = "connections to other workers to close"
         sinks = self._sinks
         await router.close(max(0.1, deadline - self._clock()), sinks.remembered(), sinks.unpublished())
