@@ -143,12 +143,12 @@ class RangeReader:
         spans = wanted.runs.spans(wanted.start, wanted.end, wanted.after)
         return _Place(wanted.address, wanted.worker_id, wanted.worker, wanted.runs, spans, wanted.start)
 
-    def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool:
-        """Whether the task is elsewhere by now, or has been meanwhile; False where nobody tells."""
+    def _has_moved(self, tasks: HeldTasks, place: _Place) -> bool | None:
+        """Whether the task is elsewhere by now, or has been meanwhile; None where nobody can tell yet."""
         try:
             held = tasks.glance().get(self._wanted.task)
         except (UnreachableError, NotReadyError, WrongWorkerError):
-            return False
+            return None
         return held is None or (held.worker, held.begin) != (place.worker, place.runs.begin)
 
     def _find(self, tasks: HeldTasks) -> _Place | None:
@@ -197,10 +197,9 @@ class RangeReader:
             if stream.worker != place.worker:
                 raise NotLocalError(f"the worker at {place.address} has been restarted")
             if start > place.position:
-                if self._has_moved(tasks, place):
-                    raise NotLocalError(
-                        f"task {wanted.task} has left the worker at {place.address}, and come back"
-                    )
+                # What leaves a queue is released there, before all workers know of the move.
+                if self._has_moved(tasks, place) is not False:
+                    raise NotLocalError(f"task {wanted.task} has left the worker at {place.address}")
                 gone = [(max(first, place.position + 1), min(last, start)) for first, last in place.spans]
                 place.position = start
                 why = "has another consumer, which has acknowledged them (a task has one consumer)"
