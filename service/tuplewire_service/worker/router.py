@@ -6,7 +6,6 @@ Source: Storm's `WorkerState`, with its `transferLocalBatch` and `transfer`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from tuplewire_service.messaging.base import IConnectionCallback, IContext, Inbo
 from tuplewire_service.messaging.receiving_end import worker_number
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
+from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, LostWorkers, Moves
@@ -65,8 +65,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._clock = asyncio.get_running_loop().time
         self._ledger = Ledger()
         self._log_rate = LogRate()
-        self.activity = asyncio.Event()
-        """Set where something has changed that until() may wait for."""
+        self.activity = Activity()
         self._dead: set[Peer] = set()
         self._lost_workers = LostWorkers()
         self.end_to_end = Durations()
@@ -382,14 +381,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def passing(self) -> bool:
         """Whether messages are on the way to other workers, or wait for a move."""
         return bool(self._moves or self.connections.pending_messages)
-
-    async def until(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Wait until the condition holds, or the deadline (the loop's time) has passed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while not condition():
-                    self.activity.clear()
-                    await self.activity.wait()
 
     async def close(self, timeout: float, sinks: Sequence[SinkEpoch], unpublished: Mapping[int, int]) -> None:
         """End consumers and connections; what is queued, or unpublished, counts as dropped{shutdown}."""

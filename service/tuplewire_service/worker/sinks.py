@@ -214,7 +214,7 @@ class Sinks:
         self._asked[sink, epoch] = time.monotonic()
         await asyncio.sleep(0)
         deadline = asyncio.get_running_loop().time() + _ANSWER_SECONDS
-        await self._router.until(lambda: not self._left(sink, epoch)[0], deadline)
+        await self._router.activity.until(lambda: not self._left(sink, epoch)[0], deadline)
         waiting, tasks = self._left(sink, epoch)
         if not waiting:
             self._asked.pop((sink, epoch), None)

@@ -191,13 +191,13 @@ class Worker:
             async with self._changing_intake:
                 await self.servers.stop_intake(Intake.WORKERS)
             self.waits_for = "messages on their way to other workers"
-            await router.until(lambda: not (router.passing or self._sinks.staged), moves_deadline)
+            await router.activity.until(lambda: not (router.passing or self._sinks.staged), moves_deadline)
             self.waits_for = "messages that are held, and other workers to end their streams"
             await self.servers.stop_intake(Intake.LEAVING_WORKERS)
-            await router.until(finished, deadline)
+            await router.activity.until(finished, deadline)
             if not stays_open():
                 await self.servers.stop_intake(Intake.NOBODY)
-                await router.until(finished, deadline)  # messages that came before the intake ended
+                await router.activity.until(finished, deadline)  # messages that came before the intake ended
             if not stays_open():
                 break
         for ticker in self._tickers:
