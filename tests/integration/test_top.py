@@ -234,7 +234,7 @@ def _run(leading: Awaitable[None]) -> None:
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
     """It draws, follows a key, and leaves the terminal as it was."""
     controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
     before = termios.tcgetattr(terminal)
     process = subprocess.Popen(
         [*COMMAND, "top", cluster.near.address, "--interval=0.2"],
