@@ -170,7 +170,7 @@ OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(prot
 .venv-oldest/.done: pyproject.toml
 	@test -n "$(OLDEST)" || { echo "no lower bounds found in pyproject.toml"; exit 1; }
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) hypothesis numpy pyarrow pytest pytest-timeout --editable .
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) hypothesis numpy pandas pyarrow pytest pytest-timeout --editable .
 	@touch $@
 
 .PHONY: compat

@@ -182,7 +182,6 @@ def test_arrow(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
 @given(batches())
 def test_pandas(pair: tuple[TaskMessageBatch, list[Row]]) -> None:
     """A frame of pandas has the messages in the order of iteration."""
-    pytest.importorskip("pandas")
     batch, model = pair
     frame = batch.to_pandas()
     assert frame["task"].tolist() == [row[1] for row in model]
