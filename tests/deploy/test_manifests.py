@@ -359,18 +359,24 @@ def test_certificates_are_all_that_sets_the_files_apart() -> None:
 
 @pytest.mark.parametrize("overlay", SECURE)
 def test_executors_may_not_control(overlay: str, tmp_path: Path) -> None:
-    """The real loader takes the permissions: executors send and receive, drivers assign and drain, too."""
+    """The real loader takes the permissions: executors send and receive, drivers control, too.
+
+    Topologies on Spark may assign, by a token that no Secret of the overlays has.
+    """
     path = tmp_path / "permissions.toml"
     path.write_text(the(cluster(overlay), "ConfigMap", "tuplewire-permissions")["data"][path.name], "utf-8")
     rules = read_rules(path)
     topology = str(config_of(overlay, "worker")["topology"])
     names = ["any.certificate"]
-    driver, executor_, nobody, unnamed = (
-        rules.of(names, token, topology) for token in ("programs/driver", "programs", "another", "")
+    driver, executor_, topologies, nobody, unnamed = (
+        rules.of(names, token, topology)
+        for token in ("programs/driver", "programs", "topologies", "another", "")
     )
     assert driver.control == set(ACTIONS)
     assert executor_.control == set()
-    assert all(each.send.everything and each.receive.everything for each in (driver, executor_))
+    assert topologies.control == {"assign"}
+    senders = (driver, executor_, topologies)
+    assert all(each.send.everything and each.receive.everything for each in senders)
     assert not nobody.any
     assert not unnamed.any
     for pod in pods(overlay).values():

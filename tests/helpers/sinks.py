@@ -14,13 +14,21 @@ from tuplewire.wire.control_pb2 import StagedAttempt
 
 
 def publish(
-    control: ControlClient, sink: str, epoch: int, groups: Sequence[TaskGroup], worker_id: str = ""
+    control: ControlClient,
+    sink: str,
+    epoch: int,
+    groups: Sequence[TaskGroup],
+    worker_id: str = "",
+    publisher: ControlClient | None = None,
 ) -> int:
-    """Stage one attempt at one worker and publish it; return how many messages were new."""
+    """Stage one attempt at one worker and publish it; return how many messages were new.
+
+    publisher: who publishes, where it is not who stages.
+    """
     attempt = uuid.uuid4().hex
     assert not control.stage(TOPOLOGY, sink, epoch, 0, attempt, 0, groups, worker_id=worker_id)
     named = StagedAttempt(partition=0, attempt=attempt, messages=sum(map(len, groups)), pieces=1)
-    return control.publish(TOPOLOGY, sink, epoch, [named], worker_id=worker_id).chosen
+    return (publisher or control).publish(TOPOLOGY, sink, epoch, [named], worker_id=worker_id).chosen
 
 
 def write(address: str, groups: Sequence[TaskGroup], timeout: float, sink: str = "s", epoch: int = 1) -> int:

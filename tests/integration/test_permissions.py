@@ -27,7 +27,11 @@ RULES = """
 tokens = ["operator"]
 send = "*"
 receive = "*"
-control = ["assign", "drain"]
+control = ["assign", "drain", "publish"]
+
+[[client]]
+tokens = ["etl/driver"]
+control = ["publish"]
 
 [[client]]
 tokens = ["etl"]
@@ -53,6 +57,7 @@ class Guarded(NamedTuple):
     assignment: control_pb2.Assignment
     operator: Credentials
     etl: Credentials
+    driver: Credentials
     elsewhere: Credentials
 
 
@@ -62,17 +67,19 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("permissions")
     rules = folder / "permissions.toml"
     rules.write_text(RULES, encoding="utf-8")
-    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "etl", "elsewhere")}
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "etl", "etl/driver", "elsewhere")}
     tokens = secret_file(folder / "tokens", "\n".join(lines.values()))
-    operator, etl, elsewhere = (
-        Credentials(token_file=str(secret_file(folder / name, line))) for name, line in lines.items()
+    operator, etl, driver, elsewhere = (
+        Credentials(token_file=str(secret_file(folder / name.replace("/", "-"), line)))
+        for name, line in lines.items()
     )
     flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
     with LocalWorkers(
         1, TOPOLOGY, flags=flags, directory=folder, drain_seconds=1, credentials=operator
     ) as workers:
         assignment = assignment_to_wire(workers.assign({0: range(1, 21)}, _SECONDS))
-        yield Guarded(workers.endpoints[0], rules, workers.log_of(0), assignment, operator, etl, elsewhere)
+        everybody = operator, etl, driver, elsewhere
+        yield Guarded(workers.endpoints[0], rules, workers.log_of(0), assignment, *everybody)
 
 
 def _client(worker: Guarded, credentials: Credentials, client_id: str | None = None) -> Client:
@@ -125,10 +132,31 @@ def test_foreign_task_cannot_be_received(worker: Guarded) -> None:
 
 def test_foreign_task_cannot_be_published_to(worker: Guarded) -> None:
     """Spark's sinks are held to the tasks that they may send to."""
-    with ControlClient(worker.endpoint.address, credentials=worker.etl) as control:
-        with pytest.raises(PermissionDeniedError, match="send to task 15"):
-            control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(15, [b"a"])])
-        assert publish(control, "sink", 1, [TaskGroup.of(5, [b"a"])]) == 1
+    with (
+        ControlClient(worker.endpoint.address, credentials=worker.etl) as control,
+        pytest.raises(PermissionDeniedError, match="send to task 15"),
+    ):
+        control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(15, [b"a"])])
+
+
+def test_executors_stage_and_drivers_publish(worker: Guarded) -> None:
+    """An executor's token stages for a sink, and may not choose; the driver's publishes that."""
+    attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)
+    with (
+        ControlClient(worker.endpoint.address, credentials=worker.etl) as executor,
+        ControlClient(worker.endpoint.address, credentials=worker.driver) as driver,
+    ):
+        with pytest.raises(PermissionDeniedError, match="send to task 5"):
+            driver.stage(TOPOLOGY, "parted", 1, 0, "a", 0, [TaskGroup.of(5, [b"a"])])
+        executor.stage(TOPOLOGY, "parted", 1, 0, "a", 0, [TaskGroup.of(5, [b"a"])])
+        with pytest.raises(PermissionDeniedError, match=r"may not call Publish.* 'publish' in `control`"):
+            executor.publish(TOPOLOGY, "parted", 1, [attempt])
+        with pytest.raises(PermissionDeniedError, match="may not call TakeOver"):
+            executor.take_over(TOPOLOGY, "parted", 1, "run", [attempt])
+        driver.publish(TOPOLOGY, "parted", 1, [attempt])
+        with pytest.raises(PermissionDeniedError, match="may not call Drain"):
+            driver.drain()
+    assert _receive(worker, worker.operator, 5) == [b"a"]
 
 
 def test_foreign_topology_is_refused(worker: Guarded) -> None:
@@ -164,10 +192,14 @@ def test_names_belong_to_their_owners(worker: Guarded) -> None:
         client.send(7, b"still mine")
         client.flush(_SECONDS)
         assert client.ledger().acknowledged == 2
-    for credentials in (worker.operator, worker.etl):
-        with ControlClient(worker.endpoint.address, credentials=credentials) as control:
+    for executor, driver in ((worker.operator, worker.operator), (worker.etl, worker.driver)):
+        with (
+            ControlClient(worker.endpoint.address, credentials=executor) as control,
+            ControlClient(worker.endpoint.address, credentials=driver) as publisher,
+        ):
             for epoch in (1, 2):
-                assert publish(control, "shared", epoch, [TaskGroup.of(7, [b"a"])]) == 1
+                group = TaskGroup.of(7, [b"a"])
+                assert publish(control, "shared", epoch, [group], publisher=publisher) == 1
 
 
 def test_an_epoch_far_ahead_is_refused(worker: Guarded) -> None:

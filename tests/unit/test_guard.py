@@ -123,7 +123,9 @@ def test_listed_programs_only() -> None:
     ("method", "needs"),
     [
         ("GetStatus", None),
-        ("Publish", None),
+        ("Stage", None),
+        ("Publish", "publish"),
+        ("TakeOver", "publish"),
         ("Drain", "drain"),
         ("UpdateAssignment", "assign"),
         ("New", "assign"),

@@ -79,7 +79,7 @@ def test_ranges(text: str, inside: list[int], outside: list[int]) -> None:
         ("[[client]]\nsend = [1]", "client 1 .* send is a text"),
         ('[[client]]\n[[client]]\nsend = "9-1"', "client 2 .* tasks are written like"),
         ('[[client]]\nsned = "1"', "unknown key 'sned'"),
-        ('[[client]]\ncontrol = ["publish"]', "control has assign, drain"),
+        ('[[client]]\ncontrol = ["status"]', "control has assign, drain, publish"),
         ('[[client]]\ntokens = "operator"', "tokens is a list of texts"),
         ("[[client]]\ncertificates = []", "left out where it is empty"),
         ('[[client]]\ncertificates = ["*"]', "is no name in a certificate"),

@@ -29,7 +29,7 @@ def settings(
     Spark can read. drain_seconds: that of the template's workers. executor_seconds: what an executor gets to
     end, before its worker begins to drain. secure: whether the overlay has certificates and tokens; the
     driver's pod, where Spark makes it, then gets the Secrets tuplewire-client-tls and
-    tuplewire-driver-token, which may assign and drain as the executors' token may not.
+    tuplewire-driver-token, which may assign, drain and publish as the executors' token may not.
 
     The grace period of an executor's pod is the sum of it all: Spark overrides the template's. Raises
     ConfigError when there is no template, or a time is not more than 0.

@@ -29,8 +29,8 @@ CONTROL = {
     "GetAssignment": "",
     "GetEntries": "",
     "Stage": "",
-    "Publish": "",
-    "TakeOver": "",
+    "Publish": "publish",
+    "TakeOver": "publish",
     "Drain": "drain",
 }
 """What a rule must allow for a method of Control; empty: nothing (with Stage, the tasks count)."""
@@ -238,9 +238,9 @@ class Access(IAccess):
         return next(iter(self._caller.names), "")
 
     def sees(self, who: str) -> bool:
-        """Where there are rules, everybody sees its own, and whoever may control anything sees all."""
+        """Where there are rules, everybody sees its own, and whoever may assign or drain sees all."""
         granted = self._permissions()
-        return granted is None or bool(granted.control) or who == self.owner
+        return granted is None or bool(granted.control - {"publish"}) or who == self.owner
 
     def control(self, method: str) -> None:
         """Take note that it calls a method of Control; PermissionDeniedError."""

@@ -17,8 +17,8 @@ from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.identity.credentials import allowed, parse_names
 from tuplewire.identity.files import UNREADABLE
 
-ACTIONS = ("assign", "drain")
-"""What a rule may allow beside sending and receiving."""
+ACTIONS = ("assign", "drain", "publish")
+"""What a rule may allow beside sending and receiving; the last is a sink's driver's."""
 _KEYS = ("certificates", "tokens", "topologies", "send", "receive", "control")
 _MOST_DOTS = 1000
 """In one line. The time that a dotted key takes grows with their square, and everything else stands still."""
