@@ -79,6 +79,12 @@ if ! { find_go && (cd tests/deploy/foreign/go && "$go" mod download); }; then
     echo "not installed: the modules of tests/deploy/foreign/go; see above what failed" >&2
 fi
 
+# The OpenTelemetry Collector that the tests of traces send to: upstream's own parts, as its go.sum has them.
+collector=$PWD/build/bin/collector
+if ! { find_go && (cd tests/deploy/collector && "$go" build -trimpath -o "$collector" .); }; then
+    echo "not installed: the collector of tests/deploy/collector; see above what failed" >&2
+fi
+
 # What the foreign client in Java needs: its pom names it.
 mvn --quiet --batch-mode --no-transfer-progress --file=tests/deploy/foreign/java/pom.xml \
     compile dependency:copy-dependencies -DincludeScope=runtime ||

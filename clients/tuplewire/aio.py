@@ -109,7 +109,12 @@ class Client(BaseClient):
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
-        return Subscription(self._new_receiver(check_tasks(tasks)), timeout)
+        receiver = self._new_receiver(check_tasks(tasks))
+        if (tracing := self._tracing()) is None:
+            return Subscription(receiver, timeout)
+        from tuplewire.tracing.traced_client import TracedAsyncSubscription
+
+        return TracedAsyncSubscription(tracing, receiver, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Wait for acknowledgements, then end; see tuplewire.Client.close, for the default and errors, too.

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from weakref import WeakSet
 
 from tuplewire.addresses import resolve_address, resolve_topology
@@ -27,6 +27,10 @@ from tuplewire.message import Headers, TaskMessage
 from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.subscription import Subscription
 from tuplewire.task_ids import check_tasks
+from tuplewire.tracing import active
+
+if TYPE_CHECKING:
+    from tuplewire.tracing.spans import Tracing
 
 _process = object()
 """Stands for this process: another one after a fork. To ask the system for each message would take longer."""
@@ -42,6 +46,9 @@ os.register_at_fork(after_in_child=_forked)
 
 class BaseClient:
     """What the blocking and the asyncio client share: their arguments, and what they open."""
+
+    traced = True
+    """Whether it makes spans of what it sends and receives, where the process makes any."""
 
     def __init__(
         self,
@@ -102,18 +109,32 @@ class BaseClient:
 
     def _new_sender(self) -> Sender:
         thread = messaging_loop()
-        sender = Sender(self.address, self._identity(), self._settings, thread.loop, self._dial())
+        session = (self.address, self._identity(), self._settings, thread.loop, self._dial())
+        if (tracing := self._tracing()) is None:
+            sender = Sender(*session)
+        else:
+            from tuplewire.tracing.traced_client import TracedSender
+
+            sender = TracedSender(tracing, *session)
         sender.receiver_id = self._worker_id
         thread.begin(sender)
         return sender
 
     def _new_receiver(self, tasks: Iterable[int]) -> Receiver:
         thread = messaging_loop()
-        receiver = Receiver(self.address, self._identity(), tasks, self._settings, thread.loop, self._dial())
+        kind = Receiver
+        if self._tracing() is not None:
+            from tuplewire.tracing.traced_client import TracedReceiver
+
+            kind = TracedReceiver
+        receiver = kind(self.address, self._identity(), tasks, self._settings, thread.loop, self._dial())
         receiver.receiver_id = self._worker_id
         thread.begin(receiver)
         self._receivers.add(receiver)
         return receiver
+
+    def _tracing(self) -> Tracing | None:
+        return active() if self.traced else None
 
     def _dial(self) -> Dial:
         return dial_grpc(self.address, self._settings, dialler_for(self._credentials))
@@ -295,7 +316,12 @@ class Client(BaseClient):
         """
         if self._process is not _process:
             self._forget()
-        return Subscription(self._new_receiver(check_tasks(tasks)), timeout)
+        receiver = self._new_receiver(check_tasks(tasks))
+        if (tracing := self._tracing()) is None:
+            return Subscription(receiver, timeout)
+        from tuplewire.tracing.traced_client import TracedSubscription
+
+        return TracedSubscription(tracing, receiver, timeout)
 
     def ledger(self) -> LedgerSnapshot:
         """Return what became of every sent message; a forked child has sent none yet."""

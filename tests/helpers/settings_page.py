@@ -11,6 +11,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import REQUIRED, SIZE, Setting, Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire_service.launching.launch_settings import LaunchSettings
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
@@ -42,6 +43,12 @@ _CREDENTIALS = """## A program that talks to a worker
 A program reads these from variables such as `TUPLEWIRE_TLS_CA`, or takes them as fields of
 `tuplewire.Credentials`. The commands `status`, `assign` and `drain` have flags for them, too.
 `TUPLEWIRE_ADDRESS` is the worker's address, `TUPLEWIRE_TOPOLOGY` the topology's name.
+"""
+
+_TRACING = """## Traces of a program
+
+A program reads these from variables such as `TUPLEWIRE_TRACING`. A worker has them among its own.
+[Trace messages](../how-to/trace.md) says what they do.
 """
 
 _TOPOLOGY = """## A topology: `topology.*`
@@ -93,6 +100,8 @@ def page() -> str:
         _of(WorkerConfig),
         _CREDENTIALS,
         _of(Credentials),
+        _TRACING,
+        _of(TracingSettings),
         _TOPOLOGY,
         _of(TopologySettings),
         _SESSION,

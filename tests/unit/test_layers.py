@@ -115,6 +115,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "argcomplete": ("tuplewire_service.command",),
     "rich": ("tuplewire_service.command",),
     "textual": ("tuplewire_service.command.top_view",),
+    "opentelemetry": ("tuplewire.tracing", "tuplewire.topology.running.traced"),
     "prometheus_client": (
         "tuplewire_service.admin",
         "tuplewire_service.command",
@@ -286,6 +287,7 @@ def test_import_is_light() -> None:
     """`import tuplewire` loads neither the service nor an optional package."""
     heavy = {
         "tuplewire_service",
+        "opentelemetry",
         "pyspark_tuplewire",
         "pyspark",
         "zmq",
@@ -308,7 +310,8 @@ def test_topology_is_light() -> None:
 
 def test_command_is_light() -> None:
     """A worker needs nothing of Spark, and draws nothing: such things are loaded where they are used."""
-    assert not {"pyspark", "pyarrow", "pandas", "rich"} & loaded_by("import tuplewire_service.command.cli")
+    heavy = {"pyspark", "pyarrow", "pandas", "rich", "opentelemetry"}
+    assert not heavy & loaded_by("import tuplewire_service.command.cli")
 
 
 def test_finding_the_format_is_light() -> None:

@@ -74,7 +74,9 @@ def registry() -> CollectorRegistry:
         gauge.labels(f"{value}", 'x"y\\z\nw').set(value)
     Counter("c", "A counter.", registry=registry).inc(12_345_678)
     Info("i", "An info.", registry=registry).info({"version": "1.2"})
-    Histogram("h_seconds", "A histogram.", ["l"], registry=registry).labels("v").observe(0.3)
+    Histogram("h_seconds", "A histogram.", ["l"], registry=registry).labels("v").observe(
+        0.3, {"trace_id": "4bf9"}
+    )
     return registry
 
 

@@ -13,6 +13,7 @@ from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import Settings, settings_of
 from tuplewire.spark.options import SinkOptions, SourceOptions
 from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire_service.launching.launch_settings import LaunchSettings
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcSettings
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
@@ -23,6 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 ON_THE_PAGE = (
     WorkerConfig,
     Credentials,
+    TracingSettings,
     SessionSettings,
     TopologySettings,
     LaunchSettings,

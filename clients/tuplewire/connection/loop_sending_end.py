@@ -141,7 +141,9 @@ class LoopSendingEnd(SendingEnd):
         if len(groups) != 1:
             return False
         group = groups[0]
-        return len(group) == 1 and group.plain and self.send_one(group.task, group.data, group.source)
+        if len(group) > 1 or not group.plain:
+            return False
+        return LoopSendingEnd.send_one(self, group.task, group.data, group.source)
 
     def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         self._check_open()

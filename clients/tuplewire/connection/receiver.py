@@ -37,6 +37,7 @@ class Receiver(Resumable):
 
     method = "Recv"
     fatal = FATAL | {"UNKNOWN_TASK", "NOT_LOCAL"}
+    window_type: type[ConsumeWindow] = ConsumeWindow
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Receiver(Resumable):
         self._lock = threading.Lock()
         self._moved = HandOverCondition(self._lock)
         self.tasks = tuple(tasks)
-        self._window = ConsumeWindow(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
+        self._window = self.window_type(self.tasks, settings.prefetch_messages, settings.prefetch_bytes)
         self._buffer: deque[Arrived] = deque()
         self._progress = asyncio.Event()
         self._acknowledgements = Gathering(self._progress, loop)

@@ -12,12 +12,26 @@ _ONE_TIME_SECONDS = 0.001
 """Messages that come within so much time share one time, so single messages need no number each."""
 
 
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """A duration of a message that is traced. at: when it was measured, in seconds since 1970."""
+
+    trace_id: str
+    span_id: str
+    seconds: float
+    at: float
+
+
 @dataclass(slots=True, eq=False)
 class Durations:
-    """Durations as a histogram: a count for each bucket, and the sum in seconds."""
+    """Durations as a histogram: a count for each bucket, and the sum in seconds.
+
+    exemplars: the last one of a bucket, by the bucket's place.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     seconds: float = 0.0
+    exemplars: dict[int, Exemplar] = field(default_factory=dict)
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Add `count` durations. A negative one, as two hosts' clocks may give, counts as 0."""
@@ -26,9 +40,13 @@ class Durations:
         self.counts[bisect_left(BOUNDS, seconds)] += count
         self.seconds += seconds * count
 
+    def mark(self, exemplar: Exemplar) -> None:
+        """Keep an example of a duration that was added."""
+        self.exemplars[bisect_left(BOUNDS, exemplar.seconds)] = exemplar
+
     def copy(self) -> Durations:
         """Return a copy, to be read while this one changes."""
-        return Durations(self.counts.copy(), self.seconds)
+        return Durations(self.counts.copy(), self.seconds, self.exemplars.copy())
 
 
 class QueueTimes:

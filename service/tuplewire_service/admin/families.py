@@ -1,7 +1,7 @@
 """Metric families of a worker: made of plain values, and written as text.
 
 The text is what prometheus-client writes, byte for byte, in a third of its time. It is for what our
-collectors yield: no timestamps, exemplars or native histograms.
+collectors yield: no timestamps or native histograms, and exemplars of buckets alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as SampleExemplar
 from prometheus_client.utils import floatToGoString
 
 from tuplewire.session.durations import BOUNDS, Durations
@@ -66,11 +67,14 @@ def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Iterable[
 
 
 def histogram(name: str, help_text: str, durations: Durations) -> Metric:
-    """Return a histogram in seconds."""
-    buckets = zip(_BUCKETS, accumulate(durations.counts), strict=True)
-    return HistogramMetricFamily(
-        _PREFIX + name, help_text, buckets=list(buckets), sum_value=durations.seconds
+    """Return a histogram in seconds, with an exemplar in each bucket that has a message which is traced."""
+    buckets: list[tuple[str, float] | tuple[str, float, SampleExemplar]] = list(
+        zip(_BUCKETS, accumulate(durations.counts), strict=True)
     )
+    for place, found in durations.exemplars.items():
+        ids = {"trace_id": found.trace_id, "span_id": found.span_id}
+        buckets[place] = *buckets[place][:2], SampleExemplar(ids, found.seconds, found.at)
+    return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=durations.seconds)
 
 
 def encoder_for(accept: str) -> tuple[Encoder, str]:
@@ -100,21 +104,27 @@ def encode_openmetrics(registry: Collector) -> bytes:
         lines.append(f"# TYPE {metric.name} {metric.type}\n")
         if metric.unit:
             lines.append(f"# UNIT {metric.name} {metric.unit}\n")
-        lines += _samples(metric)
+        lines += _samples(metric, exemplars=True)
     lines.append("# EOF\n")
     return "".join(lines).encode()
 
 
-def _samples(metric: Metric) -> Iterator[str]:
+def _samples(metric: Metric, *, exemplars: bool = False) -> Iterator[str]:
     for sample in metric.samples:
         value = sample.value
         # The library's function minds what is not a plain number, and large ones; nearly none is.
         shown = repr(float(value)) if -1e6 < value < 1e6 else _unusual(value)
         if sample.labels:
             labels = ",".join([f'{key}="{_escape(text)}"' for key, text in sorted(sample.labels.items())])
-            yield f"{sample.name}{{{labels}}} {shown}\n"
+            exemplar = f" # {_shown_exemplar(sample.exemplar)}" if exemplars and sample.exemplar else ""
+            yield f"{sample.name}{{{labels}}} {shown}{exemplar}\n"
         else:
             yield f"{sample.name} {shown}\n"
+
+
+def _shown_exemplar(exemplar: SampleExemplar) -> str:
+    labels = ",".join(f'{key}="{_escape(text)}"' for key, text in sorted(exemplar.labels.items()))
+    return f"{{{labels}}} {_unusual(exemplar.value)} {exemplar.timestamp}"
 
 
 def _escape(text: str) -> str:

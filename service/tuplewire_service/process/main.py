@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 import tuplewire
+from tuplewire import tracing
 from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.events import event_logger
@@ -89,6 +90,16 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
     with ExitStack() as at_last, ExitStack() as cleanup:
         if config.listen_unix:
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
+        if config.tracing:
+            tracing.enable(
+                sample=config.trace_sample,
+                service="tuplewire-worker",
+                instance=config.worker_id,
+                flush_at_exit=False,
+            )
+            cleanup.callback(tracing.flush)
+        else:
+            tracing.disable()
         plane = DataPlane(config, stop)
         cleanup.callback(plane.close)
         program = None

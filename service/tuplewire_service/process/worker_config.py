@@ -27,6 +27,7 @@ from tuplewire.settings import (
 )
 from tuplewire.storm_keys import our_transport
 from tuplewire.task_ids import TASKS
+from tuplewire.tracing.tracing_settings import TracingSettings
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -178,6 +179,10 @@ class WorkerConfig(WorkerSettings):
         25.0,
         "deadline to deliver or forward what is held when stopping; keep it under the pod's grace period",
         storm="supervisor.worker.shutdown.sleep.secs",
+    )
+    tracing: bool = same(TracingSettings, "tracing")
+    trace_sample: float = same(
+        TracingSettings, "trace_sample", "of what spouts emit that run here, how much begins a trace"
     )
     log_level: str = setting(
         choice(["debug", "info", "warning", "error"], "LEVEL"), "info", "the least level of what is logged"

@@ -72,7 +72,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
-        self.queues = ReceiveQueues(settings, incarnation, self._done, self.table.not_here)
+        self.queues = self._make_queues(settings, incarnation)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)
         """What stands for this worker, as an entry worker."""
@@ -92,6 +92,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
             f"<Router {self._settings.worker_id} version={self.assignment_version} "
             f"local_tasks={len(self.queues)} moving_tasks={len(self._moves)} {self.connections!r}>"
         )
+
+    def _make_queues(self, settings: WorkerSettings, incarnation: int) -> ReceiveQueues:
+        return ReceiveQueues(settings, incarnation, self._done, self.table.not_here)
 
     def _attach(self, connection: IRelayConnection) -> None:
         connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)

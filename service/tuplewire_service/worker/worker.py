@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from tuplewire.connection.loop import watched
 from tuplewire.errors import DrainingError
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.session.ledger import LedgerSnapshot
+from tuplewire.tracing import active
 from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
@@ -50,6 +52,15 @@ def congested(loads: Mapping[int, float], before: Collection[int]) -> frozenset[
     )
 
 
+def _router_type() -> Callable[..., Router]:
+    """Return what makes a router: one that makes no spans has no part in tracing at all."""
+    if (tracing := active()) is None:
+        return Router
+    from tuplewire_service.worker.traced_router import TracedRouter
+
+    return partial(TracedRouter, tracing)
+
+
 class Worker:
     """One worker of a topology. Every method belongs to the event loop, unless it says otherwise."""
 
@@ -81,11 +92,11 @@ class Worker:
         self._changing_intake = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
         self._tickers: list[asyncio.Task[None]] = []
-        self.router = router = Router(
+        self.router = router = _router_type()(
             settings,
             self.incarnation,
             peers or programs,
-            draining=lambda: self.state is WorkerState.DRAINING,
+            lambda: self.state is WorkerState.DRAINING,
         )
         self._sinks = Sinks(settings, router)
         self.times = Timekeeper(router, self.servers, settings.metrics_tasks)

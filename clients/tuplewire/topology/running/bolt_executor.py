@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,11 +23,13 @@ from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, Tuple
 class BoltTask(Task):
     """A task of a bolt.
 
+    execute: what executes a tuple, in a span where that is traced.
     open: tuples that descend from a spout's, and are neither acked nor failed yet; with the time since when,
     for those that are timed, else 0.
     """
 
     bolt: Bolt = field(kw_only=True)
+    execute: Callable[[Tuple], None] = field(kw_only=True)
     open: dict[Tuple, float] = field(default_factory=dict)
 
 
@@ -52,14 +54,16 @@ class BoltExecutor(Executor[BoltTask]):
         return held
 
     def _open(self, task: int) -> BoltTask:
-        opened = BoltTask(*self._parts(task), bolt=deepcopy(self.component.template))
+        bolt = deepcopy(self.component.template)
+        opened = BoltTask(*self._parts(task), bolt=bolt, execute=bolt.execute)
         collector = OutputCollector(
             opened.outbox,
             partial(self._acked, opened),
             partial(self._failed, opened),
             partial(self._told, task),
         )
-        opened.bolt.prepare(self.conf, self._surroundings.context(task), collector)
+        bolt.prepare(self.conf, self._surroundings.context(task), collector)
+        opened.execute = opened.outbox.traced(bolt.execute)
         return opened
 
     def _close(self, task: BoltTask) -> None:
@@ -69,7 +73,7 @@ class BoltExecutor(Executor[BoltTask]):
         task = self._tasks[column.task]
         if self._surroundings.received is not None:
             self._surroundings.received(self.component.id, column.tuples)
-        execute, pulse = task.bolt.execute, self.pulse
+        execute, pulse = task.execute, self.pulse
         pulse.enter(task.id, Doing.EXECUTE)
         began, sending = pulse.clock(), self.tally.sending_seconds
         timed = began

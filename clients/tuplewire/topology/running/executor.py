@@ -42,7 +42,8 @@ class Surroundings:
     processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     received: gets every column, with its component, before it is executed; None where nobody looks.
-    ready: whether spouts may be asked for their first tuples. context: returns that of a task.
+    ready: whether spouts may be asked for their first tuples. context: returns that of a task. outbox: makes
+    that of a task.
     """
 
     topology: Topology
@@ -59,6 +60,7 @@ class Surroundings:
     idle: IdleWatch = field(default_factory=IdleWatch)
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
+    outbox: Callable[[Topology, int], Outbox] = Outbox
 
 
 @dataclass(slots=True, eq=False)
@@ -231,7 +233,7 @@ class Executor(ABC, Generic[TaskKind]):
         """Return what every task has."""
         around = self._surroundings
         outgoing = Outgoing(around.topology, task, around.locality, around.loads)
-        return task, Outbox(around.topology, task), outgoing, around.track(task)
+        return task, around.outbox(around.topology, task), outgoing, around.track(task)
 
     # --- errors -----------------------------------------------------------------------------------------
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tuplewire import tracing
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.topology.acking.acker import Acker, AckerTracker
 from tuplewire.topology.acking.acker_tasks import PARTS
-from tuplewire.topology.collector import Emitted
+from tuplewire.topology.collector import Emitted, Outbox
 from tuplewire.topology.component import DeadLetter, TaskError, TopologyContext
 from tuplewire.topology.description import ACKER_COMPONENT, ComponentKind, Topology
 from tuplewire.topology.grouping import Locality
@@ -35,6 +37,15 @@ _OPEN_SECONDS = 60.0
 
 def log_only(_: Any) -> None:
     """Leave what is told to the log, where it is already."""
+
+
+def _parts() -> tuple[type[Transfer], Callable[[Topology, int], Outbox]]:
+    """Return what tuples go by: where tracing is off, it has no part in them."""
+    if (spans := tracing.active()) is None:
+        return Transfer, Outbox
+    from tuplewire.topology.running.traced import TracedOutbox, TracedTransfer
+
+    return TracedTransfer, partial(TracedOutbox, spans)
 
 
 class ExecutorWorker:
@@ -80,7 +91,8 @@ class ExecutorWorker:
         self._started = False
         self._queues: dict[int, ReceiveQueue] = {}
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
-        self.transfer = Transfer(
+        transfer, outbox = _parts()
+        self.transfer = transfer(
             self._queues,
             serializer or MessagePackTupleSerializer(topology),
             link,
@@ -108,6 +120,7 @@ class ExecutorWorker:
             ready=lambda: link is None or not link.not_ready,
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
+            outbox=outbox,
         )
         self.executors: list[Executor[Any]] = []
         for executor_tasks in self._executors_of(self.tasks):
@@ -232,6 +245,7 @@ class ExecutorWorker:
             self._link.close(max(1.0, deadline - time.monotonic()))
             stuck = [each for each in stuck if not each.join(1.0)]  # which may have waited for the link
         self._heartbeats.beat()
+        tracing.flush()
         if stuck:
             raise TimeoutError(f"{', '.join(map(repr, stuck))} did not end within {timeout} s")
         if self.failure is None:

@@ -78,6 +78,7 @@ class ClientLink(Link):
 
     def __init__(self, client: Client, first_task: int = 0) -> None:
         self._client = client
+        client.traced = False  # its tuples have spans of their own
         self._first_task = first_task
         self._moved = threading.Condition()
         self._closed = False

@@ -123,16 +123,7 @@ class Transfer:
             if self.size_metrics:
                 with self._lock:
                     self._sizes[group.source, group.task] += len(group.data)
-            tuples = []
-            for payload in group.payloads():
-                try:
-                    message = self.serializer.deserialize(payload)
-                    if message.message_id and self.ackers is not None:
-                        check_id(message.message_id, self.ackers)
-                    tuples.append(message)
-                except MalformedTupleError as error:
-                    self._malformed(group, error)
-            if tuples:
+            if tuples := self._tuples(group):
                 queue = self.queues.get(group.task)
                 if queue is None:
                     raise ClosedError(f"task {group.task} has no executor here any more")
@@ -140,6 +131,19 @@ class Transfer:
                 queue.publish_to_overflow(AddressedTuples(group.task, tuples, partial(done, group)))
             else:
                 done(group)
+
+    def _tuples(self, group: TaskGroup) -> list[Tuple]:
+        """Return what can be read of a group."""
+        tuples = []
+        for payload in group.payloads():
+            try:
+                message = self.serializer.deserialize(payload)
+                if message.message_id and self.ackers is not None:
+                    check_id(message.message_id, self.ackers)
+                tuples.append(message)
+            except MalformedTupleError as error:
+                self._malformed(group, error)
+        return tuples
 
     def _malformed(self, group: TaskGroup, error: MalformedTupleError) -> None:
         with self._lock:

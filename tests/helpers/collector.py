@@ -1,0 +1,155 @@
+"""A real OpenTelemetry Collector, and the spans that have come through it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from helpers import eventually
+from helpers.ports import free_port
+from helpers.tools import ROOT, missing
+
+BINARY = ROOT / "build" / "bin" / "collector"
+_WAIT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class SeenSpan:
+    """A span as the collector has read it. Times in nanoseconds since 1970; links: ids of spans."""
+
+    service: str
+    instance: str
+    name: str
+    trace: str
+    id: str
+    parent: str
+    start: int
+    end: int
+    links: Sequence[str]
+    about: dict[str, Any]
+
+
+@dataclass
+class Collector:
+    """What has come. variables: of a process that sends its spans here."""
+
+    variables: dict[str, str]
+    spans: list[SeenSpan] = field(default_factory=list)
+
+    def named(self, *names: str) -> list[SeenSpan]:
+        """Return those with a name, in the order in which they began."""
+        return sorted((each for each in list(self.spans) if each.name in names), key=lambda each: each.start)
+
+    def trace(self, trace: str) -> list[SeenSpan]:
+        """Return those of a trace, in the order in which they began."""
+        return sorted((each for each in list(self.spans) if each.trace == trace), key=lambda each: each.start)
+
+    def await_spans(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until what has come is enough."""
+        eventually(condition, _WAIT_SECONDS, f"{what}; came: {sorted({each.name for each in self.spans})}")
+
+
+@contextmanager
+def collector() -> Iterator[Collector]:
+    """Run a collector; without its program the test is skipped loudly."""
+    if not BINARY.exists():
+        missing(f"{BINARY} is missing: an OpenTelemetry Collector, which make deploy-tools builds")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    found = Collector(
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "NO_PROXY": "127.0.0.1",
+        }
+    )
+    with _sink(found.spans) as sink, _running(port, sink) as process:
+        eventually(lambda: _takes(url) or process.poll() is not None, _WAIT_SECONDS, "the collector listens")
+        assert process.poll() is None, "the collector has ended; what it said is above"
+        yield found
+
+
+@contextmanager
+def _running(port: int, sink: str) -> Iterator[subprocess.Popen[bytes]]:
+    config = {
+        "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
+        "exporters": {"otlp_http": {"endpoint": sink, "encoding": "json", "compression": "none"}},
+        "service": {
+            "telemetry": {"metrics": {"level": "none"}},
+            "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["otlp_http"]}},
+        },
+    }
+    process = subprocess.Popen([BINARY, f"--config=yaml:{json.dumps(config)}"], stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _takes(url: str) -> bool:
+    request = urllib.request.Request(  # noqa: S310 - our own
+        f"{url}/v1/traces", b"{}", {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except urllib.error.URLError:
+        return False
+
+
+@contextmanager
+def _sink(spans: list[SeenSpan]) -> Iterator[str]:
+    """Take what the collector passes on."""
+
+    class Sink(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            spans.extend(_read(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Sink) as server:
+        server.daemon_threads = False
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _read(request: dict[str, Any]) -> Iterator[SeenSpan]:
+    for resource in request.get("resourceSpans", ()):
+        who = _attributes(resource["resource"])
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                yield SeenSpan(
+                    str(who["service.name"]),
+                    str(who["service.instance.id"]),
+                    span["name"],
+                    span["traceId"],
+                    span["spanId"],
+                    span.get("parentSpanId", ""),
+                    int(span["startTimeUnixNano"]),
+                    int(span["endTimeUnixNano"]),
+                    [each["spanId"] for each in span.get("links", ())],
+                    _attributes(span),
+                )
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    return {each["key"]: next(iter(each["value"].values())) for each in holder.get("attributes", ())}

@@ -1,0 +1,180 @@
+"""Traces, as a real collector gets them: across programs, workers, consumers and topologies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from helpers import eventually
+from helpers.admin import get
+from helpers.collector import Collector, collector
+from helpers.topology import TOPOLOGY, Pair, pair_of_workers
+
+from tuplewire_service.executors.cluster import DistributedCluster
+
+_SEND = """
+import sys, tuplewire
+with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
+    client.send(int(sys.argv[3]), b"alone")
+"""
+_SEND_BATCH = """
+import sys, tuplewire
+from opentelemetry import trace
+from tuplewire import TaskMessage
+from tuplewire.tracing import enable
+enable(sample=0)
+task = int(sys.argv[3])
+with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
+    client.send(task, b"not sampled")
+    for number in range(2):
+        with trace.get_tracer("mine").start_as_current_span(f"order {number}"):
+            client.send([TaskMessage(task, b"%d" % each) for each in range(10)])
+            client.try_send(task, b"and one alone")
+"""
+_RECEIVE = """
+import sys, tuplewire
+count, answer_to = int(sys.argv[4]), int(sys.argv[5])
+with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
+    seen = 0
+    with client.recv(int(sys.argv[3]), timeout=30) as batches:
+        while seen < count:
+            seen += len(next(batches))
+            if answer_to >= 0:
+                client.send(answer_to, b"an answer")
+        batches.acknowledge()
+"""
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """Run a collector, which workers that are started send to."""
+    with collector() as found:
+        for name, value in found.variables.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+def program(seen: Collector, name: str, text: str, *arguments: object) -> None:
+    """Run a program that makes spans, to its end."""
+    environment = os.environ | seen.variables | {"TUPLEWIRE_TRACING": "true", "OTEL_SERVICE_NAME": name}
+    command = [sys.executable, "-c", text, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def traced(seen: Collector) -> Iterator[Pair]:  # noqa: ARG001 - it is there before them
+    """Run two workers that make spans."""
+    with pair_of_workers("--tracing") as pair:
+        yield pair
+
+
+def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
+    """Program, entry worker, the task's worker, consumer: one trace, in that order, each with its part."""
+    far, answer = traced.far_task(), traced.near_task()
+    program(seen, "sender", _SEND, traced.near.address, TOPOLOGY, far)
+    program(seen, "consumer", _RECEIVE, traced.far.address, TOPOLOGY, far, 1, answer)
+    expected = [
+        ("sender", f"send {far}"),
+        ("tuplewire-worker", f"forward {far}"),
+        ("tuplewire-worker", f"queue {far}"),
+        ("consumer", f"receive {far}"),
+        ("consumer", f"process {far}"),
+        ("consumer", f"send {answer}"),
+    ]
+    names = [name for _, name in expected]
+    seen.await_spans(lambda: {each.name for each in seen.spans} >= set(names), "every span")
+    sent = seen.named(names[0])[0]
+    spans = [each for each in seen.trace(sent.trace) if each.name in names]
+    assert [(each.service, each.name) for each in spans] == expected
+    send, forward, queue, receive, process, reply = spans
+    assert send.parent == ""
+    assert {each.parent for each in (forward, queue, receive, process)} == {send.id}
+    assert reply.parent == process.id
+    assert (forward.instance, queue.instance) == (traced.near.worker_id, traced.far.worker_id)
+    assert forward.about["tuplewire.to"] == traced.far.worker_id
+    assert process.links == [receive.id]
+    assert send.start <= forward.start <= queue.start <= queue.end <= receive.end <= process.start
+
+
+def test_batches_are_linked_and_what_is_not_sampled_has_no_span(seen: Collector, traced: Pair) -> None:
+    """Traces that meet in one batch keep their own spans, and `receive` has a link to each."""
+    task = traced.near_task()
+    program(seen, "sender", _SEND_BATCH, traced.near.address, TOPOLOGY, task)
+    program(seen, "consumer", _RECEIVE, traced.near.address, TOPOLOGY, task, 23, -1)
+    seen.await_spans(lambda: len(seen.named(f"queue {task}")) >= 4, "what was queued")
+    seen.await_spans(lambda: len(seen.named(f"process {task}")) >= 4, "what was processed")
+    orders = seen.named("order 0", "order 1")
+    assert [each.name for each in orders] == ["order 0", "order 1"]
+    sent = seen.named(f"send {task}")
+    assert [(each.parent, each.trace) for each in sent] == [
+        (order.id, order.trace) for order in orders for _ in range(2)
+    ]
+    assert [int(each.about["messaging.batch.message_count"]) for each in sent] == [10, 1, 10, 1]
+    assert {each.parent for each in seen.named(f"queue {task}")} == {each.id for each in sent}
+    processed = seen.named(f"process {task}")
+    assert {each.parent for each in processed} == {each.id for each in sent}
+    received = seen.named(f"receive {task}")
+    linked = [link for each in received for link in each.links]
+    assert all(len(each.links) > 1 or each.parent for each in received)
+    assert {*linked, *(each.parent for each in received if not each.links)} == {each.id for each in sent}
+
+
+def test_exemplars_name_a_trace(seen: Collector, traced: Pair) -> None:
+    """The histograms of the task's worker have an example, whose trace the collector has."""
+    task = traced.near_task()
+    program(seen, "sender", _SEND, traced.near.address, TOPOLOGY, task)
+    program(seen, "consumer", _RECEIVE, traced.near.address, TOPOLOGY, task, 1, -1)
+    seen.await_spans(lambda: seen.named(f"queue {task}"), "the time in the queue")
+    queue = seen.named(f"queue {task}")[0]
+    mark = f'# {{span_id="{queue.id}",trace_id="{queue.trace}"}} '
+
+    def marked() -> set[str]:
+        _, text = get(traced.near.metrics_url, "application/openmetrics-text; version=1.0.0")
+        return {line.partition("{")[0] for line in text.splitlines() if mark in line}
+
+    both = {"tuplewire_queue_wait_seconds_bucket", "tuplewire_end_to_end_seconds_bucket"}
+    eventually(lambda: marked() == both, 20, "an exemplar in each histogram of messages here")
+    assert "trace_id" not in get(traced.near.metrics_url)[1]
+
+
+def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:
+    """In two worker processes: emit, execute at split, execute at count, and the workers between them."""
+    conf = {
+        "topology.workers": 2,
+        "tuplewire.worker.tracing": True,
+        "tuplewire.worker.trace_sample": 0.05,
+    }
+    with DistributedCluster() as cluster:
+        running = cluster.submit("words", conf, "helpers.words:topology", collect=["count"])
+        running.finish(120)
+        seen.await_spans(lambda: seen.named("execute count"), "the last bolt")
+    emitted = {each.id: each for each in seen.named("emit lines")}
+    assert 0 < len(emitted) < 900
+    split = {each.id: each for each in seen.named("execute split")}
+    assert {each.parent for each in split.values()} <= emitted.keys()
+    counted = seen.named("execute count")
+    assert counted
+    assert {each.parent for each in counted} <= split.keys()
+    for last in counted:
+        middle = split[last.parent]
+        first = emitted[middle.parent]
+        assert first.trace == middle.trace == last.trace
+        assert first.start <= middle.start <= last.start
+    between = [each for each in seen.spans if each.name.startswith(("forward", "queue"))]
+    assert between
+    assert {each.parent for each in between} <= emitted.keys() | split.keys()
+
+
+def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs and workers whose spans nobody takes end in time, and with 0."""
+    away = "http://127.0.0.1:1"
+    gone = Collector({"OTEL_EXPORTER_OTLP_ENDPOINT": away, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"})
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", away)
+    with pair_of_workers("--tracing") as pair:
+        task = pair.near_task()
+        program(gone, "sender", _SEND, pair.near.address, TOPOLOGY, task)
+        program(gone, "consumer", _RECEIVE, pair.near.address, TOPOLOGY, task, 1, -1)
