@@ -29,22 +29,17 @@ class Pasted:
 
 
 PASTED = (
+    Pasted(
+        ("README.md",),
+        (r"\[b'one message', b'many', b'at once'\]", r"(?m)^from a shell$"),
+        logs=(r"worker\.drained .*accepted 4 = acknowledged 4 ",),
+    ),
     Pasted(("clients/README.md",)),
     Pasted(("docs/tutorial/first-message.md",), ("42 b'hello'", "second: .*important", "from a shell")),
     Pasted(("docs/tutorial/first-topology.md",), ("'to': 200", "'that': 100")),
     Pasted(("docs/how-to/topology.md",)),
     Pasted(("docs/how-to/secure.md",)),
     Pasted(("docs/how-to/transport.md",)),
-)
-README_PASTED = Pasted(
-    ("README.md",),
-    (
-        r"\[b'one message', b'many', b'at once'\]",
-        r"(?m)^from a shell$",
-        r"(?m)^TO SPARK$",
-        r"accepted 6\b.*acknowledged 6\b",
-    ),
-    logs=("worker.drained",),
 )
 PASTED_ON_SPARK = Pasted(
     ("docs/tutorial/first-query.md", "docs/how-to/spark.md"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.packaging import ROOT
-from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, README_PASTED, Pasted, blocks, check, paste
+from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, Pasted, blocks, check, paste
 
 _SECONDS = 100.0
 
@@ -17,9 +17,8 @@ def test_every_page_with_programs_is_pasted() -> None:
     files = (path for pattern in folders for path in ROOT.glob(pattern) if not path.is_symlink())
     pages = {str(path.relative_to(ROOT)) for path in files}
     with_programs = {page for page in pages if blocks(page)}
-    assert with_programs == {
-        page for each in (*PASTED, README_PASTED, PASTED_ON_SPARK) for page in each.pages
-    } | set(ELSEWHERE)
+    pasted = {page for each in (*PASTED, PASTED_ON_SPARK) for page in each.pages}
+    assert with_programs == pasted | set(ELSEWHERE)
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
 
 

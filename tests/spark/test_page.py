@@ -1,16 +1,15 @@
-"""README and the pages for Spark users: what they tell to paste runs, in one fresh Python, to its end."""
+"""The pages for Spark users: what they tell to paste runs, in one fresh Python, to its end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from helpers.pasted import PASTED_ON_SPARK, README_PASTED, check, paste
+from helpers.pasted import PASTED_ON_SPARK, check, paste
 
 from tuplewire_demos.java import find_java, wrapped_home
 
 _SECONDS = 540.0
-_README_SECONDS = 180.0
 
 
 def environment() -> dict[str, str]:
@@ -20,14 +19,6 @@ def environment() -> dict[str, str]:
         # Spark gives its Python 15 s to answer, which a busy machine may need.
         "PYSPARK_SUBMIT_ARGS": "--conf spark.python.authenticate.socketTimeout=120s pyspark-shell",
     }
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_readme_pasted(tmp_path: Path) -> None:
-    """Every block of README, after its `make run`: a worker, ten lines, the command, a query."""
-    check(README_PASTED, paste(README_PASTED.pages, tmp_path, _README_SECONDS, environment()))
 
 
 @pytest.mark.spark
