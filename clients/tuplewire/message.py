@@ -71,6 +71,11 @@ class TaskMessage:
         return received
 
     @property
+    def payload(self) -> bytes:
+        """The payload, by the name that send() and a batch's `payloads` have for it; `message` is Storm's."""
+        return self.message
+
+    @property
     def key(self) -> bytes | None:
         """What the message is about; None if it has no key. Raises MalformedError as `headers`."""
         return self._decoded()[0]

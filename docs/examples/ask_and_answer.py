@@ -23,7 +23,7 @@ def answer(worker: tuplewire.local) -> None:
             if message.key == STOP:
                 return
             reply_to = int(dict(message.headers)["reply-to"])
-            client.send(reply_to, b"%d" % int(message.message) ** 2, key=message.key)
+            client.send(reply_to, b"%d" % int(message.payload) ** 2, key=message.key)
 
 
 def ask(worker: tuplewire.local, numbers: list[int]) -> dict[int, int]:
@@ -35,7 +35,7 @@ def ask(worker: tuplewire.local, numbers: list[int]) -> dict[int, int]:
         waiting = {b"request-%d" % number: number for number in numbers}
         answers = {}
         for message in batches.messages(count=len(numbers)):
-            answers[waiting.pop(message.key)] = int(message.message)
+            answers[waiting.pop(message.key)] = int(message.payload)
         client.send(ANSWERS, b"", key=STOP)
         return answers
 

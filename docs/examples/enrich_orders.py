@@ -33,9 +33,9 @@ def neighbour(address):
                 client.recv([task], timeout=120) as batches,
             ):
                 for message in batches.messages():
-                    if not message.message:
+                    if not message.payload:
                         break
-                    order = json.loads(message.message)
+                    order = json.loads(message.payload)
                     spent[order["customer"]] += order["amount"]
                     client.send(ENRICHED, json.dumps({**order, "spent": spent[order["customer"]]}).encode())
             yield frame

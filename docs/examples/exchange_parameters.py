@@ -30,7 +30,7 @@ def exchange(task, parameters, client, messages, early):
     client.send(TaskMessageBatch.from_columns(others, [task.to_bytes() + parameters.tobytes()] * len(others)))
     of = {task: parameters, **{other: early[other].pop(0) for other in others if early[other]}}
     while len(of) < len(TASKS):
-        payload = next(messages).message
+        payload = next(messages).payload
         other, theirs = payload[0], np.frombuffer(payload[1:])
         if other in of:
             early[other].append(theirs)

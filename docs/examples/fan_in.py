@@ -32,7 +32,7 @@ if __name__ == "__main__":
         counts = Counter()
         with client.recv([TASK], timeout=30) as batches:
             for message in batches.messages(count=READINGS * (len(FOREIGN) + 1), seconds=30):
-                counts[json.loads(message.message)["from"]] += 1
+                counts[json.loads(message.payload)["from"]] += 1
         for name, count in sorted(counts.items()):
             print(f"{name}: {count} readings")
         if sum(each.wait() for each in started):

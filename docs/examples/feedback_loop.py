@@ -22,9 +22,9 @@ def room(client, batches):
     client.send(THERMOSTAT, b"%f" % temperature)
     rounds = 0
     for message in batches.messages():
-        if message.message == WARM:
+        if message.payload == WARM:
             break
-        temperature += float(message.message) - 0.05 * (temperature - 10.0)
+        temperature += float(message.payload) - 0.05 * (temperature - 10.0)
         client.send(THERMOSTAT, b"%f" % temperature)
         rounds += 1
     return f"{temperature:.1f} degrees after {rounds} rounds"
@@ -34,7 +34,7 @@ def thermostat(client, batches):
     """Heat by how far the room is from what is wanted, and by how long it has been so."""
     missing = 0.0
     for message in batches.messages():
-        error = WANTED - float(message.message)
+        error = WANTED - float(message.payload)
         if abs(error) < 0.05:
             client.send(ROOM, WARM)
             break

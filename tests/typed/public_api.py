@@ -82,6 +82,7 @@ def values(batch: TaskMessageBatch) -> None:
     assert_type(batch[0], TaskMessage)
     assert_type(batch[0:2], TaskMessageBatch)
     assert_type(batch[0].message, bytes)
+    assert_type(batch[0].payload, bytes)
     assert_type(batch.payloads, Sequence[bytes])
     assert_type(batch.tasks, Sequence[int])
     TaskMessage(1, bytearray(b"x"))

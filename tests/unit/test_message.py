@@ -54,7 +54,7 @@ class TestTaskMessage:
         message = TaskMessage(np.int64(7), memoryview(buffer))
         buffer[:] = b"xx"
         assert (type(message.task), message.task) == (int, 7)
-        assert (type(message.message), message.message) == (bytes, b"ab")
+        assert (type(message.message), message.message, message.payload) == (bytes, b"ab", b"ab")
 
     @pytest.mark.parametrize("packet", [b"", b"\x00"])
     def test_truncated(self, packet: bytes) -> None:
