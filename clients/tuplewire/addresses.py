@@ -63,6 +63,7 @@ def resolve_address(address: str | None) -> str:
         raise ConfigError(
             f"no worker address: pass one (host:port or unix:///path), or set {ADDRESS_VARIABLE}"
         )
+    _check_text(f"address {address!r}", address)
     if address.startswith("unix:"):
         if not address.startswith("unix:///"):
             raise ConfigError(f"address {address!r}: a Unix socket is written unix:///absolute/path")
@@ -81,5 +82,15 @@ def resolve_addresses(addresses: str | None) -> str:
 
 
 def resolve_topology(topology: str | None) -> str:
-    """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`."""
-    return topology or os.environ.get(_TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY
+    """Return the topology, or that of TUPLEWIRE_TOPOLOGY, or `default`; ConfigError for what is no text."""
+    topology = topology or os.environ.get(_TOPOLOGY_VARIABLE) or _DEFAULT_TOPOLOGY
+    _check_text(f"topology {topology!r}", topology)
+    return topology
+
+
+def _check_text(what: str, text: str) -> None:
+    """Raise ConfigError for what Python has read in another encoding than the shell that wrote it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} cannot be sent: Python took it for bytes; set LC_ALL=C.UTF-8") from error

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from helpers.terminals import on_terminal
+from helpers.worker_process import Running, assignment_for
 
+from tuplewire.connection.control_client import ControlClient
 from tuplewire_service.testing import eventually
 
-MARK = "TUPLEWIRE_TEST_MARK"
+MARK = "MARK_OF_A_TEST"
 SECONDS = 60.0
+LEFT_SCREEN = b"\x1b[?1049l"
+"""What takes a terminal back from the screen of a program."""
 DELAYS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8]
 
 
@@ -59,6 +67,110 @@ def test_while_it_is_imported(delay: float) -> None:
     else:
         assert delay < 0.8
         assert code in {-signal.SIGINT, 1}  # before the first line of ours, or at the end of the last
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Listen, and answer nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+@pytest.mark.parametrize("command", ["status", "assign", "drain", "top", "send", "recv"])
+def test_while_nobody_answers(command: str, silent: socket.socket, tmp_path: Path) -> None:
+    """A worker that hangs keeps nobody: the wait ends at once, and not with its timeout."""
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    file = tmp_path / "assignment.json"
+    workers = [{"worker_id": "a", "address": "h:1", "tasks": [0]}]
+    file.write_text(json.dumps({"version": 1, "topology": "default", "workers": workers}), encoding="utf-8")
+    further = {
+        "assign": [address, str(file)],
+        "top": [address, "--once"],
+        "send": ["1", "x", f"--address={address}"],
+        "recv": ["1", f"--address={address}"],
+    }.get(command, [address])
+
+    def connected(_: str) -> None:
+        assert select.select([silent], [], [], SECONDS)[0]
+
+    code, errors = interrupted([command, *further, "--timeout=600"], connected)
+    said = [line for line in errors.splitlines() if not line.endswith("; waiting for it ...")]
+    assert (code, said) == (130, [f"tuplewire {command}: interrupted"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status", "--watch=0.1"], ["status", "--watch=0.1", "--json"], ["top", "--json", "--interval=0.1"]],
+    ids=" ".join,
+)
+def test_while_it_prints_again_and_again(words: list[str], worker: Running) -> None:
+    """What was printed is whole."""
+    with ControlClient(worker.address) as control:
+        control.update_assignment(assignment_for(worker))
+    command, *flags = words
+    with subprocess.Popen(
+        [sys.executable, "-m", "tuplewire", command, worker.address, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (130, f"tuplewire {command}: interrupted\n")
+    assert out.endswith("\n") or not out
+
+
+def test_while_it_reads_what_to_send(worker: Running) -> None:
+    """What it has read is with the worker."""
+    with ControlClient(worker.address) as control:
+        control.update_assignment(assignment_for(worker))
+        with subprocess.Popen(
+            [sys.executable, "-m", "tuplewire", "send", "1", f"--address={worker.address}"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None
+            process.stdin.write(b"first\n")
+            process.stdin.flush()
+            eventually(lambda: control.status().ledger.accepted == 1, SECONDS)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(SECONDS) == 130
+            assert process.stderr is not None
+            assert process.stderr.read() == b"tuplewire send: interrupted\n"
+
+
+def test_the_live_view_ends_by_ctrl_c(worker: Running) -> None:
+    """As a key: the terminal is as it was before, with one line on it."""
+    with ControlClient(worker.address) as control:
+        control.update_assignment(assignment_for(worker))
+    command = [sys.executable, "-m", "tuplewire", "top", worker.address, "--interval=0.1"]
+    with on_terminal(command, {**os.environ, "TERM": "xterm-256color"}) as shown:
+        eventually(lambda: b"1 of 1 workers" in shown.seen(), SECONDS)
+        eventually(lambda: shown.pressed(b"\x03") and shown.ended(), SECONDS)
+        assert shown.process.returncode == 130
+        _, _, after = shown.seen().rpartition(LEFT_SCREEN)
+        assert after.count(b"tuplewire top: interrupted\r\n") == after.count(b"\n") == 1
+        assert shown.as_before()
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3, 0.8])
+def test_while_a_worker_starts(delay: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It ends as one that drains, or by the signal; its files go with it, but for the lock of its socket."""
+    folder = tmp_path_factory.mktemp("w")  # the path of a socket is short
+    flags = [
+        "--tasks=0-9",
+        "--listen=127.0.0.1:0",
+        "--admin=127.0.0.1:0",
+        f"--listen-unix={folder}/w.sock",
+        f"--address-file={folder}/addresses.json",
+    ]
+    code, errors = interrupted(["worker", *flags], lambda _: time.sleep(delay))
+    assert code in {0, 130} or (delay < 0.8 and code in {-signal.SIGINT, 1})
+    if code in {0, 130}:
+        assert "Traceback" not in errors
+    assert {each.name for each in folder.iterdir()} <= {"w.sock.lock"}
 
 
 @pytest.mark.spark

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
-import math
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from helpers import eventually
 from helpers.program import Threads
+from helpers.terminals import on_terminal
 from helpers.worker_process import COMMAND, environment_without_ours, run_command
 from textual.widgets import DataTable, Static
 
@@ -233,41 +226,9 @@ def _run(leading: Awaitable[None]) -> None:
 
 def test_a_terminal_gets_the_live_view(cluster: Cluster) -> None:
     """It draws, ends by a key, and leaves the terminal as it was; other keys have tests of their own."""
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 300, 0, 0))
-    before = termios.tcgetattr(terminal)
-    process = subprocess.Popen(
-        [*COMMAND, "top", cluster.near.address, "--interval=0.2"],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**environment_without_ours(), "TERM": "xterm-256color"},
-    )
-    seen = bytearray()
-
-    def read() -> bool:
-        with contextlib.suppress(BlockingIOError):
-            seen.extend(os.read(controller, 65536))
-        return True
-
-    pressed_at = -math.inf
-
-    def pressed(key: bytes) -> bool:
-        """Press a key each second: one that comes while the program asks for its terminal may get lost."""
-        nonlocal pressed_at
-        if time.monotonic() - pressed_at > 1:
-            pressed_at = time.monotonic()
-            os.write(controller, key)
-        return True
-
-    os.set_blocking(controller, False)
-    try:
-        eventually(lambda: read() and b"holds up senders" in seen, 60, "the culprit is drawn")
-        assert eventually(lambda: pressed(b"q") and read() and process.poll() is not None, 60, "it ends")
-        assert process.returncode == 0
-        assert termios.tcgetattr(terminal) == before
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
-        os.close(controller)
+    command = [*COMMAND, "top", cluster.near.address, "--interval=0.2"]
+    with on_terminal(command, {**environment_without_ours(), "TERM": "xterm-256color"}) as shown:
+        eventually(lambda: b"holds up senders" in shown.seen(), 60, "the culprit is drawn")
+        eventually(lambda: shown.pressed(b"q") and shown.ended(), 60, "it ends")
+        assert shown.process.returncode == 0
+        assert shown.as_before()

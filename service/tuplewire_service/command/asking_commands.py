@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError
+from tuplewire.shown import shown
 from tuplewire_service.command.parsers import ADDRESS_VARIABLE, Handler, add_access, add_command, control_of
 from tuplewire_service.command.terminal import write_page
 from tuplewire_service.process.stop import EXIT_OK
@@ -87,7 +88,8 @@ def _assign(arguments: argparse.Namespace) -> int:
     with control_of(arguments) as client:
         changed = client.update_assignment(assignment_to_wire(assignment), force=arguments.force)
     word = "is" if changed else "was already"
-    print(f"assignment {assignment.version} of {assignment.topology} {word} in force at {client.address}")
+    story = f"assignment {assignment.version} of {assignment.topology} {word} in force at {client.address}"
+    print(shown(story))
     return EXIT_OK
 
 
@@ -96,5 +98,5 @@ def _drain(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
     with control_of(arguments) as client:
         started = client.drain(arguments.deadline)
-    print(f"{client.address} {'is draining' if started else 'was draining already'}")
+    print(shown(f"{client.address} {'is draining' if started else 'was draining already'}"))
     return EXIT_OK

@@ -35,6 +35,8 @@ ENTRY_POINT_GROUP = "tuplewire.run"
 AddJob = Callable[[Any, str], None]
 """Adds a job's parser to subparsers, under a name. The parser's default `handler` returns the exit code."""
 _LINE_END = "\n"
+_ZSH_COMPLETES = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }"
+"""A zsh that nobody has configured does not know how to complete anything."""
 _EXTRA_OF = {
     "argcomplete": "shell",
     "prometheus_client": "service",
@@ -55,13 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     try:
-        if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line could go on
-            import argcomplete
-
-            argcomplete.autocomplete(command_parser(os.environ["COMP_LINE"].split()[1:]))
-        parsed = command_parser(arguments).parse_args(arguments)
-        handler: Handler = parsed.handler
-        return handler(parsed)
+        return _handled(arguments)
     except TuplewireError as error:
         return _fail(arguments, str(error), EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     except ModuleNotFoundError as error:
@@ -76,14 +72,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read the output has gone; the flush at exit must not complain about it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()  # whoever read the output has gone
         return EXIT_FAILED
+    except OSError as error:
+        _write_no_more()
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(arguments, f"{where}{error.strerror or error}", EXIT_FAILED)
+
+
+def _handled(arguments: Sequence[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line could go on
+        import argcomplete
+
+        argcomplete.autocomplete(command_parser(os.environ["COMP_LINE"].split()[1:]))
+    try:
+        parsed = command_parser(arguments).parse_args(arguments)
+        handler: Handler = parsed.handler
+        return handler(parsed)
+    finally:
+        sys.stdout.flush()  # Python's own at exit would complain in lines of its own
+
+
+def _write_no_more() -> None:
+    """Keep the flush at exit from complaining about standard output again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     command = f"tuplewire {arguments[0]}" if arguments and not arguments[0].startswith("-") else "tuplewire"
-    print(f"{command}: {shown(message, keep=_LINE_END)}", file=sys.stderr)
+    print(shown(f"{command}: {message}", keep=_LINE_END), file=sys.stderr)
     return code
 
 
@@ -117,7 +134,11 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 def _completion(arguments: argparse.Namespace) -> int:
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["tuplewire"], shell=arguments.shell))
+    code = shellcode(["tuplewire"], shell=arguments.shell)
+    if arguments.shell == "zsh":
+        first, rest = code.split(_LINE_END, 1)
+        code = _LINE_END.join((first, _ZSH_COMPLETES, rest))
+    print(code)
     return EXIT_OK
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
 
+_DEFECT = 70
 _INTERRUPTED = 130
 
 
@@ -24,5 +26,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("tuplewire: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except Exception:  # noqa: BLE001 - a defect, and nobody is left to tell
+        traceback.print_exc()
+        return _DEFECT
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing left to put in order

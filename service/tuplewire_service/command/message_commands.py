@@ -141,7 +141,8 @@ def _recv(arguments: argparse.Namespace) -> int:
     def share(taken: int) -> float | None:
         return taken / arguments.count if arguments.count else None
 
-    write = writer_of_messages(out, arguments.format, terminal=sys.stdout.isatty())
+    terminal = sys.stdout.encoding if sys.stdout.isatty() else None
+    write = writer_of_messages(out, arguments.format, terminal=terminal)
     with _client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
         messages = subscription.messages(arguments.count, quiet=arguments.quiet)
         # Not beside the end of a pipe, which may write to the same terminal.

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from tuplewire.errors import ConfigError, InvalidTaskError
 from tuplewire.group import check_task
 from tuplewire.message import TaskMessage
+from tuplewire.shown import shown
 
 _LENGTH = struct.Struct(">I")
 
@@ -74,15 +75,21 @@ def _from_json(line: bytes, number: int) -> tuple[int | None, bytes]:
 
 
 def writer_of_messages(
-    file: BinaryIO, form: MessageFormat, *, terminal: bool
+    file: BinaryIO, form: MessageFormat, *, terminal: str | None
 ) -> Callable[[TaskMessage], object]:
-    """Return what writes a message to a file. terminal: control characters are shown, and not obeyed."""
+    """Return what writes a message to a file.
+
+    terminal: the encoding of a terminal, where control characters are shown, and not obeyed; None: it is
+    none. Raises ConfigError for what a terminal cannot show.
+    """
     if form is MessageFormat.PREFIXED:
+        if terminal:
+            raise ConfigError("--format prefixed is for files and pipes: a terminal would obey what it holds")
         return lambda message: file.write(_LENGTH.pack(len(message.message)) + message.message)
     if form is MessageFormat.JSON:
         return lambda message: file.write(_to_json(message) + b"\n")
     if terminal:
-        return lambda message: file.write(_shown(message.message) + b"\n")
+        return lambda message: file.write(_shown(message.message, terminal) + b"\n")
     return lambda message: file.write(message.message + b"\n")
 
 
@@ -94,6 +101,5 @@ def _to_json(message: TaskMessage) -> bytes:
     return json.dumps(fields).encode()
 
 
-def _shown(payload: bytes) -> bytes:
-    text = payload.decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text).encode()
+def _shown(payload: bytes, encoding: str) -> bytes:
+    return shown(payload.decode(errors="backslashreplace")).encode(encoding, errors="backslashreplace")

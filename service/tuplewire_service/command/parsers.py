@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import ENVIRONMENT_PREFIX, Settings, settings_of
+from tuplewire.shown import shown
 from tuplewire_service.process.stop import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose complaint is one line, and whose exit code is that of bad usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(EXIT_USAGE, f"{self.prog}: {shown(message)}; see {self.prog} --help\n")
 
 
 def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:

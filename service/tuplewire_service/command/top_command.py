@@ -59,7 +59,8 @@ def _top(arguments: argparse.Namespace) -> int:
     with ClusterLooks(first, connect) as looks:
         looks.look(arguments.timeout)
         if live:
-            TopView(looks, arguments.interval, arguments.filter).run()
+            if TopView(looks, arguments.interval, arguments.filter).run():
+                raise KeyboardInterrupt
             return EXIT_OK
         while True:
             time.sleep(arguments.interval)
@@ -73,11 +74,12 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _print(rows: Any, wanted: str) -> None:
+    from tuplewire.shown import shown
     from tuplewire_service.command.cluster_tables import TABLES
     from tuplewire_service.command.terminal import write_table, write_text
 
     for sentence in rows.blocking:
-        write_text(sys.stdout, f"{sentence}\n")
+        write_text(sys.stdout, f"{shown(sentence)}\n")
     for table in TABLES:
         found = table.rows(rows, wanted)
         if not found:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.message import Message
 from textual.screen import ModalScreen
@@ -54,8 +54,8 @@ class TaskScreen(ModalScreen[None]):
         self.query_one("#task", Static).update(shown(text, keep=_LINE_END))
 
 
-class TopView(App[None]):
-    """Tables of a cluster, one at a time, that are kept up to date."""
+class TopView(App[bool]):
+    """Tables of a cluster, one at a time, that are kept up to date. run() returns True after Ctrl-C."""
 
     AUTO_FOCUS = "#table"
     ENABLE_COMMAND_PALETTE = False
@@ -76,6 +76,7 @@ class TopView(App[None]):
         ("slash", "filter", "Filter"),
         ("space", "pause", "Pause"),
         ("q", "quit", "Quit"),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
     ]
 
     class Looked(Message):
@@ -156,6 +157,10 @@ class TopView(App[None]):
         """Sort the other way round."""
         self._turned = not self._turned
         self._begin()
+
+    def action_interrupt(self) -> None:
+        """End as any other command does."""
+        self.exit(result=True)
 
     def action_filter(self) -> None:
         """Ask for the text of the rows that are wanted."""

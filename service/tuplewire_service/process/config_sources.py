@@ -79,8 +79,10 @@ def to_toml(loaded: Loaded) -> str:
         if value is None or value == ():
             lines.append(f"# {name} is not set  # {loaded.origins[name]}")
         else:
-            shown = json.dumps(declared.kind.shown(value), ensure_ascii=False)
-            lines.append(f"{name} = {shown}  # {loaded.origins[name]}")
+            text = json.dumps(declared.kind.shown(value), ensure_ascii=False)
+            # JSON leaves some control characters as they are, which TOML and terminals do not take.
+            text = "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
+            lines.append(f"{name} = {text}  # {loaded.origins[name]}")
     return "\n".join(lines)
 
 

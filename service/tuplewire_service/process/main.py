@@ -45,6 +45,7 @@ _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every log record has."""
+_LINE_END = "\n"
 
 
 def run_worker(
@@ -233,9 +234,9 @@ class _EventFormatter(logging.Formatter):
             head = {"time": moment, "level": record.levelname.lower(), "event": record.getMessage()}
             facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
             parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
-            return json.dumps(parts, default=str, ensure_ascii=False)
+            return json.dumps(parts, default=str)  # in ASCII, for any encoding and terminal
         line = f"{moment} {record.levelname:7} {shown(record.getMessage())}"
-        return f"{line}\n{trace}" if trace else line
+        return f"{line}\n{shown(trace, keep=_LINE_END)}" if trace else line
 
 
 def _configure_log(level: str, form: str) -> None:

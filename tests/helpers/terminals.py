@@ -1,0 +1,73 @@
+"""A program on a terminal: what it draws, and the keys that are pressed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import pty
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_LINES, _COLUMNS = 40, 300
+
+
+@dataclass
+class OnTerminal:
+    """A program on a terminal of its own."""
+
+    process: subprocess.Popen[bytes]
+    controller: int
+    terminal: int
+    before: list[Any]
+    """The terminal's settings before it began."""
+    _seen: bytearray = field(default_factory=bytearray)
+    _pressed_at: float = -math.inf
+
+    def seen(self) -> bytes:
+        """Return all that it has drawn so far."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.controller, 65536):
+                self._seen += chunk
+        return bytes(self._seen)
+
+    def pressed(self, keys: bytes) -> bool:
+        """Press keys, each second anew: what comes while a program asks for its terminal may get lost."""
+        if time.monotonic() - self._pressed_at > 1:
+            self._pressed_at = time.monotonic()
+            os.write(self.controller, keys)
+        return True
+
+    def ended(self) -> bool:
+        """Whether it has; what it draws is read meanwhile."""
+        self.seen()
+        return self.process.poll() is not None
+
+    def as_before(self) -> bool:
+        """Whether the terminal is set as it was before."""
+        return bool(termios.tcgetattr(self.terminal) == self.before)
+
+
+@contextlib.contextmanager
+def on_terminal(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[OnTerminal]:
+    """Run a program on a wide terminal, and kill it at the end."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
+    os.set_blocking(controller, False)
+    before = termios.tcgetattr(terminal)
+    process = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True
+    )
+    try:
+        yield OnTerminal(process, controller, terminal, before)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(controller)

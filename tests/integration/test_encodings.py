@@ -1,0 +1,144 @@
+"""What the command prints in any encoding, with names and messages that others have chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from helpers.terminals import on_terminal
+
+import tuplewire
+from tuplewire_service.testing import eventually
+
+NAME = "zoë\x1b]0;owned\x07\x9b31m☃"
+"""Of a program, by which a terminal would be told to do things."""
+NAME_IN_ASCII = r"zo\xeb\x1b]0;owned\x07\x9b31m\u2603"
+PLAIN = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+ENCODINGS = {
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "C": PLAIN,
+}
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Run a worker with a program that has an odd name, and odd messages."""
+    with tuplewire.local("0-9") as worker, tuplewire.Client(worker.address, client_id=NAME) as client:
+        for task in range(4):
+            client.send(task, NAME.encode())
+        client.send(4, b"\xff" + NAME.encode("latin-1", errors="replace"))
+        client.flush(30)
+        yield worker.address
+        with client.recv(range(10)) as left:  # a worker that drains waits for somebody to take it
+            list(left.messages(quiet=0.2))
+
+
+def ran(encoding: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "tuplewire", *words],
+        capture_output=True,
+        env={**os.environ, **ENCODINGS[encoding]},
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+def printed(encoding: str, *words: str, code: int = 0) -> str:
+    """Return what it has printed, which is possible there, and has no control characters."""
+    ended = ran(encoding, *words)
+    assert ended.returncode == code, ended.stderr
+    text = (ended.stderr if code else ended.stdout).decode("latin-1" if encoding == "latin-1" else "ascii")
+    assert all(line.isprintable() for line in text.split("\n"))
+    return text
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_names_of_others(encoding: str, address: str) -> None:
+    """A worker's status, for people and for programs."""
+    name = NAME_IN_ASCII.replace(r"\xeb", "ë") if encoding == "latin-1" else NAME_IN_ASCII
+    assert name in printed(encoding, "status", address)
+    told = json.loads(printed(encoding, "status", address, "--json"))
+    assert NAME in {each["sender_id"] for each in told["sessions"]}
+
+
+def test_names_of_others_in_a_cluster(address: str) -> None:
+    """The same for all workers."""
+    assert NAME_IN_ASCII in printed("ascii", "top", address, "--once", "--interval=0.1")
+    told = json.loads(printed("ascii", "top", address, "--once", "--json", "--interval=0.1"))
+    assert NAME in {each["sender"] for each in told["senders"]}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_ones_own_words(encoding: str) -> None:
+    """An error repeats what was wrong."""
+    assert "zo" in printed(encoding, NAME, code=64)
+    assert "zo" in printed(encoding, "drain", f"unix:///{NAME}", code=64 if encoding == "C" else 1)
+    topology = printed(
+        encoding, "recv", "1", f"--topology={NAME}", "--address=127.0.0.1:1", "--timeout=0.1", code=1
+    )
+    assert "127.0.0.1:1" in topology
+    assert "zo" in printed(encoding, "worker", "--config", NAME, code=64)
+    assert r"\x1b]" in printed(encoding, "recv", "1", f"--{NAME}", code=64)
+    assert r'worker_id = "a\U0000' in printed(encoding, "worker", "--worker-id=a\x9b", "--print-config")
+
+
+def test_messages_are_bytes(address: str) -> None:
+    """In a pipe they are as they were sent, and text of JSON is text again."""
+    took = ran("ascii", "recv", "0", "--count=1", f"--address={address}")
+    assert took.stdout == NAME.encode() + b"\n"
+    line = printed("ascii", "recv", "1", "--count=1", "--format=json", f"--address={address}")
+    assert json.loads(line) == {"task": 1, "message": NAME}
+    sent = subprocess.run(
+        [sys.executable, "-m", "tuplewire", "send", "5", "ë", f"--address={address}"],
+        env={**os.environ, **PLAIN},
+        check=False,
+        timeout=SECONDS,
+    )
+    assert sent.returncode == 0
+    assert ran("C", "recv", "5", "--count=1", f"--address={address}").stdout == "ë\n".encode()
+
+
+def test_a_terminal_obeys_no_message(address: str) -> None:
+    """It shows them in its encoding, and what no encoding has as numbers."""
+    for task, encoding, seen in (
+        (2, "latin-1", NAME_IN_ASCII.replace(r"\xeb", "ë").encode("latin-1")),
+        (4, "ascii", rb"\xffzo\xeb\x1b]0;owned\x07\x9b31m?"),
+    ):
+        command = [sys.executable, "-m", "tuplewire", "recv", str(task), "--count=1", f"--address={address}"]
+        with on_terminal(command, {**os.environ, **ENCODINGS[encoding]}) as shown:
+            eventually(shown.ended, SECONDS)
+            assert (shown.process.returncode, shown.seen()) == (0, seen + b"\r\n")
+    command = [sys.executable, "-m", "tuplewire", "recv", "3", "--format=prefixed", f"--address={address}"]
+    with on_terminal(command, os.environ) as shown:
+        eventually(shown.ended, SECONDS)
+        assert shown.process.returncode == 64
+        assert b"a terminal would obey what it holds" in shown.seen()
+
+
+@pytest.mark.parametrize(
+    "words", [["worker", "--print-config"], ["send", "1", "x"], ["status"]], ids=" ".join
+)
+def test_a_full_disk_is_told_in_a_line(words: list[str], address: str) -> None:
+    """Or whatever else takes no more: no traceback, and no second complaint at the end."""
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - no file
+        ended = subprocess.run(
+            [sys.executable, "-m", "tuplewire", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TUPLEWIRE_ADDRESS": address},
+            check=False,
+            text=True,
+            timeout=SECONDS,
+        )
+    if words[0] == "send":
+        assert (ended.returncode, ended.stderr) == (0, "1 sent and acknowledged\n")
+    else:
+        assert ended.returncode == 1
+        assert ended.stderr == f"tuplewire {words[0]}: No space left on device\n"
