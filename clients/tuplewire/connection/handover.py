@@ -50,8 +50,8 @@ class HandOver:
     """Batches and single messages in the order in which they came, and how many more may just be appended.
 
     Any thread may append a small single message while there is room; everything else is done with the lock of
-    a sending end. Bounds are kept without a lock on that way, as each read and each write here is one step:
-    room falls before the entries that it was counted with are gone, and whoever appends reads the number of
+    a sending end. Bounds are kept without a lock on that way, as each read and each write here is one step.
+    Room falls before the entries that it was counted with are gone. Whoever appends reads the number of
     entries before the room. A thread may be late with one message, which may be one too many.
     """
 

@@ -83,9 +83,9 @@ class Receiver(Resumable):
 
         Without a timeout it waits for ever, once the worker has let us in.
 
-        Raises ClosedError when closed, UnreachableError when there is none and the worker has been out of
-        reach for all of the timeout (without one: has not let us in for connect_seconds), or the error for
-        which the subscription has ended.
+        Raises ClosedError when closed, or the error for which the subscription has ended. Raises
+        UnreachableError when there is none and the worker has been out of reach for all of the timeout;
+        without one: when it has not let us in for connect_seconds.
         """
         with self._lock:
             self._moved.wait_for(partial(self._has_news, timeout), timeout)

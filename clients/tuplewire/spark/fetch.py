@@ -102,9 +102,9 @@ class RangeReader:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield the messages.
 
-        Raises DataLossError when they are gone and failOnDataLoss says so, UnreachableError when the worker
-        is, WrongWorkerError when another one is at its address, SupersededError when another consumer has the
-        task; all but the first once the timeout has passed.
+        Raises DataLossError when they are gone and failOnDataLoss says so. Once the timeout has passed, it
+        raises UnreachableError when the worker is out of reach, WrongWorkerError when another one is at its
+        address, and SupersededError when another consumer has the task.
         """
         options, wanted = self._options, self._wanted
         place = self._planned()

@@ -29,9 +29,9 @@ _MOST_OTHERS = 100
 class TaskWorkers(ExitStack):
     """Finds the workers that have some tasks; keeps a channel to each of them until it is closed.
 
-    address: of any worker of the topology, which tells the others'; or several, with commas. timeout:
-    seconds for which a worker that does not answer, or that has no assignment or no room yet, is asked
-    again.
+    address: of any worker of the topology, which tells the others'; or several, with commas.
+    timeout: seconds for which a worker that does not answer, or that has no assignment or no room yet, is
+    asked again.
     """
 
     CALL_SECONDS: ClassVar[float]

@@ -105,8 +105,8 @@ class Component:
 class Topology:
     """A validated graph of components, with task ids: a contiguous range for each component.
 
-    Ids start at 1, and are given in the order of the components' ids, the acker's last, so that they depend
-    on the topology alone and not on the order in which a program builds it. Raises TopologyError for a
+    Ids start at 1, and are given in the order of the components' ids, the acker's last. So they depend on
+    the topology alone, and not on the order in which a program builds it. Raises TopologyError for a
     component, stream or field that is named and not there, and for what does not fit together. Cycles are
     allowed.
     """

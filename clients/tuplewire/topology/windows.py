@@ -74,8 +74,8 @@ class Window:
     ) -> Self:
         """Return windows of so many seconds, one after so many more; None: after as many.
 
-        Raises TopologyError unless 0 < every <= length, for a negative lag, for a length that is no multiple
-        of every where tuples have no time of their own, and for a lag or late tuples there.
+        Raises TopologyError unless 0 < every <= length, and for a negative lag. Where tuples have no time of
+        their own, also for a length that is no multiple of every, and for a lag or late tuples.
         """
         return cls(length, length if every is None else every, False, timestamp, lag, late)
 

@@ -294,7 +294,7 @@ class LocalTopology:
         lost have failed, and of no others; Storm's hear so after topology.message.timeout.secs. Its own begin
         anew, and hear no more of what they had on the way.
 
-        Raises TopologyError for an unknown worker, the TaskError of a task that cannot be opened, and
+        Raises TopologyError for an unknown worker, and the TaskError of a task that cannot be opened. Raises
         TimeoutError when something is on the way still after so many seconds; the topology then goes on
         without the worker, until it is killed again.
         """

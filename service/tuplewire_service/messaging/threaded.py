@@ -55,9 +55,9 @@ class ThreadedClient(RelayClient):
     """Keeps what is sent until it is settled. From any thread.
 
     A transport says how to wake and stop its I/O. It calls opened() when a receiver has answered its
-    `sending`, next_watched() and next_frame() for what to write next, update() for each acknowledgement,
-    take_load() and take_status() for what else the receiver says, lost() when the connection has broken, and,
-    from one thread at a time, tell().
+    `sending`, next_watched() and next_frame() for what to write next, and update() for each acknowledgement.
+    It calls take_load() and take_status() for what else the receiver says, and lost() when the connection has
+    broken. From one thread at a time it calls tell().
     """
 
     def __init__(self, port: int, worker_id: str, settings: SessionSettings) -> None:
@@ -169,7 +169,7 @@ class ThreadedServer(ReceptionServer):
     """Keeps a session for each sender, and gives what they send to whoever takes it.
 
     A transport calls welcome() for each sender that connects, take() for each frame, goodbye() for one that
-    will not come again and lost() for each connection that has ended; and says how to tell senders of load
+    will not come again, and lost() for each connection that has ended. It says how to tell senders of load
     and backpressure. From any thread. How long a sender is remembered, the messaging loop sees to.
     """
 

@@ -35,8 +35,8 @@ class StopRequest:
 def read_signals(action: Callable[[int], None]) -> Callable[[], None]:
     """Call `action` with the number of each SIGTERM and SIGINT; return what puts back what was before.
 
-    A thread of its own reads them from a pipe. Python runs handlers in the main thread only: nothing wakes
-    that from a lock when the kernel gives the signal to another thread, and a handler that takes a lock, as
+    A thread of its own reads them from a pipe. Python runs handlers in the main thread only, and nothing
+    wakes that from a lock when the kernel gives the signal to another thread. A handler that takes a lock, as
     setting an Event does, waits for ever when the main thread has just taken it.
     """
     reader, writer = os.pipe()

@@ -203,8 +203,8 @@ class Staging:
                 raise StageGoneError(
                     f"sink {sink[1]!r}: {name.messages} messages of partition {name.partition} in epoch "
                     f"{epoch} are not here as they were staged: this worker has started since, or they have "
-                    "waited longer than staging-seconds; the epoch has to be computed again: start the query "
-                    "or the write again"
+                    "waited longer than staging-seconds. Start the query or the write again, to compute the "
+                    "epoch anew"
                 )
             found.append(stage)
         return found

@@ -40,8 +40,8 @@ class Coordinator:
     """Brings a topology from its opening to its end. Not thread-safe; times are monotonic, in seconds.
 
     ranks: how many PySpark tasks there are. tick_levels: the topology's. It activates the spouts once all are
-    ready, asks all of them in waves until the topology is over (see Termination), gives the bolts of each
-    level in turn their last tick and asks again, and closes. A stop deactivates the spouts, and then
+    ready, and asks all of them in waves until the topology is over (see Termination). Then it gives the bolts
+    of each level in turn their last tick, asks again, and closes. A stop deactivates the spouts, and then
     everything is as if they were exhausted. A failure ends everything at once.
     """
 

@@ -147,9 +147,9 @@ class SparkTopology:
     def result(self, timeout: float | None = None) -> TopologyResult:
         """Wait for the end, and return what the topology has left.
 
-        Raises ProcessFailedError, with the traceback of the user's code as a note, for a spout or bolt that
-        has failed, ClosedError when the job was cancelled, JobError for what else Spark has against it, and
-        TimeoutError after so many seconds; the topology then goes on.
+        Raises ProcessFailedError for a spout or bolt that has failed, with the traceback of the user's code
+        as a note. Raises ClosedError when the job was cancelled, and JobError for what else Spark has against
+        it. Raises TimeoutError after so many seconds; the topology then goes on.
         """
         if not self.wait(timeout):
             raise TimeoutError(f"topology {self.name!r} was not over after {timeout:g} s; it goes on")

@@ -2,9 +2,9 @@
 
 The latter is pure: who coordinates asks, and hands the answers in. Source: the four-counter method of F.
 Mattern, "Algorithms for distributed termination detection", Distributed Computing 2 (1987). Each process is
-asked in two waves, the second after all of the first have answered. If all were at rest in the first, and
-what the second says was sent is what the first says had been taken, then nothing was on the way at the end of
-the first, and nobody can become active again.
+asked in two waves, the second after all of the first have answered. Suppose that all were at rest in
+the first, and that the second says as much was sent as the first says had been taken. Then nothing was on the
+way at the end of the first, and nobody can become active again.
 """
 
 from __future__ import annotations
