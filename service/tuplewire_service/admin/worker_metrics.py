@@ -59,10 +59,13 @@ class WorkerCollector(Collector):
         read: Callable[[], WorkerSnapshot],
         assignment_errors: Callable[[], int],
         config: WorkerConfig,
+        memory_limit: int,
     ) -> None:
+        """Tell what read() returns. memory_limit: what the process may have, in bytes."""
         self._read = read
         self._assignment_errors = assignment_errors
         self._config = {name: str(getattr(config, name)) for name in _CONFIG_SHOWN}
+        self._memory_limit = memory_limit
         self._lock = threading.Lock()
         self._tasks = Names(config.metrics_tasks)
         self._peers = Names(config.metrics_peers)
@@ -117,6 +120,11 @@ class WorkerCollector(Collector):
                 "connected": snapshot.servers.sessions,
                 "resumable": snapshot.servers.resumable_sessions,
             }.items(),
+        )
+        yield gauge(
+            "memory_limit_bytes",
+            "Memory that the process may have: the limit of its control groups, or what the machine has.",
+            self._memory_limit,
         )
         if snapshot.servers.smallest_window is not None:
             yield gauge(

@@ -28,7 +28,7 @@ from tuplewire_service.admin.live_page import LivePage
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
-from tuplewire_service.process.memory import await_stop, share_heaps
+from tuplewire_service.process.memory import await_stop, memory_limit, share_heaps
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -117,7 +117,9 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             only = AssignedWorker(config.worker_id, address, config.tasks, peer_address=peer_address)
             plane.assign(Assignment(1, config.topology, (only,)))
         registry = CollectorRegistry()
-        registry.register(WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config))
+        registry.register(
+            WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config, memory_limit())
+        )
         registry.register(plane.security)
         if program is not None:
             registry.register(program.collector())

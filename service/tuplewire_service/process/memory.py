@@ -5,11 +5,13 @@ All of it is for glibc; another C library has its own ways.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import resource
 import time
+from pathlib import Path
 
 from tuplewire_service.process.stop import Stop, StopRequest
 
@@ -40,6 +42,30 @@ def resident_bytes() -> int:
             return int(pages.read().split()[1]) * resource.getpagesize()
     except OSError:
         return 0
+
+
+def memory_limit(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how much memory this process may have, in bytes: that of its control groups, or of the machine.
+
+    process, groups: where the system tells its groups, and their limits.
+    """
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = process.read_text(encoding="ascii").splitlines()
+    found = [os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
+        group = root / path.lstrip("/")
+        # In a container the path may be the host's, and the limit be at the root of what is seen.
+        for each in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(int((each / name).read_text(encoding="ascii")))
+            if each == root:
+                break
+    return min(found)
 
 
 def await_stop(stop: Stop) -> StopRequest:
