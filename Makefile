@@ -190,6 +190,10 @@ monitoring: $(VENV)/.deploy ## Write PrometheusRule and Grafana dashboard from d
 	$(BIN)/python deploy/prometheus/make_prometheusrule.py > $(MONITORING)/prometheusrule.yaml
 	$(BIN)/python deploy/prometheus/make_dashboard.py > $(MONITORING)/tuplewire.json
 
+.PHONY: pictures
+pictures: $(VENV)/.deploy ## Draw the pictures of the live page in docs/images anew, in a real browser
+	$(BIN)/python tests/pictures/live_pages.py
+
 # Draws the pictures of the site. Without npm they stay the text that they are made from.
 MERMAID := mermaid@12.3.0
 

@@ -8,9 +8,11 @@ import urllib.request
 _SECONDS = 30
 
 
-def get(url: str, accept: str = "") -> tuple[int, str]:
-    """Return the status and body that a URL answers with, whatever the status is. accept: a header."""
-    request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310 - our own http address
+def get(url: str, accept: str = "", authorization: str = "") -> tuple[int, str]:
+    """Return the status and body that a URL answers with, whatever it is. accept, authorization: headers."""
+    given = {"Accept": accept, "Authorization": authorization}
+    headers = {name: value for name, value in given.items() if value or name == "Accept"}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - our own http address
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as response:  # noqa: S310
             return response.status, response.read().decode()

@@ -17,9 +17,10 @@ from helpers.program import Threads
 from helpers.secured import secret_file
 
 from tuplewire import Client, Credentials
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire.wire.control_pb2 import GetStatusResponse
-from tuplewire_service.admin.live_page import PAGE, LivePage, Visit, page
+from tuplewire_service.admin.live_page import PAGE, Here, LivePage, Visit, page
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
 SLOW_TASK = 3
@@ -106,7 +107,7 @@ def test_it_reads_what_a_status_has(worker: Endpoint) -> None:
     assert told["tasks"][0]["task"] == SLOW_TASK
     assert told["tasks"][0]["consumer"] == "sleeps"
     assert [each["sender"] for each in told["senders"]] == ["sends"]
-    assert sum(told["states"].values()) == pytest.approx(1)
+    assert sum(told["workers"][0]["states"].values()) == pytest.approx(1)
     ledger = told["ledger"]
     settled = ledger["acknowledged"] + sum(ledger["dropped"].values()) + ledger["pending"]
     assert ledger["accepted"] == settled
@@ -152,7 +153,8 @@ def test_looks_take_a_twentieth_of_the_time_at_most(takes: float, again: float) 
         now, asks = now + takes, asks + 1
         return GetStatusResponse(worker_id="w")
 
-    live_page = LivePage(ask, lambda _caller, whos: whos, lambda: now)
+    here = Here(ask, lambda: None, lambda: now)
+    live_page = LivePage(here, ControlClient, lambda _caller, whos: whos, lambda: now)
     visit = Visit("127.0.0.1", {"host": "localhost"})
     for _ in range(3):
         live_page.json(visit)
@@ -163,6 +165,7 @@ def test_looks_take_a_twentieth_of_the_time_at_most(takes: float, again: float) 
     now = 100 + again + 0.01
     live_page.json(visit)
     assert asks == 2
+    live_page.close()
 
 
 def test_it_can_be_switched_off() -> None:
@@ -193,6 +196,45 @@ def test_a_token_is_asked_for_where_a_status_takes_one(tmp_path: Path) -> None:
             assert live(at, Authorization=f"Bearer {secret}")["senders"][0]["who"] == "token operator"
 
 
+def test_the_whole_cluster_is_told() -> None:
+    """From any worker: those of its assignment, with what each has; who does not answer is told, too."""
+    flags = ["--receive-queue-messages=100"]
+    with LocalWorkers(2, "default", flags=flags, drain_seconds=0.1) as workers:
+        workers.assign({0: range(5), 1: range(5, 10)})
+        near, far = workers.endpoints
+        with Client(near.address, client_id="sends") as client:
+            client.send(7, b"x")
+            client.flush(30)
+            for worker, other in ((near, "worker-1"), (far, "worker-0")):
+                eventually(lambda worker=worker: len(live(worker)["workers"]) == 2, 60, "both")  # type: ignore[misc]
+                told = live(worker)
+                assert told["workers"][1]["worker"] == other
+                assert told["counts"]["tasks"] == len(told["tasks"]) == 10
+                assert {"sends", "worker-0"} <= {each["sender"] for each in told["senders"]}
+        with ControlClient(far.address) as control:
+            control.drain(0.1)
+        eventually(lambda: live(near)["workers"][1]["state"] == "no answer", 60, "one is gone")
+
+
+def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
+    """A browser gets those that matter most, and a count of all."""
+    with LocalWorkers(1, "default", drain_seconds=0.1) as workers:
+        workers.assign({0: range(10_000)})
+        at = workers.endpoints[0]
+        with Client(at.address) as client:
+            client.send(9_999, b"x")
+            client.flush(30)
+        answer = asked(at, "/live.json")
+        assert len(answer.body) < 150_000
+        told = json.loads(answer.body)
+        assert (told["counts"]["tasks"], len(told["tasks"])) == (10_000, 200)
+        with browser(tmp_path) as tab:
+            tab.open(at.metrics_url.removesuffix("metrics"))
+            eventually(lambda: tab.value("by('count').textContent.includes('200 of 10,000')"), 60, "the rows")
+            assert tab.value("document.querySelectorAll('*').length") < 5000
+            assert tab.complaints == []
+
+
 def test_a_browser_shows_the_culprit(worker: Endpoint, tmp_path: Path) -> None:
     """The page names it, its row and the node are red, tabs and filter work, and nothing complains."""
     eventually(lambda: live(worker)["blocking"], 60, "somebody blocks")
@@ -209,17 +251,21 @@ def test_a_browser_shows_the_culprit(worker: Endpoint, tmp_path: Path) -> None:
             f"{first}.cells[0].innerText === '{SLOW_TASK}' && {first}.className === 'held'",
             "its row is first",
         )
-        red, node = (
+        red, box = (
             "getComputedStyle(document.querySelector('#blocking p')).color",
-            "document.querySelector('#node')",
+            "document.querySelector('#worker-worker-0 .box')",
         )
         until(f"getComputedStyle({first}.cells[0]).color === {red}", "its row is red")
-        until(f"getComputedStyle({node}).stroke === {red}", "the worker is red")
-        assert tab.value("document.querySelectorAll('#lines figure').length") == 5
+        until(f"getComputedStyle({box}).stroke === {red}", "the worker is red")
+        square = f"document.querySelector('[aria-label=\"task {SLOW_TASK}, holds others up\"]')"
+        until(f"getComputedStyle({square}).fill === {red}", "its square is red")
+        assert tab.value("document.querySelectorAll('#lines figure').length") == 7
         tab.value(f"{first}.click()")
         until("document.querySelector('#detail').innerText.includes('sleeps')", "the task by itself")
         tab.value("document.querySelector('#tab-senders').click()")
         until(f"{first}.cells[0].innerText === 'sends'", "the senders")
+        tab.value(f"{first}.click()")
+        until("by('detailtitle').innerText === 'sender sends'", "a program by itself")
         tab.value("const f = document.querySelector('#filter'); f.value = 'nobody'; f.oninput()")
         until("document.querySelectorAll('#body tr').length === 0", "the filter")
         assert tab.complaints == []

@@ -21,9 +21,9 @@ from tuplewire import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
 from tuplewire_service.command.cli import main
-from tuplewire_service.command.cluster_looks import ClusterLooks
 from tuplewire_service.command.cluster_tables import TABLES
 from tuplewire_service.command.top_view import TaskScreen, TopView
+from tuplewire_service.control.cluster_looks import ClusterLooks
 from tuplewire_service.control.cluster_rows import cluster_rows
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 

@@ -11,6 +11,7 @@ from tuplewire.errors import MalformedError, UnreachableError
 from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat, to_beat
 from tuplewire.topology.running.receive_queue import QueueStatistics
 from tuplewire.topology.running.statistics import (
+    AtWork,
     Counts,
     ExecutorStatistics,
     Latency,
@@ -52,7 +53,8 @@ def test_reports_and_statistics_travel() -> None:
         complete=Latency(),
         sending_seconds=1.5,
     )
-    statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8)
+    working = AtWork(9.5, 10.5, {("a", "default"): 11})
+    statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8, working)
     assert to_statistics(from_statistics(statistics)) == statistics
     beat = ExecutorBeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
     assert to_beat(from_beat(beat)) == beat

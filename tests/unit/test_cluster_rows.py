@@ -179,6 +179,7 @@ def test_every_column_has_its_field() -> None:
         dropped=1,
     )
     now.peers.add(worker_id="b")
+    now.components.add(component="count").executors.add(first_task=1, tasks=1)
     rows = cluster_rows([look(now)])
     for each in TABLES:
         for title in (column.title for column in each.columns):

@@ -11,6 +11,7 @@ from typing import Any, Self
 import grpc
 
 from tuplewire.addresses import resolve_address
+from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.group import TaskGroup
@@ -28,18 +29,24 @@ class ControlClient:
     """Talks to the worker at `address` (host:port, or unix:///path); use it as a context manager.
 
     address: None takes TUPLEWIRE_ADDRESS. timeout: of each call, in seconds. credentials: None takes those of
-    TUPLEWIRE_TLS_CA and so on. Safe to use from several threads. Every call raises UnreachableError when
-    nobody answers in that time, and RefusedError (the subclass for the worker's error code) when it says no.
+    TUPLEWIRE_TLS_CA and so on. dialler: makes the channel in place of them, for who has one. Safe to use from
+    several threads. Every call raises UnreachableError when nobody answers in that time, and RefusedError
+    (the subclass for the worker's error code) when it says no.
     """
 
     def __init__(
-        self, address: str | None = None, timeout: float = 5.0, *, credentials: Credentials | None = None
+        self,
+        address: str | None = None,
+        timeout: float = 5.0,
+        *,
+        credentials: Credentials | None = None,
+        dialler: Dialler | None = None,
     ) -> None:
         self.address = resolve_address(address)
         self.timeout = timeout
         self.max_message_bytes = 0
         """The largest payload that the worker takes, as it said with its assignment; 0: it has not."""
-        self._dialler = dialler_for(credentials)
+        self._dialler = dialler or dialler_for(credentials)
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
         self._closed = False

@@ -168,6 +168,70 @@ class Recent(_message.Message):
     state_seconds: _containers.ScalarMap[str, float]
     def __init__(self, seconds: _Optional[float] = ..., accepted: _Optional[int] = ..., acknowledged: _Optional[int] = ..., dropped: _Optional[int] = ..., state_seconds: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class Latency(_message.Message):
+    __slots__ = ("bounds", "messages", "seconds")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    messages: _containers.RepeatedScalarFieldContainer[int]
+    seconds: float
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., messages: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ComponentStatus(_message.Message):
+    __slots__ = ("component", "kind", "first_task", "tasks", "inputs", "executors")
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TASK_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTORS_FIELD_NUMBER: _ClassVar[int]
+    component: str
+    kind: str
+    first_task: int
+    tasks: int
+    inputs: _containers.RepeatedCompositeFieldContainer[InputStatus]
+    executors: _containers.RepeatedCompositeFieldContainer[ExecutorStatus]
+    def __init__(self, component: _Optional[str] = ..., kind: _Optional[str] = ..., first_task: _Optional[int] = ..., tasks: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[InputStatus, _Mapping]]] = ..., executors: _Optional[_Iterable[_Union[ExecutorStatus, _Mapping]]] = ...) -> None: ...
+
+class InputStatus(_message.Message):
+    __slots__ = ("component", "stream", "grouping", "executed")
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    GROUPING_FIELD_NUMBER: _ClassVar[int]
+    EXECUTED_FIELD_NUMBER: _ClassVar[int]
+    component: str
+    stream: str
+    grouping: str
+    executed: int
+    def __init__(self, component: _Optional[str] = ..., stream: _Optional[str] = ..., grouping: _Optional[str] = ..., executed: _Optional[int] = ...) -> None: ...
+
+class ExecutorStatus(_message.Message):
+    __slots__ = ("first_task", "tasks", "emitted", "executed", "failed", "errors", "busy_seconds", "sending_seconds", "queued_tuples", "queue_capacity", "pending")
+    FIRST_TASK_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TUPLES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    first_task: int
+    tasks: int
+    emitted: int
+    executed: int
+    failed: int
+    errors: int
+    busy_seconds: float
+    sending_seconds: float
+    queued_tuples: int
+    queue_capacity: int
+    pending: int
+    def __init__(self, first_task: _Optional[int] = ..., tasks: _Optional[int] = ..., emitted: _Optional[int] = ..., executed: _Optional[int] = ..., failed: _Optional[int] = ..., errors: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., sending_seconds: _Optional[float] = ..., queued_tuples: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., pending: _Optional[int] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ("most_clients",)
     MOST_CLIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -175,7 +239,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, most_clients: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "page")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +289,10 @@ class GetStatusResponse(_message.Message):
     REDELIVERED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECENT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_WAIT_FIELD_NUMBER: _ClassVar[int]
+    END_TO_END_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -253,7 +321,11 @@ class GetStatusResponse(_message.Message):
     redelivered_messages: int
     resident_bytes: int
     recent: Recent
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ...) -> None: ...
+    queue_wait: Latency
+    end_to_end: Latency
+    components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
+    page: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., page: _Optional[str] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)

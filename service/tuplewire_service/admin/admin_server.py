@@ -14,8 +14,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tuplewire.addresses import join_host_port, split_host_port
-from tuplewire.errors import BindError, RefusedError, UnauthenticatedError
+from tuplewire.addresses import bracketed, is_loopback, join_host_port, split_host_port
+from tuplewire.errors import BindError, RefusedError, UnauthenticatedError, UnreachableError
 from tuplewire.events import event_logger
 from tuplewire_service.admin.families import encoder_for
 from tuplewire_service.admin.live_page import LivePage, Visit, page
@@ -24,6 +24,7 @@ logger = event_logger(__name__)
 
 _MAX_CONNECTIONS = 16
 _SILENCE_SECONDS = 5.0
+_ANY = {"0.0.0.0", "::"}  # noqa: S104 - recognized, not bound
 _TEXT = "text/plain; charset=utf-8"
 _PAGE = """Tuplewire worker
 
@@ -83,6 +84,16 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         self._thread.start()
 
     @property
+    def page_url(self) -> str:
+        """Where people find the live page, with a browser on this machine; empty: there is none."""
+        if self.page is None:
+            return ""
+        host, port = split_host_port(self.address)
+        if host in _ANY:
+            return f"http://localhost:{port}/"
+        return f"http://{bracketed(host)}:{port}/" if is_loopback(host) else ""
+
+    @property
     def metrics_url(self) -> str:
         """Where Prometheus finds the metrics."""
         return f"http://{self.address}/metrics"
@@ -96,10 +107,17 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         """Stop listening and cut off what is under way."""
         self.shutdown()
         self._thread.join()
+        if self.page is not None:
+            self.page.close()
         with self._open_lock:
             for connection in self._open:
                 _shut_down(connection)
         self.server_close()
+
+    def service_actions(self) -> None:
+        """Let go of what nobody has asked for lately; ten times a second."""
+        if self.page is not None:
+            self.page.rest()
 
     def server_bind(self) -> None:
         """Bind alone: HTTPServer would look its name up in the DNS, which may take long and nobody needs.
@@ -203,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.UNAUTHORIZED, f"{error}\n")
         except RefusedError as error:
             self._answer(HTTPStatus.FORBIDDEN, f"{error}\n")
-        except TimeoutError:
+        except (TimeoutError, UnreachableError):
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "the worker does not answer\n")
         else:
             self._answer(HTTPStatus.OK, body, "application/json", {"X-Content-Type-Options": "nosniff"})

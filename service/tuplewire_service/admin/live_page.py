@@ -1,7 +1,8 @@
-"""The live page of a worker: one HTML file, and the JSON that it reads each second.
+"""The live page of a worker and its cluster: one HTML file, and the JSON that it reads each second.
 
-Both are for this machine alone, and only to be read: see `Visit.problem`. What they show is what `GetStatus`
-tells the same caller.
+Both are for this machine alone, and only to be read: see `Visit.problem`. What they show of the worker is
+what `GetStatus` tells the same caller. Of others they show what those tell this worker: senders and consumers
+only where the caller may see them here, too.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from tuplewire.errors import UnreachableError
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.control.cluster_looks import ClusterLooks, IAsked
 from tuplewire_service.control.cluster_rows import ClusterRows, Look, TaskRow, cluster_rows
-from tuplewire_service.control.rates import Interval
 from tuplewire_service.security.guard import Caller
 
 PAGE = Path(__file__).with_name("live_page.html")
@@ -32,11 +36,54 @@ _FRESH_SECONDS = 0.9
 """So long all who look see the same: the worker is asked no more often, whoever looks."""
 _MOST_SHARE = 0.05
 """The most of its time that a worker spends on being looked at; with 10,000 tasks, a look takes 0.1 s."""
+_PATIENCE_SECONDS = 1.0
+"""So long other workers have to answer; who takes longer is told of at the look after."""
+_IDLE_SECONDS = 15.0
+"""After so long without anybody who looks, nothing is asked and no connection is kept."""
+_Answer = TypeVar("_Answer")
 
 Ask = Callable[[], pb.GetStatusResponse]
 """Returns a worker's status with senders and consumers; TimeoutError when it does not answer."""
 Admit = Callable[[Caller, Collection[str]], Collection[str]]
 """Returns those of some identities whose senders and consumers a caller may see; RefusedError for nobody."""
+
+
+class Here(IAsked):
+    """The worker itself, as it is asked for its own page. spent: how many seconds that took last."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        assignment: Callable[[], pb.Assignment | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self.address = ""
+        self.spent = 0.0
+        self._ask = ask
+        self._assignment = assignment
+
+    def status(self, most_clients: int = 0) -> pb.GetStatusResponse:  # noqa: ARG002 - it tells as many as it does
+        """See IAsked."""
+        began = self._clock()
+        try:
+            return self._answer(self._ask)
+        finally:
+            self.spent = self._clock() - began
+
+    def assignment(self) -> pb.Assignment | None:
+        """See IAsked."""
+        return self._answer(self._assignment)
+
+    def close(self) -> None:
+        """See IAsked."""
+
+    @staticmethod
+    def _answer(ask: Callable[[], _Answer]) -> _Answer:
+        try:
+            return ask()
+        except TimeoutError as error:
+            raise UnreachableError("the worker does not answer") from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,62 +125,123 @@ def _is_here(address: str) -> bool:
 
 
 class LivePage:
-    """Answers the page's questions; from any thread."""
+    """Answers the page's questions; from any thread. close() ends it."""
 
-    def __init__(self, ask: Ask, admit: Admit, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ask = ask
+    def __init__(
+        self,
+        here: Here,
+        connect: Callable[[str], IAsked],
+        admit: Admit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Show a worker and those that its assignment names. connect: returns what asks one of these."""
+        self._here = here
+        self._connect = connect
         self._admit = admit
         self._clock = clock
         self._lock = threading.Lock()
-        self._due = 0.0
-        self._now: pb.GetStatusResponse | None = None
-        self._before: pb.GetStatusResponse | None = None
-        self._rows = ClusterRows()
+        self._due = self._asked = 0.0
+        self._looks: ClusterLooks | None = None
+        self._seen: _Seen | None = None
+        self._closed = False
 
     def json(self, visit: Visit) -> bytes:
-        """Return the worker as the caller may see it.
+        """Return the cluster as the caller may see it, this worker first.
 
         Raises UnauthenticatedError without a token where one is asked for, PermissionDeniedError, and
-        TimeoutError when the worker does not answer.
+        UnreachableError when the worker does not answer.
         """
         self._admit(visit.caller, ())
-        status, before, rows = self._look()
+        seen = self._look()
+        rows = seen.rows
         whos = {each.who for each in rows.senders} | {each.who for each in rows.consumers}
-        seen = self._admit(visit.caller, whos)
-        counts = {
-            "tasks": len(rows.tasks),
-            "peers": len(rows.peers),
-            "senders": status.connected_sessions + status.remembered_sessions,
-            "consumers": status.subscribed_consumers,
-        }
-        told: dict[str, Any] = {
-            "topology": status.topology,
-            "ledger": {
-                "accepted": status.ledger.accepted,
-                "acknowledged": status.ledger.acknowledged,
-                "dropped": dict(status.ledger.dropped),
-                "pending": status.ledger.pending,
+        visible = self._admit(visit.caller, whos)
+        return json.dumps(
+            {
+                **seen.told,
+                "senders": [each for each in rows.senders if each.who in visible][:_MOST_ROWS],
+                "consumers": [each for each in rows.consumers if each.who in visible][:_MOST_ROWS],
             },
-            "states": Interval(before, status).shares(status),
-            "counts": counts,
-            "workers": rows.workers,
+            default=dataclasses.asdict,
+        ).encode()
+
+    def _look(self) -> _Seen:
+        with self._lock:
+            now = self._asked = self._clock()
+            if self._seen is None or now >= self._due:
+                if self._closed:
+                    raise UnreachableError("the worker is ending")
+                if self._looks is None:
+                    self._looks = ClusterLooks(self._here, self._connect)
+                looks = self._looks.look(_PATIENCE_SECONDS)
+                began = self._clock()
+                self._seen = _seen(looks)
+                spent = self._here.spent + self._clock() - began
+                self._due = now + max(_FRESH_SECONDS, spent / _MOST_SHARE)
+            return self._seen
+
+    def rest(self) -> None:
+        """Let the other workers go, once nobody has looked for a while; to be called now and then."""
+        if self._looks is not None and self._clock() - self._asked > _IDLE_SECONDS:
+            self._let_go()
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            looks, self._looks, self._seen = self._looks, None, None
+        if looks is not None:
+            looks.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seen:
+    """A cluster at one moment. told: what everybody may see of it."""
+
+    rows: ClusterRows
+    told: Mapping[str, Any]
+
+
+def _seen(looks: Sequence[Look]) -> _Seen:
+    here = looks[0]
+    if here.now is None:
+        raise UnreachableError(here.problem)
+    rows = cluster_rows(looks)
+    answered = [each.now for each in looks if each.now is not None]
+    dropped: Counter[str] = Counter()
+    for each in answered:
+        dropped.update(dict(each.ledger.dropped))
+    return _Seen(
+        rows,
+        {
+            "topology": here.now.topology,
+            "worker": here.now.worker_id,
+            "ledger": {
+                "accepted": sum(each.ledger.accepted for each in answered),
+                "acknowledged": sum(each.ledger.acknowledged for each in answered),
+                "dropped": dropped,
+                "pending": sum(each.ledger.pending for each in answered),
+            },
+            "counts": {
+                "tasks": len(rows.tasks),
+                "peers": len(rows.peers),
+                "executors": len(rows.executors),
+                "senders": sum(each.connected_sessions + each.remembered_sessions for each in answered),
+                "consumers": sum(each.subscribed_consumers for each in answered),
+            },
+            "components": rows.components,
+            "edges": rows.edges,
+            "executors": heapq.nlargest(_MOST_ROWS, rows.executors, key=attrgetter("busy", "held_up")),
+            "workers": rows.workers[:_MOST_ROWS],
             "tasks": heapq.nlargest(_MOST_ROWS, rows.tasks, key=_weight),
             "peers": rows.peers[:_MOST_ROWS],
-            "senders": [each for each in rows.senders if each.who in seen][:_MOST_ROWS],
-            "consumers": [each for each in rows.consumers if each.who in seen][:_MOST_ROWS],
-            "losses": rows.losses,
+            "losses": rows.losses[:_MOST_ROWS],
             "blocking": rows.blocking,
-        }
-        return json.dumps(told, default=dataclasses.asdict).encode()
-
-    def _look(self) -> tuple[pb.GetStatusResponse, pb.GetStatusResponse | None, ClusterRows]:
-        with self._lock:
-            began = self._clock()
-            if self._now is None or began >= self._due:
-                self._now, self._before = self._ask(), self._now
-                self._rows = cluster_rows([Look(self._now.worker_id, "", self._now, self._before)])
-                self._due = began + max(_FRESH_SECONDS, (self._clock() - began) / _MOST_SHARE)
-            return self._now, self._before, self._rows
+        },
+    )
 
 
 def _weight(task: TaskRow) -> tuple[float, float, float, int]:

@@ -61,7 +61,8 @@ def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from tuplewire_service.command.status_report import MOST_CLIENTS, status_as_json, status_as_text
+    from tuplewire_service.command.status_report import status_as_json, status_as_text
+    from tuplewire_service.control.rates import MOST_CLIENTS
 
     every = arguments.watch
     if every is not None and every <= 0:

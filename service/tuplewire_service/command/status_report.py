@@ -14,8 +14,6 @@ from tuplewire.shown import shown
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.control.rates import Interval, acknowledged_messages, received_messages, state_name
 
-MOST_CLIENTS = 1000
-"""As many senders, and consumers, as a worker tells at most."""
 _MOST_SHOWN = 10
 """Tasks in one line that are named to people."""
 _MOST_LINES = 40

@@ -47,7 +47,7 @@ def _top(arguments: argparse.Namespace) -> int:
     if not (arguments.once or arguments.json or (sys.stdin.isatty() and sys.stdout.isatty())):
         raise ConfigError("the live view needs a terminal: use --once, or --json")
     first = control_of(arguments)
-    from tuplewire_service.command.cluster_looks import ClusterLooks
+    from tuplewire_service.control.cluster_looks import ClusterLooks
     from tuplewire_service.control.cluster_rows import cluster_rows
 
     def connect(address: str) -> Any:

@@ -15,8 +15,8 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from tuplewire.errors import TuplewireError
 from tuplewire.shown import shown
-from tuplewire_service.command.cluster_looks import ClusterLooks
 from tuplewire_service.command.cluster_tables import TABLES, Table, task_lines
+from tuplewire_service.control.cluster_looks import ClusterLooks
 from tuplewire_service.control.cluster_rows import ClusterRows, SenderRow, TaskRow, WorkerRow, cluster_rows
 
 _MOST_ROWS = 200

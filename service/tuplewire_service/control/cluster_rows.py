@@ -12,10 +12,23 @@ from typing import NamedTuple
 
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.control.rates import Interval, acknowledged_messages, received_messages, state_name
+from tuplewire_service.control.topology_rows import (
+    BUSY,
+    HELD_UP,
+    ComponentRow,
+    EdgeRow,
+    ExecutorRow,
+    component_of,
+    component_rows,
+    edge_rows,
+    executor_rows,
+    slow_sentences,
+)
 
 LOCAL = "local"
 _BUSY, _IDLE = "busy", "idle"
 _HELD_UP = "backpressured_"
+_MOST = 0.99
 
 
 class Look(NamedTuple):
@@ -30,7 +43,11 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker. busy, idle and backpressured are shares of its time, 0 to 1; because: of the last one."""
+    """A worker. busy, idle and backpressured are shares of its time, 0 to 1; because: of the last one.
+
+    end_to_end_seconds, queue_wait_seconds: what 99 of 100 messages took at most; None: there were none.
+    states: all shares of its time. page: its live page, a URL; empty: it has none.
+    """
 
     worker: str
     address: str
@@ -51,6 +68,11 @@ class WorkerRow:
     remembered_senders: int = 0
     consumers: int = 0
     smallest_window: int | None = None
+    dropped: int = 0
+    end_to_end_seconds: float | None = None
+    queue_wait_seconds: float | None = None
+    states: Mapping[str, float] = field(default_factory=dict)
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +97,7 @@ class TaskRow:
     congested: bool
     blocking: float
     blocked_workers: Sequence[str]
+    component: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +162,11 @@ class LossRow:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRows:
-    """All of it. blocking: who holds whom up, a sentence each, the worst first."""
+    """All of it. blocking: who is slow and holds whom up, a sentence each, the worst first."""
 
+    components: list[ComponentRow] = field(default_factory=list)
+    edges: list[EdgeRow] = field(default_factory=list)
+    executors: list[ExecutorRow] = field(default_factory=list)
     workers: list[WorkerRow] = field(default_factory=list)
     tasks: list[TaskRow] = field(default_factory=list)
     peers: list[PeerRow] = field(default_factory=list)
@@ -167,18 +193,24 @@ def cluster_rows(looks: Iterable[Look]) -> ClusterRows:
     """Return the rows of a cluster, by looks at all of its workers."""
     looks = list(looks)
     holds = _holds(each.now for each in looks if each.now is not None)
-    rows = ClusterRows()
+    known = [(each.now, Interval(each.before, each.now)) for each in looks if each.now is not None]
+    rows = ClusterRows(edges=edge_rows(known))
+    for now, over in known:
+        rows.executors.extend(executor_rows(now, over))
+    shares = {int(task): hold.share for (_, task), hold in holds.items() if task.isdecimal()}
+    rows.components.extend(component_rows(known, rows.executors, shares))
     for each in looks:
         if each.now is None:
             rows.workers.append(WorkerRow(each.worker, each.address, "no answer", each.problem))
             continue
         over = Interval(each.before, each.now)
         rows.workers.append(_worker(each, each.now, over))
-        rows.tasks.extend(_tasks(each.now, over, holds))
+        rows.tasks.extend(_tasks(each.now, over, holds, rows.components))
         rows.peers.extend(_peers(each.now, over, holds))
         rows.senders.extend(_senders(each.now, over))
         rows.consumers.extend(_consumers(each.now))
         rows.losses.extend(_losses(each.now, over))
+    rows.blocking.extend(slow_sentences(rows.components, rows.edges, rows.executors))
     rows.blocking.extend(_sentences(holds, rows))
     return rows
 
@@ -207,6 +239,11 @@ def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
         remembered_senders=now.remembered_sessions,
         consumers=now.subscribed_consumers,
         smallest_window=now.smallest_window if now.HasField("smallest_window") else None,
+        dropped=sum(now.ledger.dropped.values()),
+        end_to_end_seconds=over.quantile(_MOST, now.end_to_end, over.before.end_to_end),
+        queue_wait_seconds=over.quantile(_MOST, now.queue_wait, over.before.queue_wait),
+        states=shares,
+        page=now.page,
     )
 
 
@@ -225,7 +262,9 @@ def _holds(statuses: Iterable[pb.GetStatusResponse]) -> dict[tuple[str, str], _H
     return holds
 
 
-def _tasks(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator[TaskRow]:
+def _tasks(
+    now: pb.GetStatusResponse, over: Interval, holds: _Holds, components: Sequence[ComponentRow]
+) -> Iterator[TaskRow]:
     consumers = {task: each.consumer_id for each in now.consumers for task in each.tasks}
     nothing = _Hold()
     for each in now.tasks:
@@ -247,6 +286,7 @@ def _tasks(now: pb.GetStatusResponse, over: Interval, holds: _Holds) -> Iterator
             congested=each.congested,
             blocking=hold.share,
             blocked_workers=hold.workers,
+            component=component_of(each.task, components),
         )
 
 
@@ -324,9 +364,13 @@ def _losses(now: pb.GetStatusResponse, over: Interval) -> Iterator[LossRow]:
 
 def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
     tasks = {(each.worker, str(each.task)): each for each in rows.tasks}
+    components = {each.component: each for each in rows.components}
     consumers = {(each.worker, task): each for each in rows.consumers for task in each.tasks}
     for (worker, task), hold in sorted(holds.items(), key=lambda each: -each[1].share):
         row = tasks.get((worker, task))
+        component = None if row is None else components.get(row.component)
+        if component is not None and (component.busy >= BUSY or component.held_up >= HELD_UP):
+            continue  # it has a sentence of its own, or waits for one that has
         consumer = None if row is None else consumers.get((worker, row.task))
         if consumer is not None:
             why = f"{consumer.consumer} has {consumer.outstanding_messages:,} unacknowledged"
@@ -334,7 +378,8 @@ def _sentences(holds: _Holds, rows: ClusterRows) -> Iterator[str]:
             why = "its consumer is not listed" if row.subscribed else "nobody consumes it"
         else:
             why = f"see {worker} for why"
+        of = f" of {row.component}" if row is not None and row.component else ""
         yield (
-            f"task {task} at {worker} holds up senders at {', '.join(hold.workers)}, for {hold.share:.0%} of "
-            f"the last {hold.span:.0f} s: {why}"
+            f"task {task}{of} at {worker} holds up senders at {', '.join(hold.workers)}, for "
+            f"{hold.share:.0%} of the last {hold.span:.0f} s: {why}"
         )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tuplewire.wire import control_pb2 as pb
 
+MOST_CLIENTS = 1000
+"""As many senders, and consumers, as a worker tells at most."""
+
 
 def state_name(state: pb.WorkerState) -> str:
     """Return `ready` for WORKER_STATE_READY."""
@@ -48,6 +51,27 @@ class Interval:
         if self.seconds <= 0:
             return None
         return (now - before if before <= now else now) / self.seconds
+
+    def share(self, now: float, before: float) -> float:
+        """Return for what share of the time, 0 to 1, something was so, by the seconds of it until now."""
+        return min(1.0, max(0.0, now - before) / self.seconds) if self.seconds > 0 else 0.0
+
+    def quantile(self, share: float, now: pb.Latency, before: pb.Latency) -> float | None:
+        """Return the time, in seconds, that this share of messages took at most; None: there were none.
+
+        Between the bounds of a bucket it is interpolated, as Prometheus does.
+        """
+        if self.seconds <= 0:
+            return None
+        grown = list(now.messages)
+        for index, count in enumerate(before.messages[: len(grown)]):
+            grown[index] = max(0, grown[index] - count)
+        wanted, lower, seen = share * sum(grown), 0.0, 0
+        for bound, count in zip(now.bounds, grown, strict=False):
+            if count and seen + count >= wanted:
+                return lower + (bound - lower) * (wanted - seen) / count
+            lower, seen = bound, seen + count
+        return lower if any(grown) else None
 
     def shares(self, now: pb.GetStatusResponse) -> dict[str, float]:
         """Return the shares of the worker's states; after one look, those of its last seconds."""

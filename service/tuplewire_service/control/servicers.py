@@ -26,7 +26,6 @@ from tuplewire_service.control.status_messages import (
     assignment_from_wire,
     assignment_to_wire,
     entries_to_wire,
-    status_to_wire,
 )
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
@@ -37,7 +36,6 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     log_refusal,
 )
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
-from tuplewire_service.process.memory import resident_bytes
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.sinks import By
 from tuplewire_service.worker.staging import AttemptName, Sink
@@ -60,19 +58,26 @@ _MOST_WATCHERS = 1000
 class ControlServicer(control_pb2_grpc.ControlServicer):
     """Serves tuplewire.v1.Control for one worker; all methods run on its event loop."""
 
-    def __init__(self, worker: Worker, stop: Stop, admit: Callable[[Context], IAccess]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        stop: Stop,
+        admit: Callable[[Context], IAccess],
+        status: Callable[[], pb.GetStatusResponse],
+    ) -> None:
         """Serve it.
 
         admit: what the caller of Stage may send, and that of GetStatus see. Who may call is checked before.
+        status: returns what GetStatus tells, but for senders and consumers.
         """
         self._worker = worker
+        self._status = status
         self._admit = admit
         self._stop = stop
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
-        status = status_to_wire(self._worker.snapshot())
-        status.resident_bytes = resident_bytes()
+        status = self._status()
         if request.most_clients:
             sessions, consumers = self._worker.clients()
             add_clients(status, sessions, consumers, request.most_clients, self._admit(context).sees)

@@ -13,15 +13,15 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 import tuplewire
+from tuplewire.session.durations import BOUNDS, Durations
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.messaging.base import SessionSnapshot
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.entries import Entries
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot
 
 _MOST_BLOCKING = 10
-MOST_CLIENTS = 1000
-"""As many senders, and consumers, as a worker tells at most."""
 _TOLD_LATER: dict[str, Any] = dict.fromkeys(
     (
         "sessions",
@@ -30,6 +30,8 @@ _TOLD_LATER: dict[str, Any] = dict.fromkeys(
         "remembered_sessions",
         "subscribed_consumers",
         "resident_bytes",
+        "components",
+        "page",
     )
 )
 """Fields of a status that are not in a snapshot."""
@@ -120,11 +122,17 @@ def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
             for lately, took, task, where in blocking
         ],
         recent=_filled(pb.Recent, timings.recent),
+        queue_wait=_latency(timings.queue_wait),
+        end_to_end=_latency(timings.end_to_end),
         smallest_window=snapshot.servers.smallest_window,
         refused_streams=snapshot.servers.refused_streams,
         refused_messages=snapshot.servers.refused_messages,
         **_TOLD_LATER,
     )
+
+
+def _latency(durations: Durations) -> pb.Latency:
+    return pb.Latency(bounds=BOUNDS, messages=durations.counts, seconds=durations.seconds)
 
 
 def add_clients(

@@ -22,9 +22,11 @@ from tuplewire.topology.running.statistics import ExecutorStatistics, from_stati
 from tuplewire.topology.running.termination import Failure, from_report
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.executors.reference import load_topology
+from tuplewire_service.executors.topology_status import add_topology
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.executors.worker_process import Channel
 from tuplewire_service.process.config_sources import read_conf
@@ -92,6 +94,10 @@ class Program:
     def beats(self) -> Sequence[ExecutorBeat]:
         """Return what every executor was doing at the last heartbeat; none before the first assignment."""
         return [] if self._executors is None else self._executors.heartbeat.executors
+
+    def add_to(self, status: pb.GetStatusResponse) -> None:
+        """Add the topology, and its executors here, to the worker's status; from any thread."""
+        add_topology(status, self._topology, self.statistics())
 
     def deactivate(self) -> None:
         """Follow no assignment any more, and stop the spouts; what is on the way goes on."""

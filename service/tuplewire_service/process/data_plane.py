@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from tuplewire.addresses import bracketed, split_host_port
+from tuplewire.connection.control_client import ControlClient
 from tuplewire.connection.loop import messaging_loop, watched
 from tuplewire.events import event_logger
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
+from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.control.servicers import ControlServicer, HealthServicer, Services
-from tuplewire_service.control.status_messages import MOST_CLIENTS, add_clients, status_to_wire
+from tuplewire_service.control.status_messages import add_clients, assignment_to_wire, status_to_wire
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
@@ -80,7 +82,9 @@ class DataPlane:
         self.loop.on_wait(self.worker.times.waited)
         self._health = HealthServicer(self.worker)
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
-        control = ControlServicer(self.worker, stop, self.security.admit)
+        self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
+        """Adds to a status what only the process around the worker knows; on the loop."""
+        control = ControlServicer(self.worker, stop, self.security.admit, self._status)
         add_ControlServicer_to_server(control, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
@@ -121,13 +125,25 @@ class DataPlane:
 
     def status(self) -> pb.GetStatusResponse:
         """Return the status with all senders and consumers; TimeoutError when the loop does not turn."""
-        snapshot, clients = self.loop.call(
-            lambda: (self.worker.snapshot(), self.worker.clients()), ANSWER_SECONDS
-        )
-        status = status_to_wire(snapshot)
-        status.resident_bytes = resident_bytes()
+        status, clients = self.loop.call(lambda: (self._status(), self.worker.clients()), ANSWER_SECONDS)
         add_clients(status, *clients, MOST_CLIENTS, lambda _: True)
         return status
+
+    def _status(self) -> pb.GetStatusResponse:
+        """Return the status without senders and consumers; on the loop."""
+        status = status_to_wire(self.worker.snapshot())
+        status.resident_bytes = resident_bytes()
+        self.describe(status)
+        return status
+
+    def assignment(self) -> pb.Assignment | None:
+        """Return the assignment in force, if any; TimeoutError when the loop does not turn."""
+        found = self.loop.call(lambda: self.worker.assignment, ANSWER_SECONDS)
+        return None if found is None else assignment_to_wire(found)
+
+    def neighbour(self, address: str) -> ControlClient:
+        """Return what asks another worker, with what this one shows of itself to others."""
+        return ControlClient(address, ANSWER_SECONDS, dialler=self.security.dialler)
 
     def visible(self, caller: Caller, whos: Collection[str]) -> Collection[str]:
         """See Security.visible; TimeoutError when the loop does not turn."""

@@ -23,8 +23,9 @@ from tuplewire.errors import TuplewireError
 from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason
 from tuplewire.shown import shown
+from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.admin.admin_server import AdminServer
-from tuplewire_service.admin.live_page import LivePage
+from tuplewire_service.admin.live_page import Here, LivePage
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
@@ -125,9 +126,18 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             registry.register(program.collector())
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        page = LivePage(plane.status, plane.visible) if config.admin_page else None
+        page = None
+        if config.admin_page:
+            page = LivePage(Here(plane.status, plane.assignment), plane.neighbour, plane.visible)
         admin = AdminServer(config.admin, registry, plane.live, plane.ready, page)
         cleanup.callback(admin.close)
+
+        def describe(status: GetStatusResponse) -> None:
+            status.page = admin.page_url
+            if program is not None:
+                program.add_to(status)
+
+        plane.describe = describe
         _log_addresses(config, servers, admin)
         if config.address_file:
             cleanup.enter_context(_address_file(Path(config.address_file), config, servers, admin))

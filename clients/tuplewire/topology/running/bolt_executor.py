@@ -15,7 +15,7 @@ from tuplewire.topology.collector import OutputCollector
 from tuplewire.topology.component import Bolt
 from tuplewire.topology.running.executor import BATCH, Executor, Task
 from tuplewire.topology.running.receive_queue import AddressedTuples
-from tuplewire.topology.running.statistics import Doing
+from tuplewire.topology.running.statistics import ColumnAtWork, Doing
 from tuplewire.topology.tuples import ACK_STREAM, FAIL_STREAM, Tuple
 
 
@@ -74,11 +74,15 @@ class BoltExecutor(Executor[BoltTask]):
         if self._surroundings.received is not None:
             self._surroundings.received(self.component.id, column.tuples)
         execute, pulse = task.execute, self.pulse
-        pulse.enter(task.id, Doing.EXECUTE)
         began, sending = pulse.clock(), self.tally.sending_seconds
+        self.tally.column = ColumnAtWork(
+            began, sending, pulse.calls, column.tuples[0].source, len(column.tuples)
+        )
+        pulse.enter(task.id, Doing.EXECUTE)
         timed = began
         for message in column.tuples:
             if self._stopping:
+                self.tally.column = None
                 return
             pulse.calls += 1
             if message.message_id:
@@ -91,9 +95,10 @@ class BoltExecutor(Executor[BoltTask]):
                 self._raised(column.task, error, message)
             if len(task.outbox) >= BATCH:
                 self._flush(task)
+        self.tally.column = None
         self.tally.execute_seconds += pulse.clock() - began - (self.tally.sending_seconds - sending)
-        self._flush(task)
         self.tally.count_executed(column.tuples)
+        self._flush(task)
         self._finished(column)
 
     def _acked(self, task: BoltTask, message: Tuple) -> None:

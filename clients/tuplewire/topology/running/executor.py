@@ -151,7 +151,12 @@ class Executor(ABC, Generic[TaskKind]):
     def statistics(self) -> ExecutorStatistics:
         """Return a snapshot."""
         return ExecutorStatistics(
-            self.component.id, self.tasks, self.tally.snapshot(), self.queue.statistics(), self.pending
+            self.component.id,
+            self.tasks,
+            self.tally.snapshot(),
+            self.queue.statistics(),
+            self.pending,
+            self.tally.at_work(self.pulse),
         )
 
     # --- its thread -----------------------------------------------------------------------------------
@@ -292,8 +297,10 @@ class Executor(ABC, Generic[TaskKind]):
         pulse = self.pulse
         doing, began = pulse.doing, pulse.clock()
         pulse.doing = Doing.SENDING
+        self.tally.sends_since = began
         self._surroundings.transfer(columns, partial(self._undeliverable, task))
         pulse.enter(pulse.task, doing)
+        self.tally.sends_since = None
         self.tally.sending_seconds += pulse.clock() - began
 
     def _columns(self, task: Task, run: Emitted, lost: list[Tuple]) -> list[AddressedTuples]:

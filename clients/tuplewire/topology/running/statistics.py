@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuplewire.topology.running.receive_queue import QueueStatistics
 from tuplewire.topology.tuples import Tuple, TupleSource
@@ -154,14 +154,37 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class AtWork:
+    """What Counts says, with the column that is under way; may go back by a moment when that ends.
+
+    busy_seconds: in a bolt's execute(). sending_seconds: until what was emitted had found room.
+    """
+
+    busy_seconds: float = 0.0
+    sending_seconds: float = 0.0
+    executed_by: Mapping[StreamId, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
-    """A snapshot of an executor. pending: tuples of its spouts that are on the way."""
+    """A snapshot of an executor. pending: tuples of its spouts that are on the way. at_work: see AtWork."""
 
     component: str
     tasks: range
     counts: Counts
     queue: QueueStatistics
     pending: int
+    at_work: AtWork
+
+
+class ColumnAtWork(NamedTuple):
+    """Tuples that a bolt executes now. began, sending_seconds, calls: of clock, tally and pulse before it."""
+
+    began: float
+    sending_seconds: float
+    calls: int
+    source: TupleSource
+    length: int
 
 
 class Tally:
@@ -182,6 +205,9 @@ class Tally:
         self.complete_count = 0
         self.complete_seconds = 0.0
         self.sending_seconds = 0.0
+        self.column: ColumnAtWork | None = None
+        """The one that is executed now."""
+        self.sends_since: float | None = None
 
     def count_executed(self, tuples: Sequence[Tuple]) -> None:
         """Count a column."""
@@ -192,6 +218,19 @@ class Tally:
         if self.just_acked:
             _count(self.acked, self.just_acked)
             self.just_acked = []
+
+    def at_work(self, pulse: Pulse) -> AtWork:
+        """Return the counts with what is under way, by the pulse of the same thread."""
+        busy, executed, column = self.execute_seconds, _by_stream(self.executed), self.column
+        sending, since = self.sending_seconds, self.sends_since
+        now = pulse.clock()
+        if since is not None:
+            sending += max(0.0, now - since)
+        if column is not None:
+            busy += max(0.0, now - column.began - max(0.0, sending - column.sending_seconds))
+            done = min(column.length, max(0, pulse.calls - column.calls - 1))
+            executed[column.source.component, column.source.stream.name] += done
+        return AtWork(busy, sending, executed)
 
     def snapshot(self) -> Counts:
         """Return the counts of now."""
@@ -241,12 +280,19 @@ def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
         [counts.errors, counts.sending_seconds],
         list(astuple(statistics.queue)),
         statistics.pending,
+        [
+            statistics.at_work.busy_seconds,
+            statistics.at_work.sending_seconds,
+            [[*source, count] for source, count in statistics.at_work.executed_by.items()],
+        ],
     ]
 
 
 def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
     """Return the snapshot that from_statistics was given."""
-    component, tasks, own, sources, latencies, others, queue, pending = values
+    component, tasks, own, sources, latencies, others, queue, pending, at_work = values
     by_source = ({(source, stream): count for source, stream, count in each} for each in sources)
     counts = Counts(*own, *by_source, *(Latency(*each) for each in latencies), *others)
-    return ExecutorStatistics(component, range(*tasks), counts, QueueStatistics(*queue), pending)
+    busy, sending, executed = at_work
+    working = AtWork(busy, sending, {(source, stream): count for source, stream, count in executed})
+    return ExecutorStatistics(component, range(*tasks), counts, QueueStatistics(*queue), pending, working)

@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
-from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 from tuplewire.wire import control_pb2 as pb
-from tuplewire_service.command.status_report import MOST_CLIENTS
 from tuplewire_service.control.cluster_rows import Look
+from tuplewire_service.control.rates import MOST_CLIENTS
 
 _MOST_AT_ONCE = 32
 
 
+class IAsked(Protocol):
+    """What answers for a worker: a ControlClient, or the worker's own process."""
+
+    address: str
+
+    def status(self, most_clients: int = 0) -> pb.GetStatusResponse:
+        """Return its status; TuplewireError where there is none."""
+
+    def assignment(self) -> pb.Assignment | None:
+        """Return its assignment; None: it has none. TuplewireError where it does not answer."""
+
+    def close(self) -> None:
+        """Ask no more."""
+
+
 @dataclass(slots=True)
 class _Worker:
-    client: ControlClient
+    client: IAsked
     worker_id: str = ""
     now: pb.GetStatusResponse | None = None
     before: pb.GetStatusResponse | None = None
@@ -29,7 +43,7 @@ class _Worker:
 class ClusterLooks:
     """Looks again and again; a context manager. For use in one thread at a time."""
 
-    def __init__(self, first: ControlClient, connect: Callable[[str], ControlClient]) -> None:
+    def __init__(self, first: IAsked, connect: Callable[[str], IAsked]) -> None:
         """Begin with one worker. connect: makes the client for the address of another one."""
         self._connect = connect
         self._version = 0
@@ -41,9 +55,13 @@ class ClusterLooks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ask no more; what is being asked is left to itself."""
         for each in self._workers:
             each.client.close()
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def look(self, patience: float) -> list[Look]:
         """Ask every worker, for at most so many seconds each; who answers later is told by the look after.

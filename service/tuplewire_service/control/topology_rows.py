@@ -1,0 +1,215 @@
+"""What a topology does now, as rows: its components, the edges between them, and their executors. Pure.
+
+Source: the capacity of Storm's UI, and the backpressure of Flink's: who is busy all the time is slow, and who
+waits until what it emits finds room is held up by somebody further down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.control.rates import Interval
+
+BUSY = 0.8
+"""The share of its time from which an executor counts as being at its limit."""
+HELD_UP = 0.2
+"""The share from which one counts as being held up."""
+_FULL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorRow:
+    """An executor. busy, held_up: shares of its time, 0 to 1; full: of its queue."""
+
+    component: str
+    worker: str
+    first_task: int
+    tasks: int
+    executed_rate: float | None
+    emitted_rate: float | None
+    busy: float
+    held_up: float
+    queued_tuples: int
+    full: float
+    pending: int
+    failed: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentRow:
+    """A spout or bolt on all workers. busy, held_up, full: those of its executor that has most of it.
+
+    blocking: for what share of the last seconds one of its tasks held others up. slow: whether it is what the
+    others wait for.
+    """
+
+    component: str
+    kind: str
+    first_task: int
+    tasks: int
+    executors: int
+    workers: Sequence[str]
+    executed_rate: float | None
+    emitted_rate: float | None
+    busy: float
+    held_up: float
+    full: float
+    queued_tuples: int
+    failed: int
+    errors: int
+    blocking: float
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRow:
+    """A subscription, on all workers."""
+
+    source: str
+    target: str
+    stream: str
+    grouping: str
+    rate: float | None
+
+
+Known = tuple[pb.GetStatusResponse, Interval]
+"""A worker, and the time since the look before."""
+
+
+def executor_rows(now: pb.GetStatusResponse, over: Interval) -> Iterator[ExecutorRow]:
+    """Yield a worker's executors."""
+    before = {
+        (each.component, executor.first_task, executor.tasks): executor
+        for each in over.before.components
+        for executor in each.executors
+    }
+    for component in now.components:
+        for each in component.executors:
+            at = component.component, each.first_task, each.tasks
+            then = before.get(at, pb.ExecutorStatus())
+            yield ExecutorRow(
+                component=component.component,
+                worker=now.worker_id,
+                first_task=each.first_task,
+                tasks=each.tasks,
+                executed_rate=over.rate(each.executed, then.executed),
+                emitted_rate=over.rate(each.emitted, then.emitted),
+                busy=over.share(each.busy_seconds, then.busy_seconds),
+                held_up=over.share(each.sending_seconds, then.sending_seconds),
+                queued_tuples=each.queued_tuples,
+                full=min(1.0, each.queued_tuples / each.queue_capacity) if each.queue_capacity else 0.0,
+                pending=each.pending,
+                failed=each.failed,
+                errors=each.errors,
+            )
+
+
+def edge_rows(workers: Sequence[Known]) -> list[EdgeRow]:
+    """Return the edges of the topology, with what goes over each to all workers."""
+    edges: dict[tuple[str, str, str, str], float | None] = {}
+    for now, over in workers:
+        before = {
+            (each.component, source.component, source.stream): source.executed
+            for each in over.before.components
+            for source in each.inputs
+        }
+        for each in now.components:
+            for source in each.inputs:
+                edge = source.component, each.component, source.stream, source.grouping
+                then = before.get((each.component, source.component, source.stream), 0)
+                edges[edge] = _sum([edges.get(edge), over.rate(source.executed, then)])
+    return [EdgeRow(*edge, rate) for edge, rate in edges.items()]
+
+
+def component_rows(
+    workers: Sequence[Known], executors: Iterable[ExecutorRow], blocking: Mapping[int, float]
+) -> list[ComponentRow]:
+    """Return the components of the topology, in its order.
+
+    blocking: for each task that holds others up, for what share of the last seconds.
+    """
+    known = {each.component: each for now, _ in workers for each in now.components}
+    here: dict[str, list[ExecutorRow]] = {name: [] for name in known}
+    for row in executors:
+        here[row.component].append(row)
+    held = {name for name, rows in here.items() if _most(rows, "held_up") >= HELD_UP}
+    return [_component(each, here[name], held, blocking) for name, each in known.items()]
+
+
+def _component(
+    component: pb.ComponentStatus,
+    rows: Sequence[ExecutorRow],
+    held: set[str],
+    blocking: Mapping[int, float],
+) -> ComponentRow:
+    tasks = range(component.first_task, component.first_task + component.tasks)
+    blocks = max((share for task, share in blocking.items() if task in tasks), default=0.0)
+    busy, held_up, full = (_most(rows, each) for each in ("busy", "held_up", "full"))
+    waited_for = full >= _FULL or any(each.component in held for each in component.inputs)
+    return ComponentRow(
+        component=component.component,
+        kind=component.kind,
+        first_task=component.first_task,
+        tasks=component.tasks,
+        executors=len(rows),
+        workers=sorted({each.worker for each in rows}),
+        executed_rate=_sum(each.executed_rate for each in rows),
+        emitted_rate=_sum(each.emitted_rate for each in rows),
+        busy=busy,
+        held_up=held_up,
+        full=full,
+        queued_tuples=sum(each.queued_tuples for each in rows),
+        failed=sum(each.failed for each in rows),
+        errors=sum(each.errors for each in rows),
+        blocking=blocks,
+        slow=(busy >= BUSY and (waited_for or blocks > 0)) or (blocks > 0 and held_up < HELD_UP),
+    )
+
+
+def slow_sentences(
+    components: Sequence[ComponentRow], edges: Sequence[EdgeRow], executors: Sequence[ExecutorRow]
+) -> Iterator[str]:
+    """Yield who is slow and at its limit, a sentence each, the busiest first."""
+    by_name = {each.component: each for each in components}
+    at_limit = [each for each in components if each.slow and each.busy >= BUSY]
+    for slow in sorted(at_limit, key=lambda each: -each.busy):
+        worst = max(
+            (each for each in executors if each.component == slow.component), key=lambda each: each.busy
+        )
+        sources = {edge.source for edge in edges if edge.target == slow.component}
+        waiting = sorted(
+            (by_name[each] for each in sources if by_name[each].held_up >= HELD_UP),
+            key=lambda each: -each.held_up,
+        )
+        whom = ", ".join(f"{each.component}, which waits for {each.held_up:.0%} of it" for each in waiting)
+        yield (
+            f"{slow.kind} {slow.component} is slow: its executor of {_named(worst)} at {worst.worker} is "
+            f"busy for {worst.busy:.0%} of its time, {slow.queued_tuples:,} tuples wait"
+            f"{f', and it holds up {whom}' if whom else ''}"
+        )
+
+
+def component_of(task: int, components: Iterable[ComponentRow]) -> str:
+    """Return the component that a task is one of; empty: none that is known."""
+    return next(
+        (each.component for each in components if 0 <= task - each.first_task < each.tasks),
+        "",
+    )
+
+
+def _named(executor: ExecutorRow) -> str:
+    last = executor.first_task + executor.tasks - 1
+    return f"task {last}" if executor.tasks == 1 else f"tasks {executor.first_task} to {last}"
+
+
+def _most(rows: Iterable[ExecutorRow], name: str) -> float:
+    return max((getattr(each, name) for each in rows), default=0.0)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum of what is known; None where nothing is."""
+    known = [each for each in values if each is not None]
+    return sum(known) if known else None

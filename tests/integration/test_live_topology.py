@@ -1,0 +1,99 @@
+"""A stranger with a slow pipeline finds the culprit by the live page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.admin import get
+from helpers.browser import Browser, browser
+from helpers.slow_words import FILE_KEY, topology
+
+from tuplewire_service.executors.cluster import DistributedCluster
+
+SECONDS = 60.0
+"""As long as a stranger may need."""
+BOX = "getComputedStyle(document.querySelector('#component-{} .box')).stroke"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """Return the file that makes the bolt slow."""
+    return tmp_path / "slow"
+
+
+@pytest.fixture
+def urls(slow: Path) -> Iterator[list[str]]:
+    """Run the topology in two processes; return where the page is, for each."""
+    conf = {
+        FILE_KEY: str(slow),
+        "topology.workers": 2,
+        "topology.acker.executors": 0,
+        "topology.executor.receive.buffer.size": 64,
+        "tuplewire.worker.receive_queue_messages": 64,
+    }
+    with DistributedCluster() as cluster:
+        running = cluster.submit("words", conf, topology())
+        yield [each.removesuffix("metrics") for each in running.metrics_urls]
+        slow.unlink(missing_ok=True)
+
+
+def until(tab: Browser, expression: str, what: str) -> None:
+    """Wait until an expression holds in the page."""
+    eventually(lambda: tab.value(expression), SECONDS, f"{what}; {tab.complaints}")
+
+
+@pytest.mark.slow
+def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: Path) -> None:
+    """It is named, with whom it holds up; its colour changes, and back; each worker shows the same."""
+    for url in urls:
+        told = eventually(lambda url=url: json.loads(get(f"{url}live.json")[1]), SECONDS)  # type: ignore[misc]
+        assert {each["component"] for each in told["components"]} == {"lines", "split", "count", "store"}
+    with browser(tmp_path / "profile") as tab:
+        tab.open(urls[0])
+        until(tab, "by('map').querySelectorAll('[id^=component-]').length === 4", "the topology is drawn")
+        until(tab, f"{BOX.format('count')} === {BOX.format('split')}", "nobody is slow yet")
+        slow.touch()
+        until(tab, "by('blocking').innerText.includes('bolt count is slow')", "the culprit is named")
+        until(tab, "by('blocking').innerText.includes('holds up split')", "and whom it holds up")
+        red = tab.value("getComputedStyle(by('blocking').firstChild).color")
+        until(tab, f"{BOX.format('count')} === '{red}'", "the culprit is red")
+        assert tab.value(BOX.format("store")) != red
+        assert tab.value("by('news').textContent.includes('bolt count is slow')")  # for a screen reader
+        slow.unlink()
+        until(tab, f"{BOX.format('count')} !== '{red}' && !by('blocking').innerText", "all is well")
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_the_page_works_for_everybody(urls: list[str], tmp_path: Path) -> None:
+    """By keyboard, on a phone, in the dark, and with a name for everything that can be pressed."""
+    with browser(tmp_path / "profile") as tab:
+        tab.resize(390, 800)
+        tab.open(urls[1])
+        until(tab, "by('map').querySelectorAll('[id^=component-]').length === 4", "the topology is drawn")
+        assert tab.value("document.documentElement.scrollWidth") <= 390
+        press = "dispatchEvent(new KeyboardEvent('keydown', {{key: '{}', bubbles: true}}))"
+        tab.value("by('component-split').focus()")
+        tab.value(f"by('component-split').{press.format('Enter')}")
+        assert tab.value("document.activeElement.innerText") == "component split"
+        until(tab, "by('trail').querySelectorAll('figure').length === 2", "its time lines")
+        tab.value(f"document.activeElement.{press.format('Escape')}")
+        assert tab.value("by('detail').hidden")
+        assert tab.value("document.activeElement.id") == "component-split"
+        tab.value("window.seen = last; by('component-split').focus()")
+        until(tab, "window.seen !== last", "it is drawn anew")
+        assert tab.value("document.activeElement.id") == "component-split"  # where it was
+        nameless = (
+            "[...document.querySelectorAll('[role=button], [role=img], button, input')].filter(each => "
+            "!each.ariaLabel && !each.textContent.trim() && !each.closest('label')).map(each => each.id)"
+        )
+        assert tab.value(nameless) == []
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = tab.value(ground)
+        tab.dark()
+        assert tab.value(ground) != light
+        assert tab.complaints == []

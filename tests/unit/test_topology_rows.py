@@ -1,0 +1,152 @@
+"""A topology by two looks at its workers: who is slow, whom that holds up, and how much goes where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.control.cluster_rows import ClusterRows, Look, cluster_rows
+from tuplewire_service.control.rates import Interval
+
+
+class Did(NamedTuple):
+    """What an executor has done within ten seconds."""
+
+    tuples: int = 0
+    busy: float = 0.0
+    sending: float = 0.0
+    queued: int = 0
+
+
+def status(
+    worker: str, *, after: bool, words: Did | None = None, count: Did | None = None
+) -> pb.GetStatusResponse:
+    """Return a worker with an executor of each component that is named; before or after ten seconds."""
+    now = pb.GetStatusResponse(
+        worker_id=worker,
+        incarnation=1,
+        state=pb.WORKER_STATE_READY,
+        state_seconds={"idle": 20.0 if after else 10.0},
+    )
+    now.components.add(component="words", kind="spout", first_task=3, tasks=1)
+    now.components.add(component="count", kind="bolt", first_task=1, tasks=2)
+    now.components[1].inputs.add(component="words", stream="default", grouping="fields")
+    for component, did in zip(now.components, (words, count), strict=True):
+        if did is not None:
+            component.executors.add(
+                first_task=component.first_task,
+                tasks=1,
+                emitted=1000 + did.tuples * after if component.kind == "spout" else 0,
+                executed=1000 + did.tuples * after if component.kind == "bolt" else 0,
+                busy_seconds=50 + did.busy * after,
+                sending_seconds=50 + did.sending * after,
+                queued_tuples=did.queued,
+                queue_capacity=100,
+            )
+            if component.inputs:
+                component.inputs[0].executed = component.executors[0].executed
+    return now
+
+
+def looked(words: Did, count: Did) -> ClusterRows:
+    """Return the rows of two workers, of which the second has the bolt; also the first has a quick one."""
+    quick = Did(5, 0.1)
+    return cluster_rows(
+        [
+            Look(
+                "a",
+                "",
+                status("a", after=True, words=words, count=quick),
+                status("a", after=False, words=words, count=quick),
+            ),
+            Look("b", "", status("b", after=True, count=count), status("b", after=False, count=count)),
+        ]
+    )
+
+
+def test_a_slow_bolt_is_named_with_whom_it_holds_up() -> None:
+    """It is busy all the time, and who sends to it waits."""
+    rows = looked(Did(100, sending=9.3), Did(95, busy=9.8, queued=40))
+    (said,) = rows.blocking
+    assert said == (
+        "bolt count is slow: its executor of task 1 at b is busy for 98% of its time, 40 tuples wait, and it "
+        "holds up words, which waits for 93% of it"
+    )
+    words, count = rows.components
+    assert (words.slow, words.emitted_rate, words.workers) == (False, 10, ["a"])
+    assert (count.slow, count.executed_rate, count.workers) == (True, 10, ["a", "b"])
+    assert [words.held_up, count.busy] == pytest.approx([0.93, 0.98])
+    assert [(each.source, each.target, each.grouping, each.rate) for each in rows.edges] == [
+        ("words", "count", "fields", 10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (Did(100), Did(95, busy=9.8)),  # it is busy, and nobody waits
+        (Did(100, sending=9.3), Did(95, busy=1.0)),  # somebody waits, for something else
+    ],
+)
+def test_nobody_else_is_called_slow(words: Did, count: Did) -> None:
+    """Neither who works all the time and keeps up, nor who waits itself."""
+    assert not looked(words, count).blocking
+
+
+def test_a_full_queue_is_enough() -> None:
+    """A spout that is bounded by what is on the way never waits for room."""
+    said = looked(Did(100), Did(95, busy=9.0, queued=80)).blocking
+    assert said == [
+        "bolt count is slow: its executor of task 1 at b is busy for 90% of its time, 80 tuples wait"
+    ]
+
+
+def test_who_is_held_up_itself_is_not_the_culprit() -> None:
+    """Its tasks hold others up, because somebody further down does."""
+    before, now = (status("a", after=after, count=Did(20, sending=9.0)) for after in (False, True))
+    now.tasks.add(task=2, subscribed=True)
+    now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
+    now.recent.seconds = 5
+    rows = cluster_rows([Look("a", "", now, before)])
+    assert (rows.components[1].blocking, rows.components[1].slow, rows.blocking) == (1.0, False, [])
+
+
+def test_a_task_has_the_name_of_its_component() -> None:
+    """In its row, and where it holds others up."""
+    now = status("a", after=True, count=Did())
+    now.tasks.add(task=2, subscribed=True)
+    now.blocking.add(task="2", where="local", seconds=9, recent_seconds=5)
+    now.recent.seconds = 5
+    rows = cluster_rows([Look("a", "", now, status("a", after=False, count=Did()))])
+    assert rows.tasks[0].component == "count"
+    assert (rows.components[1].blocking, rows.components[1].slow) == (1.0, True)
+    assert rows.blocking[0].startswith("task 2 of count at a holds up senders at a, for 100%")
+
+
+def test_an_executor_that_came_meanwhile_counts_from_nothing() -> None:
+    """And one look gives no rate."""
+    now = status("a", after=True, count=Did(20, busy=9.0))
+    assert cluster_rows([Look("a", "", now, status("a", after=False))]).executors[0].executed_rate == 102
+    alone = cluster_rows([Look("a", "", now)])
+    assert (alone.executors[0].executed_rate, alone.edges[0].rate, alone.components[0].busy) == (
+        None,
+        None,
+        0.0,
+    )
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.5, 0.5), (0.25, 0.25), (0.99, 2.98), (1.0, 3.0)])
+def test_times_are_interpolated_within_buckets(share: float, seconds: float) -> None:
+    """By what has come between the looks alone; what is beyond the last bound counts as that."""
+    before = pb.GetStatusResponse(incarnation=1, state_seconds={"idle": 1.0})
+    now = pb.GetStatusResponse(incarnation=1, state_seconds={"idle": 2.0})
+    then = pb.Latency(bounds=[1, 3], messages=[1000, 0, 0])
+    latest = pb.Latency(bounds=[1, 3], messages=[1100, 0, 0] if share <= 0.5 else [1000, 100, 0])
+    found = Interval(before, now).quantile(share, latest, then)
+    assert found == pytest.approx(seconds)
+    beyond = Interval(before, now).quantile(0.9, pb.Latency(bounds=[1, 3], messages=[1000, 0, 7]), then)
+    assert beyond == 3
+    assert Interval(before, now).quantile(0.9, then, then) is None
+    assert Interval(None, now).quantile(0.9, latest, then) is None
