@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from helpers import eventually
+from helpers.admin import get
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -132,6 +134,17 @@ def test_only_the_run_talks_to_its_workers(
         assert Path(flags["--token-file"]).stat().st_mode & 0o777 == 0o600
         for shown in (process / "cmdline", process / "environ", *file.parent.glob("*.log")):
             assert secret.encode() not in shown.read_bytes(), shown
+    page, _, brought = running.page.partition("#token=")
+    assert brought == secret
+    assert secret not in repr(running)
+    assert get(f"{page}live.json")[0] == HTTPStatus.UNAUTHORIZED
+
+    def seen() -> list[str]:
+        status, body = get(f"{page}live.json", authorization=f"Bearer {brought}")
+        assert status == HTTPStatus.OK, body
+        return [each["state"] for each in json.loads(body)["workers"]]
+
+    eventually(lambda: seen() == ["ready"] * N_WORKERS, SECONDS, "the page shows the workers of the run")
     executed = running.progress().executed
     eventually(lambda: running.progress().executed > executed, SECONDS, "the run goes on")
     running.stop()

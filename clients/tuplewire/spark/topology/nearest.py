@@ -96,6 +96,7 @@ def nearest_worker(
             status.assignment_version,
             own=own,
             tls=credentials.secures(peer),
+            page=status.page,
         )
 
 

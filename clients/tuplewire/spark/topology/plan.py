@@ -21,6 +21,7 @@ class Place:
 
     address: for the program. peer_address: for other workers, host:port. version: of its assignment. own:
     whether the run has started it, so that it asks for the run's token. tls: whether peers reach it by TLS.
+    page: its live page, for a browser on its machine; empty: it has none.
     """
 
     address: str
@@ -30,6 +31,7 @@ class Place:
     version: int
     own: bool = False
     tls: bool = False
+    page: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,14 @@ time from Spark; that of any other is on its way."""
 class TopologyResult:
     """What a topology has left. frames: the rows of each bolt whose output was asked for.
 
-    executors: what each has done. given_up: rows that have failed as often as a Rows spout allows.
+    executors: what each has done. given_up: rows that have failed as often as a Rows spout allows. page: the
+    live page of the worker beside this program, a URL; empty where there is none, or it has ended.
     """
 
     frames: Mapping[str, DataFrame]
     executors: Sequence[ExecutorStatistics]
     given_up: GivenUp
+    page: str = ""
 
     @property
     def frame(self) -> DataFrame:
@@ -77,6 +79,7 @@ class SparkTopology:
         """Its generation, and its mailbox."""
         self._closed: set[int] = set()
         self._hears = place is not None
+        self._place = place
         self._stop: bool | None = None
         self._post: Post | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
@@ -105,6 +108,18 @@ class SparkTopology:
     def reaches_worker(self) -> bool:
         """Whether this program can talk to the topology; not over Spark Connect without workers=[...]."""
         return self._post is not None
+
+    @property
+    def page(self) -> str:
+        """The live page of the worker beside this program, for a browser on its machine; empty: none.
+
+        Where the run has started the worker, the link has the run's token, which opens the page and the
+        workers of this run: show it to nobody else.
+        """
+        if self._place is None or not self._place.page:
+            return ""
+        key = f"#token={self._submitted.token.secret}" if self._place.own else ""
+        return f"{self._place.page}{key}"
 
     def progress(self) -> TopologyProgress:
         """Return how far it is, as of a second ago."""
@@ -156,7 +171,8 @@ class SparkTopology:
         error = self._job.error
         if error is None:
             frame = self._job.result
-            return TopologyResult(self._submitted.output.frames(frame), *reports_in(frame))
+            page = "" if self._place is None or self._place.own else self._place.page
+            return TopologyResult(self._submitted.output.frames(frame), *reports_in(frame), page)
         failure = failure_in(str(error), self.name)
         if failure is not None:
             raise failure
@@ -248,10 +264,12 @@ class ProgressLine:
 
     _EVERY_SECONDS = 5.0
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, page: str = "") -> None:
         self._name = name
         self._written = 0.0
         self._generation: int | None = -1
+        if page:
+            sys.stderr.write(f"topology {name}: live page {page}\n")
 
     def __call__(self, progress: TopologyProgress) -> None:
         """Write it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuplewire.config import SessionSettings
 from tuplewire.errors import TopologyError
+from tuplewire.events import event_logger
 from tuplewire.settings import OUR_PREFIX, keys_of, unknown
 from tuplewire.spark import is_remote
 from tuplewire.spark.releases import check_topology_session
@@ -30,6 +31,8 @@ from tuplewire.topology.topology_settings import TopologySettings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+logger = event_logger(__name__)
 
 _CANCEL_SECONDS = 15.0
 
@@ -94,6 +97,8 @@ def submit_topology(
             token=token,
         )
         _check_travels(submitted)
+        if place is not None and place.page:
+            logger.info("topology.page", extra={"topology": name, "url": place.page})
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
         checked = output.checked(stage.repartition(members))
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
@@ -124,7 +129,7 @@ def run_topology(
     )
     try:
         if progress is not None or running.reaches_worker:
-            running.listen(progress or ProgressLine(name))
+            running.listen(progress or ProgressLine(name, running.page.partition("#")[0]))
         return running.result()
     except BaseException:
         if not running.done:
