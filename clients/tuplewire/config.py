@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from tuplewire.errors import ConfigError
-from tuplewire.settings import SECONDS, SECONDS_OR_EVER, SIZE, Settings, choice, count, setting
+from tuplewire.settings import (
+    SECONDS,
+    SECONDS_OR_EVER,
+    SECONDS_OR_ZERO,
+    SIZE,
+    Settings,
+    choice,
+    count,
+    setting,
+)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -84,6 +93,13 @@ class SessionSettings(Settings):
         "a frame is closed once it holds this much",
         storm="storm.messaging.netty.transfer.batch.size",
     )
+    gather_seconds: float = setting(
+        SECONDS_OR_ZERO,
+        0.001,
+        "small frames that go on coming are written so far apart, so that each gathers what comes meanwhile; "
+        "what comes alone, or follows an acknowledgement, is written at once; 0: everything is",
+        storm="topology.flush.tuple.freq.millis",
+    )
     keepalive_seconds: float = setting(SECONDS, 2.0, "a connection is checked after this much silence")
     keepalive_timeout_seconds: float = setting(
         SECONDS, 2.0, "and given up when the check is not answered in this time"
@@ -146,6 +162,7 @@ class SessionKeywords(TypedDict, total=False):
     connect_seconds: float
     max_message_bytes: int
     max_frame_bytes: int
+    gather_seconds: float
     keepalive_seconds: float
     keepalive_timeout_seconds: float
     backoff_initial_seconds: float

@@ -73,7 +73,6 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     "topology.executor.overflow.limit": _BATCHES,
     "topology.executor.send.buffer.size": _BATCHES,
     "topology.fall.back.on.java.serialization": _JVM,
-    "topology.flush.tuple.freq.millis": _BATCHES,
     "topology.groups": "who may do what says the permissions file of a worker",
     "topology.isolate.": _PLACED,
     "topology.kryo.": _JVM,

@@ -10,13 +10,22 @@ import pytest
 from tuplewire.config import AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
 
-NUMBERS = [f.name for f in fields(SessionSettings) if f.name not in {"ack_mode", "overflow"}]
+NUMBERS = [
+    f.name for f in fields(SessionSettings) if f.name not in {"ack_mode", "overflow", "gather_seconds"}
+]
 
 
 def test_frozen() -> None:
     """Settings in use do not change."""
     with pytest.raises(FrozenInstanceError):
         SessionSettings().ack_mode = AckMode.PROCESSED  # type: ignore[misc]
+
+
+def test_gathering_for_no_time_is_none() -> None:
+    """0 is a value of gather_seconds alone."""
+    assert SessionSettings(gather_seconds=0).gather_seconds == 0
+    with pytest.raises(ConfigError, match=r"gather_seconds must be .* from 0, not -1"):
+        SessionSettings(gather_seconds=-1)
 
 
 @pytest.mark.parametrize("name", NUMBERS)

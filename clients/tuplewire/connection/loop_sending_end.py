@@ -236,6 +236,10 @@ class LoopSendingEnd(SendingEnd):
         if self._settled:
             self._call_soon(self.tell)
 
+    def _ask(self) -> None:
+        self._handed.told = -1  # the loop was told of what is handed over, and may wait for more
+        super()._ask()
+
     def _call_soon(self, callback: Callable[[], None]) -> None:
         """Call it on the loop, which needs to be told only by other threads."""
         inside = threading.get_ident() == self._loop_thread

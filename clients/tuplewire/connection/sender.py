@@ -14,6 +14,7 @@ from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode, SessionSettings
 from tuplewire.connection.loop_sending_end import LoopSendingEnd
+from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.resumable import Resumable
 from tuplewire.connection.stream import ClientStream, Dial
 from tuplewire.errors import DrainingError, ProtocolVersionError, TuplewireError, WrongWorkerError, refused
@@ -73,6 +74,7 @@ class Sender(LoopSendingEnd, Resumable):
         """Set when the writer should look."""
         self._probing = False
         self._silence = ProbeTimer(0.0)
+        self._pacer = Pacer(settings.gather_seconds)
         self._dismissed = False
         """Whether the receiver has ended the stream in good order, once it had no more to say."""
 
@@ -100,6 +102,9 @@ class Sender(LoopSendingEnd, Resumable):
             self._loop.call_soon(self.tell)
 
     def _woken(self) -> None:
+        if self._pacer.gathers and self.connected and not (self._asking or self._offers):
+            return  # it is taken in with what else comes until the next frame
+        self._pacer.press()
         with self._lock:
             self._take_in()
         self._tell_writer()
@@ -282,6 +287,7 @@ class Sender(LoopSendingEnd, Resumable):
             pressure.writes(frame)
             await stream.write(data)
             pressure.goes_on()
+            await self._pacer.after(frame.size_bytes)
 
     async def _read(self, stream: ClientStream) -> None:
         while (data := await stream.read()) is not None:
@@ -296,6 +302,7 @@ class Sender(LoopSendingEnd, Resumable):
                     continue
                 self._silence.heard(self._loop.time())
                 self.update(update)
+                self._pacer.press()
                 self.pressure.acknowledged()
                 self._tell()
                 self._due.set()

@@ -137,6 +137,7 @@ class WorkerConfig(WorkerSettings):
     )
     max_message_bytes: int = same(SessionSettings, "max_message_bytes")
     max_frame_bytes: int = same(SessionSettings, "max_frame_bytes")
+    gather_seconds: float = same(SessionSettings, "gather_seconds")
     keepalive_seconds: float = same(SessionSettings, "keepalive_seconds")
     keepalive_timeout_seconds: float = same(SessionSettings, "keepalive_timeout_seconds")
     max_connections: int = same(ConnectionLimits, "max_connections")

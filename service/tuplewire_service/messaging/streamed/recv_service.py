@@ -7,6 +7,7 @@ import contextlib
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, RefusedError, TuplewireError
 from tuplewire.group import TaskGroup, check_task, same_time
@@ -97,11 +98,12 @@ class RecvService(StreamService):
         self, subscription: ISubscription, wake: asyncio.Event, denied: _Denied, wire: ServerStream
     ) -> None:
         probe = _Probe(wake)
+        pacer = Pacer(self.settings.session.gather_seconds)
         closing = asyncio.Event()
-        writing = self._write(subscription, probe, closing, denied, wire)
+        writing = self._write(subscription, probe, pacer, closing, denied, wire)
         writer = asyncio.create_task(writing, name="deliver")
         others = [
-            asyncio.create_task(self._read(subscription, probe, wire), name="progress"),
+            asyncio.create_task(self._read(subscription, probe, pacer, wire), name="progress"),
             asyncio.create_task(probe.run(subscription), name="probe"),
         ]
         try:
@@ -122,13 +124,14 @@ class RecvService(StreamService):
             raise denied.result()
 
     @staticmethod
-    async def _read(subscription: ISubscription, probe: _Probe, wire: ServerStream) -> None:
+    async def _read(subscription: ISubscription, probe: _Probe, pacer: Pacer, wire: ServerStream) -> None:
         while (data := await wire.read()) is not None:
             request = _request(data)
             kind = request.WhichOneof("kind")
             if kind == "progress":
                 probe.heard()
                 subscription.progress([_cursor(each) for each in request.progress.tasks])
+                pacer.press()
             elif kind == "goodbye":
                 return
             else:
@@ -138,6 +141,7 @@ class RecvService(StreamService):
         self,
         subscription: ISubscription,
         probe: _Probe,
+        pacer: Pacer,
         closing: asyncio.Event,
         denied: _Denied,
         wire: ServerStream,
@@ -157,7 +161,9 @@ class RecvService(StreamService):
                 # Whoever keeps messages until they are processed waits for that.
                 pressing = subscription.crowded or any(each.group.kept for each in deliveries)
                 asks = asking.asks(clock(), pressing=pressing)
-                await wire.write(_frame(sequence, deliveries, asks=asks))
+                data = _frame(sequence, deliveries, asks=asks)
+                await wire.write(data)
+                await pacer.after(len(data))
                 continue
             if (error := subscription.ended) is not None:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())

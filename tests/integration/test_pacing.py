@@ -1,0 +1,116 @@
+"""Small frames that go on coming are gathered; an answer, or somebody who waits, lets the next one go.
+
+The interval is an hour here, so that nothing else does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+
+from tuplewire import Client
+from tuplewire.config import PROTOCOL_VERSION
+from tuplewire.connection.loop import messaging_loop
+from tuplewire.session.asking import QUICK_SECONDS
+from tuplewire.session.pacing import BURST_FRAMES
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.codec import decode_send_request, groups_of
+from tuplewire.wire.opaque_pb2 import OpaqueFrame
+
+
+class Receiver(grpc.GenericRpcHandler):
+    """Takes frames, and acknowledges them when it is told to."""
+
+    def __init__(self) -> None:
+        self.frames: SimpleQueue[int] = SimpleQueue()
+        """How many messages there were in each."""
+        self._responses: SimpleQueue[bytes | None] = SimpleQueue()
+        self._taken = 0
+
+    def service(self, details: Any) -> Any:
+        """Serve Send alone."""
+        return grpc.stream_stream_rpc_method_handler(self._send) if details.method.endswith("/Send") else None
+
+    def _send(self, requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        welcome = pb.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            receiver_id="w",
+            receiver_incarnation=1,
+            initial_credit=pb.TaskCredit(messages=1000, bytes=1 << 20),
+            max_message_bytes=1 << 20,
+            max_frame_bytes=1 << 22,
+        )
+        yield pb.SendResponse(welcome=welcome).SerializeToString()
+        threading.Thread(target=self._take, args=(requests,), daemon=True).start()
+        yield from iter(self._responses.get, None)
+
+    def _take(self, requests: Iterator[bytes]) -> None:
+        for request in requests:
+            frame = decode_send_request(request)
+            if isinstance(frame, OpaqueFrame):
+                self._taken += 1
+                self.frames.put(sum(map(len, groups_of(frame))))
+        self.end()
+
+    def end(self) -> None:
+        """End the stream."""
+        self._responses.put(None)
+
+    def acknowledge(self) -> None:
+        """Say that everything has come."""
+        ack = pb.Ack(sequence=self._taken)
+        self._responses.put(pb.SendResponse(ack=ack).SerializeToString())
+
+
+def let_loop_turn() -> None:
+    """Let the client's loop do what it has to do at once, the writing of a frame included."""
+    for _ in range(10):
+        messaging_loop().call(lambda: None)
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[Receiver, str]]:
+    """Run a receiver, and say where."""
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        handler = Receiver()
+        server.add_generic_rpc_handlers((handler,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield handler, f"127.0.0.1:{port}"
+        finally:
+            handler.end()
+            server.stop(0).wait()
+
+
+def test_what_follows_a_burst_is_gathered(receiver: tuple[Receiver, str]) -> None:
+    """Each message of the burst has a frame; those after it share one, which goes with the next answer."""
+    handler, address = receiver
+    with Client(address, topology="test", gather_seconds=3600.0, flush_seconds=0.1) as client:
+        for _ in range(BURST_FRAMES):
+            client.send(1, b"x")
+            assert handler.frames.get(timeout=20) == 1
+            time.sleep(QUICK_SECONDS)  # frames that are quicker wait for an answer anyway
+        for _ in range(5):
+            client.send(1, b"x")
+            let_loop_turn()
+        handler.acknowledge()
+        assert handler.frames.get(timeout=20) == 5
+        for _ in range(7):
+            client.send(1, b"x")
+            let_loop_turn()
+        with ThreadPoolExecutor(1) as pool:
+            flushed = pool.submit(client.flush, 20)
+            assert handler.frames.get(timeout=20) == 7
+            handler.acknowledge()
+            flushed.result()
+        assert client.ledger().acknowledged == BURST_FRAMES + 12
