@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -19,6 +21,27 @@ from helpers.tools import ROOT, missing
 
 BINARY = ROOT / "build" / "bin" / "collector"
 _WAIT_SECONDS = 30.0
+_RUN_SECONDS = 100.0
+
+SEND = """
+import sys, tuplewire
+with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
+    client.send(int(sys.argv[3]), b"alone")
+"""
+"""Of a program: sends one message. Its arguments are address, topology and task."""
+RECEIVE = """
+import sys, tuplewire
+count, answer_to = int(sys.argv[4]), int(sys.argv[5])
+with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
+    seen = 0
+    with client.recv(int(sys.argv[3]), timeout=30) as batches:
+        while seen < count:
+            seen += len(next(batches))
+            if answer_to >= 0:
+                client.send(answer_to, b"an answer")
+        batches.acknowledge()
+"""
+"""Receives so many messages, its fourth argument. It answers each batch to a task, its fifth; -1: nobody."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,15 @@ class Collector:
     def await_spans(self, condition: Callable[[], object], what: str) -> None:
         """Wait until what has come is enough."""
         eventually(condition, _WAIT_SECONDS, f"{what}; came: {sorted({each.name for each in self.spans})}")
+
+    def run(self, name: str, text: str, *arguments: object) -> None:
+        """Run a program that makes spans, to its end. name: of the service; text: in Python."""
+        environment = os.environ | self.variables | {"TUPLEWIRE_TRACING": "true", "OTEL_SERVICE_NAME": name}
+        command = [sys.executable, "-c", text, *map(str, arguments)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_RUN_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @contextmanager

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 from helpers import eventually
 from helpers.admin import get
-from helpers.collector import Collector, collector
+from helpers.collector import RECEIVE, SEND, Collector, collector
 from helpers.topology import TOPOLOGY, Pair, pair_of_workers
 
 from tuplewire_service.executors.cluster import DistributedCluster
 
-_SEND = """
-import sys, tuplewire
-with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
-    client.send(int(sys.argv[3]), b"alone")
-"""
 _SEND_BATCH = """
 import sys, tuplewire
 from opentelemetry import trace
@@ -34,18 +26,6 @@ with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
             client.send([TaskMessage(task, b"%d" % each) for each in range(10)])
             client.try_send(task, b"and one alone")
 """
-_RECEIVE = """
-import sys, tuplewire
-count, answer_to = int(sys.argv[4]), int(sys.argv[5])
-with tuplewire.Client(sys.argv[1], topology=sys.argv[2]) as client:
-    seen = 0
-    with client.recv(int(sys.argv[3]), timeout=30) as batches:
-        while seen < count:
-            seen += len(next(batches))
-            if answer_to >= 0:
-                client.send(answer_to, b"an answer")
-        batches.acknowledge()
-"""
 
 
 @pytest.fixture
@@ -55,14 +35,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         for name, value in found.variables.items():
             monkeypatch.setenv(name, value)
         yield found
-
-
-def program(seen: Collector, name: str, text: str, *arguments: object) -> None:
-    """Run a program that makes spans, to its end."""
-    environment = os.environ | seen.variables | {"TUPLEWIRE_TRACING": "true", "OTEL_SERVICE_NAME": name}
-    command = [sys.executable, "-c", text, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
@@ -75,8 +47,8 @@ def traced(seen: Collector) -> Iterator[Pair]:  # noqa: ARG001 - it is there bef
 def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
     """Program, entry worker, the task's worker, consumer: one trace, in that order, each with its part."""
     far, answer = traced.far_task(), traced.near_task()
-    program(seen, "sender", _SEND, traced.near.address, TOPOLOGY, far)
-    program(seen, "consumer", _RECEIVE, traced.far.address, TOPOLOGY, far, 1, answer)
+    seen.run("sender", SEND, traced.near.address, TOPOLOGY, far)
+    seen.run("consumer", RECEIVE, traced.far.address, TOPOLOGY, far, 1, answer)
     expected = [
         ("sender", f"send {far}"),
         ("tuplewire-worker", f"forward {far}"),
@@ -103,8 +75,8 @@ def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
 def test_batches_are_linked_and_what_is_not_sampled_has_no_span(seen: Collector, traced: Pair) -> None:
     """Traces that meet in one batch keep their own spans, and `receive` has a link to each."""
     task = traced.near_task()
-    program(seen, "sender", _SEND_BATCH, traced.near.address, TOPOLOGY, task)
-    program(seen, "consumer", _RECEIVE, traced.near.address, TOPOLOGY, task, 23, -1)
+    seen.run("sender", _SEND_BATCH, traced.near.address, TOPOLOGY, task)
+    seen.run("consumer", RECEIVE, traced.near.address, TOPOLOGY, task, 23, -1)
     seen.await_spans(lambda: len(seen.named(f"queue {task}")) >= 4, "what was queued")
     seen.await_spans(lambda: len(seen.named(f"process {task}")) >= 4, "what was processed")
     orders = seen.named("order 0", "order 1")
@@ -126,8 +98,8 @@ def test_batches_are_linked_and_what_is_not_sampled_has_no_span(seen: Collector,
 def test_exemplars_name_a_trace(seen: Collector, traced: Pair) -> None:
     """The histograms of the task's worker have an example, whose trace the collector has."""
     task = traced.near_task()
-    program(seen, "sender", _SEND, traced.near.address, TOPOLOGY, task)
-    program(seen, "consumer", _RECEIVE, traced.near.address, TOPOLOGY, task, 1, -1)
+    seen.run("sender", SEND, traced.near.address, TOPOLOGY, task)
+    seen.run("consumer", RECEIVE, traced.near.address, TOPOLOGY, task, 1, -1)
     seen.await_spans(lambda: seen.named(f"queue {task}"), "the time in the queue")
     queue = seen.named(f"queue {task}")[0]
     mark = f'# {{span_id="{queue.id}",trace_id="{queue.trace}"}} '
@@ -176,5 +148,5 @@ def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", away)
     with pair_of_workers("--tracing") as pair:
         task = pair.near_task()
-        program(gone, "sender", _SEND, pair.near.address, TOPOLOGY, task)
-        program(gone, "consumer", _RECEIVE, pair.near.address, TOPOLOGY, task, 1, -1)
+        gone.run("sender", SEND, pair.near.address, TOPOLOGY, task)
+        gone.run("consumer", RECEIVE, pair.near.address, TOPOLOGY, task, 1, -1)

@@ -115,7 +115,7 @@ MAY_IMPORT_PACKAGE: dict[str, tuple[str, ...]] = {
     "argcomplete": ("tuplewire_service.command",),
     "rich": ("tuplewire_service.command",),
     "textual": ("tuplewire_service.command.top_view",),
-    "opentelemetry": ("tuplewire.tracing", "tuplewire.topology.running.traced"),
+    "opentelemetry": ("tuplewire.tracing", "tuplewire.topology.running.traced", "tuplewire.spark.traced"),
     "prometheus_client": (
         "tuplewire_service.admin",
         "tuplewire_service.command",

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Unpack, overload
 from weakref import ref
 
+from tuplewire import tracing
 from tuplewire.addresses import ADDRESS_VARIABLE, resolve_address
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
@@ -275,6 +276,7 @@ class ClientHandle(Shipped):
                 _unheard.append(f"a generator was given up before its end, and what it had sent: {failure}")
             raise
         finally:
+            tracing.flush()  # nothing, where it is off
             with _lock:
                 block.depth -= 1
                 if not block.depth:

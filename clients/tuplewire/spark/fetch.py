@@ -213,7 +213,10 @@ class RangeReader:
                         numbered.append(Delivery(first, each.group))
                         first += len(each.group)
                     self._read = first - wanted.start - 1
-                    yield read_batch(numbered, headers=self._options.include_headers)
+                    yield self._batch(numbered)
+
+    def _batch(self, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
+        return read_batch(deliveries, headers=self._options.include_headers)
 
     def _lost(self, messages: int, why: str) -> None:
         """Give up so many messages, where that is allowed."""

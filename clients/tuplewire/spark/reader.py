@@ -42,6 +42,7 @@ from tuplewire.spark.offsets import (
 from tuplewire.spark.options import SourceOptions, Start
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.task_workers import HeldTasks
+from tuplewire.tracing import active
 
 logger = event_logger(__name__)
 
@@ -68,7 +69,12 @@ class RangePartitionReader(Shipped):
         """Return the messages of a partition, in order."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark plans one empty partition where there are none
-        return iter(RangeReader(partition.wanted, self._options, partition.others))
+        wanted = partition.wanted, self._options, partition.others
+        if (tracing := active()) is None:
+            return iter(RangeReader(*wanted))
+        from tuplewire.spark.traced import TracedRangeReader
+
+        return iter(TracedRangeReader(tracing, *wanted))
 
 
 class TuplewireBatchReader(RangePartitionReader, DataSourceReader):

@@ -11,6 +11,7 @@ import dataclasses
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -47,6 +48,7 @@ from tuplewire.spark.row_router import PIECE_BYTES, RowRouter, sliced
 from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.stages import AttemptStage, Placement, SinkWorkers, StagedPart, wait_for_room
 from tuplewire.spark.task_workers import At
+from tuplewire.tracing import active
 from tuplewire.wire.control_pb2 import StagedAttempt
 
 logger = event_logger(__name__)
@@ -122,7 +124,7 @@ class _Sink(Shipped):
                 incarnation=attempt + 1,
             )
             try:
-                router = RowRouter(options, partition, bad, address)
+                router = _router_type()(options, partition, bad, address)
                 groups = (group for rows in sliced(batches) for group in router.groups(rows))
                 pieces = (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES))
                 for piece in held_back(pieces) if options.bad_rows == FAIL else pieces:
@@ -151,7 +153,10 @@ class TuplewireBatchWriter(_Sink, DataSourceArrowWriter):
         """Send or stage one partition; in a Spark task."""
         sink = f"spark-{self._write_id}"
         try:
-            return _staged(self._options, sink, 0, iterator) if self._exactly_once else self._sent(iterator)
+            with _traced():
+                return (
+                    _staged(self._options, sink, 0, iterator) if self._exactly_once else self._sent(iterator)
+                )
         except _PERMANENT as error:
             return _failed(sink, error)
 
@@ -193,9 +198,10 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
         assert batch is not None, "a streaming query's tasks know the micro-batch"  # noqa: S101
         sink, epoch = f"spark-{query}", int(batch)
         try:
-            if not self._exactly_once:
-                return self._sent(iterator)
-            part = _staged(self._options, sink, epoch, iterator, self._placement)
+            with _traced():
+                if not self._exactly_once:
+                    return self._sent(iterator)
+                part = _staged(self._options, sink, epoch, iterator, self._placement)
             return dataclasses.replace(part, run=context.getLocalProperty(_RUN_ID) or self._write_id)
         except _PERMANENT as error:
             return _failed(sink, error)
@@ -207,6 +213,23 @@ class TuplewireStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Throw away what was staged, where that is possible; in the driver."""
         _discard(self._options, batchId, messages)
+
+
+def _traced() -> AbstractContextManager[None]:
+    """Have a span around what an attempt does, where tracing is on."""
+    if (tracing := active()) is None:
+        return nullcontext()
+    from tuplewire.spark.traced import attempt_span
+
+    return attempt_span(tracing, _context().partitionId())
+
+
+def _router_type() -> type[RowRouter]:
+    if active() is None:
+        return RowRouter
+    from tuplewire.spark.traced import TracedRowRouter
+
+    return TracedRowRouter
 
 
 def _context() -> TaskContext:
@@ -238,7 +261,7 @@ def _staged(
     with AttemptStage(*at, sink, epoch, partition, placement) as stage:
         try:
             bad = _bad_rows(options, partition, stage)
-            router = RowRouter(options, partition, bad, stage.reached)
+            router = _router_type()(options, partition, bad, stage.reached)
             for rows in sliced(batches):
                 stage.add(router.groups(rows))
             staged = stage.end()

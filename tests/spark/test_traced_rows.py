@@ -1,0 +1,54 @@
+"""A trace goes through a Spark job that reads messages, and writes rows."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.collector import RECEIVE, SEND, collector
+from helpers.topology import TOPOLOGY, pair_of_workers
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_DRIVER = """
+import sys
+from tuplewire_demos.local_session import local_session
+
+address, topology, came, on, fresh = sys.argv[1:]
+at = {"address": address, "topology": topology}
+with local_session("traced", cores=2) as spark:
+    rows = spark.read.format("tuplewire").options(**at, tasks=came, includeHeaders="true").load()
+    rows = rows.selectExpr(f"{on} as task", "message", "headers")
+    rows.write.format("tuplewire").options(**at, deliveryGuarantee="exactlyOnce").mode("append").save()
+    numbers = spark.range(0, 20, 1, 1)
+    rows = numbers.selectExpr(f"{fresh} as task", "cast(cast(id as string) as binary) as message")
+    rows.write.format("tuplewire").options(**at).mode("append").save()
+"""
+
+
+def test_rows_keep_their_context_and_others_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Program, worker, Spark's reader, worker, consumer: one trace; other rows get that of their attempt."""
+    with collector() as seen:
+        for name, value in seen.variables.items():
+            monkeypatch.setenv(name, value)
+        with pair_of_workers("--tracing") as pair:
+            address = pair.near.address
+            came, on, fresh = (pair.near_task() for _ in range(3))
+            seen.run("sender", SEND, address, TOPOLOGY, came)
+            seen.run("spark", _DRIVER, address, TOPOLOGY, came, on, fresh)
+            seen.run("consumer", RECEIVE, address, TOPOLOGY, on, 1, -1)
+            seen.run("consumer", RECEIVE, address, TOPOLOGY, fresh, 20, -1)
+            wanted = {f"receive {came}", f"process {on}", f"process {fresh}", "send partition 0"}
+            seen.await_spans(lambda: {each.name for each in seen.spans} >= wanted, "every span")
+        sent = seen.named(f"send {came}")[0]
+        trace = [(each.service, each.name) for each in seen.trace(sent.trace)]
+        for expected in (
+            ("sender", f"send {came}"),
+            ("tuplewire-worker", f"queue {came}"),
+            ("spark", f"receive {came}"),
+            ("tuplewire-worker", f"queue {on}"),
+            ("consumer", f"process {on}"),
+        ):
+            assert expected in trace
+        assert {each.parent for each in seen.trace(sent.trace)[1:]} == {sent.id}
+        attempts = {each.id: each for each in seen.named("send partition 0")}
+        assert {each.service for each in attempts.values()} == {"spark"}
+        assert {each.parent for each in seen.named(f"process {fresh}")} <= attempts.keys()
