@@ -27,7 +27,7 @@ SETTINGS = WorkerSettings(worker_id="w", topology="t", receive_queue_messages=10
 class Program:
     """Where messages come from; nobody waits for them."""
 
-    source = "program"
+    source = sender_id = "program"
     wants_releases = False
     worker_number = 0
 

@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tuplewire_service.process.worker_config",
         "tuplewire_service.process.config_sources",
     ),
+    "tuplewire_service.command.tapped": (CLIENT, "tuplewire.topology.serial", "tuplewire_service.command"),
     "tuplewire_service.testing": (CLIENT, "tuplewire_service.messaging", "tuplewire_service.testing"),
     "tuplewire_service": (CLIENT, "tuplewire_service"),
 }

@@ -27,6 +27,7 @@ class From:
 
     worker_number: int
     source: str = ""
+    sender_id: str = ""
     wants_releases: bool = True
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:

@@ -14,7 +14,7 @@ from tuplewire_service.worker.worker_settings import WorkerSettings
 class Sender:
     """Where the messages came from; nobody waits for them."""
 
-    source = "test"
+    source = sender_id = "test"
     wants_releases = False
     worker_number = 0
 

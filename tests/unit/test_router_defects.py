@@ -27,7 +27,7 @@ ASSIGNMENT = Assignment(
 
 
 class _Program:
-    source, worker_number, wants_releases = "client", 0, False
+    source, sender_id, worker_number, wants_releases = "client", "c", 0, False
 
     def __init__(self) -> None:
         self.released: list[int] = []

@@ -1,10 +1,10 @@
-"""A blocking client of a worker's control service: status, load, assignment, drain, publishing."""
+"""A blocking client of a worker's control service: status, load, assignment, drain, publishing, taps."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -230,6 +230,34 @@ class ControlClient:
         )
         response: control_pb2.TakeOverResponse = self._call("TakeOver", request)
         return response
+
+    def tap(
+        self,
+        tasks: Iterable[int] = (),
+        *,
+        sample: float = 1.0,
+        most_per_second: int = 0,
+        most_bytes: int = 0,
+    ) -> Generator[control_pb2.TapResponse]:
+        """Yield copies of messages to tasks as they pass, without an end; close() ends it.
+
+        tasks: none: all. sample: the share of their messages. most_per_second, most_bytes (of a payload):
+        0: as the worker has it. The first response, without messages, comes once the tap is in place.
+
+        Raises PermissionDeniedError, ResourceLimitError while too many others tap, DrainingError when the
+        worker drains, and UnreachableError when it goes.
+        """
+        request = control_pb2.TapRequest(
+            tasks=tasks, sample=sample, most_per_second=most_per_second, most_bytes=most_bytes
+        )
+        connection = self._connected(self.timeout)
+        metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
+        with _mapped_errors(self.address, lambda: "the tap has ended", hint):
+            call = connection.control.Tap(request, metadata=metadata)
+            try:
+                yield from call
+            finally:
+                call.cancel()
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.

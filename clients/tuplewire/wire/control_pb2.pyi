@@ -567,3 +567,53 @@ class TakeOverResponse(_message.Message):
     published_tasks: _containers.RepeatedScalarFieldContainer[int]
     former_workers: _containers.RepeatedCompositeFieldContainer[AssignedWorker]
     def __init__(self, published_tasks: _Optional[_Iterable[int]] = ..., former_workers: _Optional[_Iterable[_Union[AssignedWorker, _Mapping]]] = ...) -> None: ...
+
+class TapRequest(_message.Message):
+    __slots__ = ("tasks", "sample", "most_per_second", "most_bytes")
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    MOST_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedScalarFieldContainer[int]
+    sample: float
+    most_per_second: int
+    most_bytes: int
+    def __init__(self, tasks: _Optional[_Iterable[int]] = ..., sample: _Optional[float] = ..., most_per_second: _Optional[int] = ..., most_bytes: _Optional[int] = ...) -> None: ...
+
+class TapResponse(_message.Message):
+    __slots__ = ("messages", "passed", "left_out")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[TappedMessage]
+    passed: int
+    left_out: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[TappedMessage, _Mapping]]] = ..., passed: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class TappedMessage(_message.Message):
+    __slots__ = ("task", "source", "payload", "size_bytes", "headers", "headers_bytes", "sender", "from_worker", "place", "redelivered", "accepted_unix_micros", "seen_unix_micros")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    FROM_WORKER_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    REDELIVERED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_UNIX_MICROS_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    source: int
+    payload: bytes
+    size_bytes: int
+    headers: bytes
+    headers_bytes: int
+    sender: str
+    from_worker: bool
+    place: str
+    redelivered: bool
+    accepted_unix_micros: int
+    seen_unix_micros: int
+    def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., payload: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., headers: _Optional[bytes] = ..., headers_bytes: _Optional[int] = ..., sender: _Optional[str] = ..., from_worker: bool = ..., place: _Optional[str] = ..., redelivered: bool = ..., accepted_unix_micros: _Optional[int] = ..., seen_unix_micros: _Optional[int] = ...) -> None: ...

@@ -80,6 +80,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.FromString,
                 _registered_method=True)
+        self.Tap = channel.unary_stream(
+                '/tuplewire.v1.Control/Tap',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.TapRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.TapResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -165,6 +170,16 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tap(self, request, context):
+        """Tap shows messages as the worker routes them, from now on: copies of a sample of them, which take nothing
+        from anybody. The first response comes at once. Messages are left out, and counted, where there are more
+        than was asked for, and where the reader is slow. It ends with DRAINING when the worker drains, and is
+        refused with RESOURCE_LIMIT while too many others tap.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -212,6 +227,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetEntries,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.SerializeToString,
+            ),
+            'Tap': grpc.unary_stream_rpc_method_handler(
+                    servicer.Tap,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.TapRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.TapResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -458,6 +478,33 @@ class Control(object):
             '/tuplewire.v1.Control/GetEntries',
             tuplewire_dot_v1_dot_control__pb2.GetEntriesRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.GetEntriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tuplewire.v1.Control/Tap',
+            tuplewire_dot_v1_dot_control__pb2.TapRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.TapResponse.FromString,
             options,
             channel_credentials,
             insecure,

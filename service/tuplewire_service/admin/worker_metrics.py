@@ -29,6 +29,7 @@ from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.worker_snapshot import (
     PeerSnapshot,
     SinkSnapshot,
+    TapSnapshot,
     TaskSnapshot,
     Timings,
     WorkerSnapshot,
@@ -154,6 +155,7 @@ class WorkerCollector(Collector):
         yield from self._peer_families(snapshot.peers)
         yield from self._task_families(snapshot.tasks)
         yield from _sinks(snapshot.sinks)
+        yield from _taps(snapshot.taps)
         yield from _times(snapshot.timings)
 
     def _received_families(self, received: Sequence[ReceiveCount]) -> Iterator[Metric]:
@@ -302,6 +304,16 @@ def _sinks(sinks: SinkSnapshot) -> Iterator[Metric]:
         "staging_waits",
         "How often Spark's sinks have found no room to stage; they ask again within two seconds.",
         sinks.waits,
+    )
+
+
+def _taps(taps: TapSnapshot) -> Iterator[Metric]:
+    yield gauge("taps", "How many look at messages as they pass, by tuplewire tap.", taps.open)
+    yield counter("tapped_messages", "Messages of which a copy was shown to somebody.", taps.shown)
+    yield counter(
+        "tap_left_out_messages",
+        "Messages over the rate, or the bounds, of a tap that was to show them; they went on all the same.",
+        taps.left_out,
     )
 
 

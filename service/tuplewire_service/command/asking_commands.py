@@ -18,7 +18,7 @@ from tuplewire_service.process.stop import EXIT_OK
 
 def add_asking_commands(commands: Any) -> None:
     """Add the commands that ask a running worker."""
-    parser = _add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
+    parser = add_asking(commands, _status, "show a worker's state, ledger, tasks and connections", "")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
     parser.add_argument(
         "--watch",
@@ -28,7 +28,7 @@ def add_asking_commands(commands: Any) -> None:
         const=1.0,
         help="print it again and again, with rates by task (default every second)",
     )
-    parser = _add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
+    parser = add_asking(commands, _assign, "put an assignment in force on a worker", "assignment.json")
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -42,12 +42,12 @@ def add_asking_commands(commands: Any) -> None:
         help="take a version that is more than 2^32 ahead, or leaves no more than that for later ones",
     )
     about = "make a worker deliver or forward what it holds, and exit"
-    parser = _add_asking(commands, _drain, about, "--deadline 10")
+    parser = add_asking(commands, _drain, about, "--deadline 10")
     about = "how long it may take (default: as it is configured)"
     parser.add_argument("--deadline", metavar="SECONDS", type=float, help=about)
 
 
-def _add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
+def add_asking(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
     """Add a command that asks a running worker."""
     parser = add_command(commands, handler, help_text, f"127.0.0.1:6700 {example}".rstrip())
     parser.add_argument(

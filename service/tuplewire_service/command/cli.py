@@ -14,6 +14,7 @@ import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.shown import shown
 from tuplewire_service.command.asking_commands import add_asking_commands
+from tuplewire_service.command.looking_commands import add_looking_commands
 from tuplewire_service.command.message_commands import add_message_commands
 from tuplewire_service.command.parsers import (
     EXIT_CODES,
@@ -122,6 +123,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     add_message_commands(commands)
     add_asking_commands(commands)
     add_top_command(commands)
+    add_looking_commands(commands)
     parser = add_command(commands, _completion, "print what makes a shell complete this command", "bash")
     parser.description = (
         'Print what makes a shell complete this command: eval "$(tuplewire completion bash)" in ~/.bashrc, '

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from tuplewire.errors import ConfigError, FlushTimeoutError, UnreachableError
+from tuplewire.errors import FlushTimeoutError, UnreachableError
 from tuplewire.shown import shown
-from tuplewire.task_ids import parse_tasks
 from tuplewire_service.command.messages import MessageFormat, payloads_in, read_messages, writer_of_messages
 from tuplewire_service.command.parsers import (
     ADDRESS_VARIABLE,
@@ -21,6 +20,7 @@ from tuplewire_service.command.parsers import (
     add_command,
     control_of,
     credentials_of,
+    task_list,
 )
 from tuplewire_service.command.terminal import counted
 from tuplewire_service.process.stop import EXIT_OK
@@ -45,16 +45,9 @@ def add_message_commands(commands: Any) -> None:
     )
     parser.add_argument("--source", metavar="TASK", type=int, help="the task that sends (default: none)")
     parser = _add_messages(commands, _recv, "take the messages of tasks, and print them", "42 --count 1")
-    parser.add_argument("tasks", metavar="TASKS", type=_tasks, help="the tasks, like 42 or 1,2,10-19")
+    parser.add_argument("tasks", metavar="TASKS", type=task_list, help="the tasks, like 42 or 1,2,10-19")
     parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
     parser.add_argument("--quiet", metavar="SECONDS", type=float, help="end once nothing came for so long")
-
-
-def _tasks(text: str) -> tuple[int, ...]:
-    try:
-        return parse_tasks(text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:

@@ -28,6 +28,15 @@ class MessageFormat(StrEnum):
     """Before each its length, in four bytes, big-endian. Of the task nothing is said."""
 
 
+class Decoding(StrEnum):
+    """How a payload is to be read that somebody looks at."""
+
+    TEXT = "text"
+    JSON = "json"
+    TUPLE = "tuple"
+    """As a component of a topology has emitted it."""
+
+
 def payloads_in(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
     """Return what stands for each message in a file, as it comes; ConfigError where one is cut off."""
     return _prefixed(file) if form is MessageFormat.PREFIXED else (line.removesuffix(b"\n") for line in file)

@@ -10,9 +10,11 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import ENVIRONMENT_PREFIX, Settings, settings_of
 from tuplewire.shown import shown
+from tuplewire.task_ids import parse_tasks
 from tuplewire_service.process.stop import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
     """Add the command that has the handler's name."""
-    name = handler.__name__.removeprefix("_")
+    name = handler.__name__.removeprefix("_").replace("_", "-")
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_text,
@@ -66,6 +68,14 @@ def add_setting_flags(parser: argparse.ArgumentParser, settings: type[Settings])
             const="true" if known.is_flag else None,
             help=f"{known.help} (environment: {known.variable}{default})".replace("%", "%%"),
         )
+
+
+def task_list(text: str) -> tuple[int, ...]:
+    """Return tasks that are written like 42 or 1,2,10-19; for the `type` of an argument."""
+    try:
+        return parse_tasks(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def given_flags(arguments: argparse.Namespace, settings: type[Settings]) -> dict[str, str]:

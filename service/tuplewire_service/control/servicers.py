@@ -27,6 +27,7 @@ from tuplewire_service.control.status_messages import (
     assignment_to_wire,
     entries_to_wire,
 )
+from tuplewire_service.control.tap_service import TapService
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
@@ -74,6 +75,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._status = status
         self._admit = admit
         self._stop = stop
+        self._taps = TapService(worker)
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
@@ -190,6 +192,18 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
             ],
         )
 
+    async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
+        """Show messages as they pass."""
+        async with contextlib.aclosing(
+            self._taps.tap(request, self._admit(context), context.peer())
+        ) as responses:
+            async for response in responses:
+                yield response
+
+    def end_taps(self) -> None:
+        """End every stream of Tap: the worker drains."""
+        self._taps.end()
+
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
@@ -235,8 +249,9 @@ class Services(grpc.GenericRpcHandler):
                 request = await self._read(path, method, context, wire)
                 try:
                     if method.response_streaming:
-                        async for response in method.unary_stream(request, context):
-                            await wire.write(method.response_serializer(response))
+                        async with contextlib.aclosing(method.unary_stream(request, context)) as responses:
+                            async for response in responses:
+                                await wire.write(method.response_serializer(response))
                     else:
                         response = await method.unary_unary(request, context)
                         await wire.write(method.response_serializer(response))

@@ -57,7 +57,7 @@ class Entrance:
     refused.
     """
 
-    source = "executors"
+    source = sender_id = "executors"
     worker_number = 0
 
     def __init__(self, worker: Worker, free: Container[int]) -> None:

@@ -124,6 +124,10 @@ class InboundSession(Protocol):
 
     @property
     def source(self) -> str:
+        """The name by which its messages are counted: a worker's id, or `client` for every program."""
+
+    @property
+    def sender_id(self) -> str:
         """The sender's id."""
 
     @property

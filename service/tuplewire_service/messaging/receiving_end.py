@@ -169,7 +169,7 @@ class ReceivingEnd(ABC):
 class _Inbound:
     """Where a session's batches come from; those that came by another worker have an inbound of their own."""
 
-    __slots__ = ("_came_by", "_end", "source", "wants_releases", "worker_number")
+    __slots__ = ("_came_by", "_end", "sender_id", "source", "wants_releases", "worker_number")
 
     def __init__(self, end: ReceivingEnd, came_by: int) -> None:
         self.source, self.worker_number, self.wants_releases = (
@@ -177,6 +177,7 @@ class _Inbound:
             end.worker_number,
             end.wants_releases,
         )
+        self.sender_id = end.key[1]
         self._end = end
         self._came_by = came_by
 

@@ -84,8 +84,8 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
         """Adds to a status what only the process around the worker knows; on the loop."""
-        control = ControlServicer(self.worker, stop, self.security.admit, self._status)
-        add_ControlServicer_to_server(control, self._services)  # type: ignore[no-untyped-call]
+        self._control = ControlServicer(self.worker, stop, self.security.admit, self._status)
+        add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None
         self._watches: list[asyncio.Task[None]] = []
@@ -179,6 +179,7 @@ class DataPlane:
         for watch in self._watches:
             watch.cancel()
         deadline = time.monotonic() + deadline_seconds
+        self._control.end_taps()
         await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
         if self._state is not None and self._keeping is not None:

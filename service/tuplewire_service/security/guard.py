@@ -6,7 +6,7 @@ Source: Storm's `IAuthorizer`, and `SaslStormServerHandler` for who is on the ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -31,9 +31,10 @@ CONTROL = {
     "Stage": "",
     "Publish": "publish",
     "TakeOver": "publish",
+    "Tap": "",
     "Drain": "drain",
 }
-"""What a rule must allow for a method of Control; empty: nothing (with Stage, the tasks count)."""
+"""What a rule must allow for a method of Control; empty: nothing (with Stage and Tap, the tasks count)."""
 OTHER_CONTROL = "assign"
 """What it must allow for every other one, also for those that are yet to come."""
 
@@ -162,6 +163,7 @@ class Access(IAccess):
         self._caller = caller
         self._is_worker = False
         self._received: tuple[str, Sequence[int]] | None = None
+        self._tapped: tuple[str, Collection[int]] | None = None
         self._identify()
 
     def _identify(self) -> None:
@@ -188,6 +190,8 @@ class Access(IAccess):
             self._check_worker()
         if self._received is not None:
             self.receive(*self._received)
+        if self._tapped is not None:
+            self.tap(*self._tapped)
 
     def _check_worker(self) -> None:
         if not self._may_be_worker:
@@ -212,6 +216,17 @@ class Access(IAccess):
         granted = self._permissions()
         if granted is not None and (foreign := [task for task in tasks if task not in granted.receive]):
             raise self._task(f"receive from task {foreign[0]}", "receive")
+
+    def tap(self, topology: str, tasks: Collection[int]) -> None:
+        self._tapped = topology, tasks
+        self._check_topology(topology)
+        granted = self._permissions()
+        if granted is None:
+            return
+        if not tasks and not granted.tap.everything:
+            raise self._task("tap every task", "tap")
+        if foreign := [task for task in tasks if task not in granted.tap]:
+            raise self._task(f"tap task {foreign[0]}", "tap")
 
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
         if self._guard.rules is None or self._is_worker:

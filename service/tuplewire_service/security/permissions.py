@@ -19,7 +19,7 @@ from tuplewire.identity.files import UNREADABLE
 
 ACTIONS = ("assign", "drain", "publish")
 """What a rule may allow beside sending and receiving; the last is a sink's driver's."""
-_KEYS = ("certificates", "tokens", "topologies", "send", "receive", "control")
+_KEYS = ("certificates", "tokens", "topologies", "send", "receive", "tap", "control")
 _MOST_DOTS = 1000
 """In one line. The time that a dotted key takes grows with their square, and everything else stands still."""
 _PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
@@ -81,6 +81,7 @@ class PermissionRule:
     send: TaskRanges
     receive: TaskRanges
     control: frozenset[str]
+    tap: TaskRanges = TaskRanges((), ())
 
     def fits(self, names: Iterable[str], token: str | None, topology: str) -> bool:
         """Whether it is about a client with these names and this token, in a topology."""
@@ -99,6 +100,7 @@ class Permissions:
     send: TaskRanges
     receive: TaskRanges
     control: frozenset[str]
+    tap: TaskRanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Rules:
             _sum(rule.send for rule in fitting),
             _sum(rule.receive for rule in fitting),
             frozenset(action for rule in fitting for action in rule.control),
+            _sum(rule.tap for rule in fitting),
         )
 
 
@@ -172,6 +175,7 @@ def _rule(table: Mapping[str, Any]) -> PermissionRule:
         _tasks(table, "send"),
         _tasks(table, "receive"),
         frozenset(control),
+        _tasks(table, "tap"),
     )
 
 

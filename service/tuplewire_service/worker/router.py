@@ -31,6 +31,7 @@ from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, LostWorkers, Moves
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
+from tuplewire_service.worker.taps import Taps
 from tuplewire_service.worker.transfer_queue import TransferQueue
 from tuplewire_service.worker.worker_settings import WorkerSettings
 
@@ -78,6 +79,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """What stands for this worker, as an entry worker."""
         self._incarnation = incarnation
         self.departures = Departures()
+        self.taps = Taps()
         self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
         """Called with what a worker knew of sinks that has ended."""
         self._draining, self._closing = draining, False
@@ -242,6 +244,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 self._transfer.unroutable(group, inbound)  # its program has heard already that it is accepted
             self._ledger.accepted += len(group)
         self._transfer.drain_now()
+        if self.taps:
+            self.taps.look(batch, self.place_of)
 
     def _open_early(self, task: int) -> None:
         """Hold a task that is ours by an assignment that has not arrived yet."""

@@ -130,7 +130,7 @@ class Forwarded:
     """Stands for the inbound session of messages with contexts until another worker has taken them over."""
 
     def __init__(self, inbound: InboundSession, group: TaskGroup, to: str, contexts: Contexts) -> None:
-        self.source = inbound.source
+        self.source, self.sender_id = inbound.source, inbound.sender_id
         self.worker_number = inbound.worker_number
         self.wants_releases = inbound.wants_releases
         self.release = inbound.release

@@ -369,4 +369,5 @@ class Worker:
             congested=self._congested,
             moving_tasks=router.moving_tasks,
             not_ready_because=self.not_ready_because,
+            taps=router.taps.snapshot(),
         )

@@ -128,6 +128,18 @@ class SinkSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class TapSnapshot:
+    """Who looks at messages as they pass."""
+
+    open: int = 0
+    """How many do so now."""
+    shown: int = 0
+    """Messages of which a copy was shown."""
+    left_out: int = 0
+    """Messages that were over the rate, or the bounds, of a tap."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
     """A whole worker; its parts were read together."""
 
@@ -161,3 +173,4 @@ class WorkerSnapshot:
     """Tasks that are changing hands and have something on an old route."""
     not_ready_because: str
     """Empty when ready; else one line for humans."""
+    taps: TapSnapshot = TapSnapshot()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import NoReturn, TypeVar
 
@@ -53,6 +53,9 @@ class IAccess:
 
     def receive(self, topology: str, tasks: Iterable[int]) -> None:
         """Take note that it wants the messages of these tasks; raises RefusedError."""
+
+    def tap(self, topology: str, tasks: Collection[int]) -> None:
+        """Take note that it wants copies of the messages to these tasks, none: all; raises RefusedError."""
 
     def refused(self, groups: Sequence[TaskGroup]) -> Sequence[tuple[TaskGroup, RefusedError]]:
         """Return those groups that it may not send, and why."""

@@ -1,0 +1,95 @@
+"""`tuplewire tap`: what passes through a running worker."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from typing import Any
+
+from tuplewire.errors import ConfigError
+from tuplewire.shown import shown
+from tuplewire_service.command.asking_commands import add_asking
+from tuplewire_service.command.messages import Decoding
+from tuplewire_service.command.parsers import control_of, task_list
+from tuplewire_service.process.stop import EXIT_OK
+
+
+def add_looking_commands(commands: Any) -> None:
+    """Add the commands that look into a running worker."""
+    parser = add_asking(
+        commands,
+        _tap,
+        "show messages as they pass through a worker; nothing is taken from their consumers",
+        "--task 42 --sample 0.01",
+    )
+    parser.add_argument(
+        "--task",
+        metavar="TASKS",
+        type=task_list,
+        default=(),
+        help="of messages to these tasks, like 42 or 1,2,10-19 (default: of all)",
+    )
+    parser.add_argument(
+        "--sample", metavar="SHARE", type=float, default=1.0, help="of this share of them (default 1: all)"
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="N",
+        type=int,
+        default=100,
+        help="so many a second (default 100, at most 1000)",
+    )
+    parser.add_argument(
+        "--bytes", metavar="N", type=int, default=4096, help="so much of each (default 4096, up to 65536)"
+    )
+    parser.add_argument(
+        "--decode",
+        choices=list(Decoding),
+        type=Decoding,
+        default=Decoding.TEXT,
+        help="text; json; or tuple, which a topology's components emit (default text)",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each, with base64")
+    parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
+
+
+def _tap(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.sample <= 1:
+        raise ConfigError(f"--sample must be over 0, and 1 at most, not {arguments.sample:g}")
+    for name in ("rate", "bytes"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name} must be 1 or more, not {getattr(arguments, name)}")
+    from tuplewire_service.command.tapped import tapped_as_json, tapped_as_text
+
+    left = arguments.count
+    left_out = passed = count = 0
+    with control_of(arguments) as client:
+        worker_id = client.status().worker_id
+        tapped = client.tap(
+            arguments.task,
+            sample=arguments.sample,
+            most_per_second=arguments.rate,
+            most_bytes=arguments.bytes,
+        )
+        try:
+            with closing(tapped):
+                for number, response in enumerate(tapped):
+                    if not number:
+                        print(f"tapping at {shown(worker_id)}; Ctrl-C ends it", file=sys.stderr, flush=True)
+                    passed = response.passed
+                    for message in response.messages[:left]:
+                        count += 1
+                        if arguments.json:
+                            print(tapped_as_json(message))
+                        else:
+                            print(tapped_as_text(message, arguments.decode))
+                    sys.stdout.flush()
+                    if response.left_out > left_out:
+                        print(f"-- {response.left_out - left_out} left out --", file=sys.stderr, flush=True)
+                        left_out = response.left_out
+                    if left is not None and (left := left - len(response.messages)) <= 0:
+                        break
+        finally:
+            print(f"{count} shown, {left_out} left out, of {passed} that passed", file=sys.stderr)
+    return EXIT_OK

@@ -1,0 +1,113 @@
+"""Tapped messages, as a terminal or a program may have them. Everything in them may come from anybody."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import Any
+
+from tuplewire.errors import MalformedError
+from tuplewire.headers import decode_headers
+from tuplewire.shown import shown, shown_value
+from tuplewire.topology.serial.packing import FAULTS, read_array_size, read_items, read_value
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.command.messages import Decoding
+
+
+def tapped_as_text(message: pb.TappedMessage, decoding: Decoding) -> str:
+    """Return a line: when, from whom, to whom, key and headers, and the payload after a bar."""
+    seconds, micros = divmod(message.seen_unix_micros, 1_000_000)
+    instant = time.strftime("%H:%M:%S", time.gmtime(seconds))
+    facts: dict[str, Any] = {"task": message.task, "at": message.place, "sender": message.sender}
+    if message.HasField("source"):
+        facts["source"] = message.source
+    if message.accepted_unix_micros:
+        age = max(0, message.seen_unix_micros - message.accepted_unix_micros)
+        facts["age_ms"] = f"{age / 1000:.1f}"
+    if message.redelivered:
+        facts["redelivered"] = "yes"
+    facts.update(_key_and_headers(message))
+    facts["bytes"] = message.size_bytes
+    told = " ".join(f"{name}={shown_value(value)}" for name, value in facts.items())
+    return f"{instant}.{micros // 1000:03d}Z {told} | {_payload(message, decoding)}"
+
+
+def _key_and_headers(message: pb.TappedMessage) -> dict[str, str]:
+    if message.headers_bytes > len(message.headers):
+        return {"headers": f"({message.headers_bytes} bytes)"}
+    try:
+        key, headers = decode_headers(message.headers)
+    except MalformedError:
+        return {"headers": f"({message.headers_bytes} bytes that are none)"}
+    found = {} if key is None else {"key": _text(key)}
+    if headers:
+        found["headers"] = ",".join(f"{name}:{_text(value)}" for name, value in headers)
+    return found
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="backslashreplace")
+
+
+def _payload(message: pb.TappedMessage, decoding: Decoding) -> str:
+    """Return the payload; as text where it is not what it is to be read as."""
+    payload = message.payload
+    whole = len(payload) == message.size_bytes
+    if decoding is not Decoding.TEXT and whole:
+        try:
+            return shown(_tuple(payload) if decoding is Decoding.TUPLE else _json(payload))
+        except (*FAULTS, RecursionError, TypeError):
+            return f"(no {decoding}) {shown(_text(payload))}"
+    return shown(_text(payload)) + ("" if whole else " ...")
+
+
+def _json(payload: bytes) -> str:
+    return json.dumps(json.loads(payload), ensure_ascii=False)
+
+
+def _tuple(payload: bytes) -> str:
+    """Return a tuple as `task:component:stream [values]`, and what it descends from.
+
+    It is read without its topology, so that its values have no names.
+    """
+    size, at = read_array_size(payload, 0)
+    if size != _PARTS:
+        raise ValueError("a tuple has three parts")
+    source, at = read_value(payload, at)
+    size, at = read_array_size(payload, at)
+    ids, at = read_items(payload, at, size, 1)
+    size, at = read_array_size(payload, at)
+    values, at = read_items(payload, at, size, 1)
+    if at != len(payload):
+        raise ValueError("there is more behind the tuple")
+    roots = f" of {ids!r}" if ids else ""
+    return f"{source} {values!r}{roots}"
+
+
+_PARTS = 3
+
+
+def tapped_as_json(message: pb.TappedMessage) -> str:
+    """Return one JSON object; bytes are base64, as they need not be text."""
+    fields: dict[str, Any] = {
+        "task": message.task,
+        "source": message.source if message.HasField("source") else None,
+        "base64": base64.b64encode(message.payload).decode(),
+        "size_bytes": message.size_bytes,
+        "sender": message.sender,
+        "from_worker": message.from_worker,
+        "place": message.place,
+        "redelivered": message.redelivered,
+        "accepted_unix_micros": message.accepted_unix_micros,
+        "seen_unix_micros": message.seen_unix_micros,
+    }
+    try:
+        key, headers = decode_headers(message.headers)
+    except MalformedError:
+        key, headers = None, ()
+    if key is not None:
+        fields["key"] = base64.b64encode(key).decode()
+    if headers:
+        fields["headers"] = [[name, base64.b64encode(value).decode()] for name, value in headers]
+    return json.dumps(fields)

@@ -1,0 +1,89 @@
+"""A tap, from the wire to the worker and back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+from tuplewire.errors import DrainingError, MalformedError, NotReadyError, RefusedError
+from tuplewire.events import event_logger
+from tuplewire.group import check_task
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess
+from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND, Wanted
+from tuplewire_service.worker.worker import Worker
+
+logger = event_logger(__name__)
+
+_TOGETHER_SECONDS = 0.05
+"""What comes within this time travels in one response: a reader is woken at most so often."""
+_DEFAULTS = Wanted(frozenset())
+
+
+def wanted_of(request: pb.TapRequest) -> Wanted:
+    """Read what somebody wants to see; MalformedError, InvalidTaskError."""
+    if not 0 <= request.sample <= 1:  # not so for NaN, either
+        raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
+    return Wanted(
+        frozenset(map(check_task, request.tasks)),
+        request.sample or _DEFAULTS.sample,
+        min(request.most_per_second or _DEFAULTS.per_second, MOST_PER_SECOND),
+        min(request.most_bytes or _DEFAULTS.most_bytes, MOST_BYTES),
+    )
+
+
+class TapService:
+    """The taps of one worker, as streams. Belongs to the event loop."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Begin without any."""
+        self._worker = worker
+        self._ending: dict[asyncio.Event, RefusedError | None] = {}
+
+    def end(self) -> None:
+        """End every stream: the worker drains."""
+        for woken in self._ending:
+            self._end(woken, DrainingError("the worker is draining, and the tap has ended"))
+
+    def _end(self, woken: asyncio.Event, error: RefusedError) -> None:
+        self._ending[woken] = error
+        woken.set()
+
+    async def tap(self, request: pb.TapRequest, access: IAccess, peer: str) -> AsyncGenerator[pb.TapResponse]:
+        """Yield what passes, at first nothing: the tap is in place then.
+
+        Raises PermissionDeniedError, also once the rights are gone, ResourceLimitError when there are too
+        many taps, and DrainingError.
+        """
+        wanted = wanted_of(request)
+        access.tap(self._worker.settings.topology, wanted.tasks)
+        woken = asyncio.Event()
+        taps = self._worker.router.taps
+        tap = taps.begin(wanted, woken.set)
+        self._ending[woken] = None
+        who = {"client": peer, "who": access.owner, "tasks": ",".join(map(str, sorted(wanted.tasks))) or "*"}
+        logger.info("tap.began", extra={**who, "sample": wanted.sample, "per_second": wanted.per_second})
+        began = time.monotonic()
+        try:
+            with access.standing(lambda error: self._end(woken, error)):
+                while True:
+                    woken.clear()
+                    yield pb.TapResponse(
+                        messages=[pb.TappedMessage(**each._asdict()) for each in tap.take()],
+                        passed=tap.passed,
+                        left_out=tap.left_out,
+                    )
+                    await woken.wait()
+                    if (error := self._ending[woken]) is not None:
+                        raise error
+                    if tap.failed:
+                        raise NotReadyError(
+                            "the tap has a defect, and the worker's log tells which: report it"
+                        )
+                    await asyncio.sleep(_TOGETHER_SECONDS)
+        finally:
+            del self._ending[woken]
+            taps.end(tap)
+            counts = {"shown": tap.shown, "left_out": tap.left_out, "passed": tap.passed}
+            logger.info("tap.ended", extra={**who, **counts, "seconds": round(time.monotonic() - began, 1)})

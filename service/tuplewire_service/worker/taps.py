@@ -1,0 +1,219 @@
+"""Taps: copies of a sample of what passes through a worker, for whoever looks. Knows nothing of gRPC."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from tuplewire.errors import ResourceLimitError
+from tuplewire.events import event_logger
+from tuplewire.group import TaskGroup
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.worker_snapshot import TapSnapshot
+
+logger = event_logger(__name__)
+
+MOST_TAPS = 8
+"""So many may look at a worker at a time: each costs what it copies."""
+MOST_PER_SECOND = 1000
+MOST_BYTES = 1 << 16
+_MOST_WAITING = 1000
+_MOST_WAITING_BYTES = 4 << 20
+_MOST_TAKEN_BYTES = 1 << 20
+"""gRPC takes responses of 4 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What somebody wants to see.
+
+    tasks: of which; none: of all. sample: the share of their messages, over 0 to 1. per_second: so many at
+    most. most_bytes: so much of a payload at most.
+    """
+
+    tasks: frozenset[int]
+    sample: float = 1.0
+    per_second: int = 100
+    most_bytes: int = 4096
+
+
+class TappedMessage(NamedTuple):
+    """A copy of a message, as it was routed."""
+
+    task: int
+    source: int | None
+    payload: bytes
+    """Its beginning, where it is longer than was wanted."""
+    size_bytes: int
+    headers: bytes
+    """Key and headers, encoded; empty where they are longer than was wanted, too."""
+    headers_bytes: int
+    sender: str
+    from_worker: bool
+    place: str
+    """Where it goes: `local`, or a worker's id."""
+    redelivered: bool
+    accepted_unix_micros: int
+    """When its sender accepted it; 0: it has not said so."""
+    seen_unix_micros: int
+
+    @property
+    def copied_bytes(self) -> int:
+        """How much of it is kept."""
+        return len(self.payload) + len(self.headers)
+
+
+class Tap:
+    """One look. Belongs to the event loop.
+
+    Guarantee: it never waits, and holds a bounded number of messages and bytes. passed: how many messages of
+    its tasks have passed; left_out: how many of these were in the sample, and over its rate or its bounds.
+    """
+
+    def __init__(
+        self, wanted: Wanted, wake: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin to look. wake: called when there is something to take."""
+        self.wanted = wanted
+        self.passed = self.left_out = self.shown = 0
+        self.failed = False
+        self._wake = wake
+        self._clock = clock
+        self._random = random.Random()  # noqa: S311 - a sample is no secret
+        self._share = 0.0
+        self._room = float(wanted.per_second)
+        self._filled = clock()
+        self._waiting: deque[TappedMessage] = deque()
+        self._waiting_bytes = 0
+
+    def look(self, group: TaskGroup, batch: ReceivedBatch, place: str) -> None:
+        """Copy what the sample has of a group."""
+        count = len(group)
+        self.passed += count
+        self._share += count * self.wanted.sample
+        chosen = min(count, int(self._share))
+        self._share -= chosen
+        if not chosen:
+            return
+        now = self._clock()
+        self._room = min(
+            float(self.wanted.per_second), self._room + (now - self._filled) * self.wanted.per_second
+        )
+        self._filled = now
+        taken = min(chosen, int(self._room), _MOST_WAITING - len(self._waiting))
+        self._room -= taken
+        if taken > 0:
+            indexes = range(count) if taken == count else sorted(self._random.sample(range(count), taken))
+            for message in _copies(group, indexes, batch, place, self.wanted.most_bytes):
+                if self._waiting_bytes >= _MOST_WAITING_BYTES:
+                    break
+                self._waiting.append(message)
+                self._waiting_bytes += message.copied_bytes
+                self.shown += 1
+                chosen -= 1
+        self.left_out += chosen
+        self._wake()
+
+    def fail(self) -> None:
+        """Take note that it has a defect, and sees nothing more."""
+        self.failed = True
+        self._wake()
+
+    def take(self) -> list[TappedMessage]:
+        """Return what has come since the last call, as much as a response may have, and wake for the rest."""
+        messages: list[TappedMessage] = []
+        size = 0
+        while self._waiting and size < _MOST_TAKEN_BYTES:
+            messages.append(self._waiting.popleft())
+            size += messages[-1].copied_bytes
+        self._waiting_bytes -= size
+        if self._waiting:
+            self._wake()
+        return messages
+
+
+def _copies(
+    group: TaskGroup, indexes: Iterable[int], batch: ReceivedBatch, place: str, most_bytes: int
+) -> Iterator[TappedMessage]:
+    """Copy messages of a group; the time grows with the group, once, and with what is copied."""
+    sizes, header_sizes = group.sizes(), group.header_sizes()
+    begins = [0, *accumulate(sizes)]
+    header_begins = [0, *accumulate(header_sizes)] if header_sizes else []
+    inbound, now_micros = batch.inbound, time.time_ns() // 1000
+    for index in indexes:
+        headers = b""
+        if header_begins and header_sizes[index] <= most_bytes:
+            headers = group.header_data[header_begins[index] : header_begins[index + 1]]
+        yield TappedMessage(
+            task=group.task,
+            source=group.source,
+            payload=group.data[begins[index] : begins[index] + min(sizes[index], most_bytes)],
+            size_bytes=sizes[index],
+            headers=headers,
+            headers_bytes=header_sizes[index] if header_begins else 0,
+            sender=inbound.sender_id,
+            from_worker=bool(inbound.worker_number),
+            place=place,
+            redelivered=group.redelivered,
+            accepted_unix_micros=group.accepted_micros,
+            seen_unix_micros=now_micros,
+        )
+
+
+class Taps:
+    """Those of one worker; true while there is one, which is all that its data plane asks then."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._open: list[Tap] = []
+        self._ended = TapSnapshot()
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def begin(self, wanted: Wanted, wake: Callable[[], None]) -> Tap:
+        """Begin a tap; ResourceLimitError when there are too many."""
+        if len(self._open) >= MOST_TAPS:
+            raise ResourceLimitError(f"{MOST_TAPS} taps are open at this worker already: end one of them")
+        tap = Tap(wanted, wake)
+        self._open.append(tap)
+        return tap
+
+    def end(self, tap: Tap) -> None:
+        """End a tap."""
+        if tap in self._open:
+            self._open.remove(tap)
+        ended = self._ended
+        self._ended = TapSnapshot(0, ended.shown + tap.shown, ended.left_out + tap.left_out)
+
+    def look(self, batch: ReceivedBatch, place_of: Callable[[int], str]) -> None:
+        """Show a batch that was routed; what was refused is not among it.
+
+        Guarantee: it raises nothing. The batch is accepted, whatever becomes of those who look.
+        """
+        refused = {id(group) for group, _ in batch.refusals}
+        groups: Sequence[TaskGroup] = [group for group in batch.groups if id(group) not in refused]
+        for tap in tuple(self._open):
+            tasks = tap.wanted.tasks
+            try:
+                for group in groups:
+                    if not tasks or group.task in tasks:
+                        tap.look(group, batch, place_of(group.task))
+            except Exception:
+                logger.exception("tap.failed")
+                self._open.remove(tap)
+                tap.fail()
+
+    def snapshot(self) -> TapSnapshot:
+        """Return the counts, of taps that have ended, too."""
+        taps, ended = self._open, self._ended
+        return TapSnapshot(
+            len(taps),
+            ended.shown + sum(tap.shown for tap in taps),
+            ended.left_out + sum(tap.left_out for tap in taps),
+        )

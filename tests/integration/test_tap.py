@@ -1,0 +1,291 @@
+"""A tap at real workers: what it shows and leaves out, who may have one, and that it holds nothing up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.secured import denied, secret_file
+from helpers.topology import Pair, collect, metric, numbered, numbers, pair_of_workers, status
+from helpers.worker_process import running
+
+from tuplewire import Client, Credentials, TaskMessage
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import DrainingError, PermissionDeniedError, ResourceLimitError
+from tuplewire.headers import decode_headers
+from tuplewire.topology.serial.packing import pack_values
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.worker.taps import MOST_TAPS
+
+_SECONDS = 60.0
+TOPOLOGY = "test"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Run two workers."""
+    with pair_of_workers() as pair:
+        yield pair
+
+
+def opened(tapped: Iterator[pb.TapResponse]) -> Iterator[pb.TapResponse]:
+    """Wait until a tap is in place."""
+    first = next(tapped)
+    assert (list(first.messages), first.passed) == ([], 0)
+    return tapped
+
+
+def seen(tapped: Iterator[pb.TapResponse], passed: int) -> tuple[list[pb.TappedMessage], int]:
+    """Return what a tap shows until so many messages have passed, and how many it leaves out."""
+    found: list[pb.TappedMessage] = []
+    for response in tapped:
+        found += response.messages
+        if response.passed >= passed:
+            return found, response.left_out
+    raise AssertionError("a tap does not end")
+
+
+def taps(endpoint: Endpoint) -> float:
+    """Return how many taps are open."""
+    return metric(endpoint, "tuplewire_taps")
+
+
+def test_messages_are_seen_at_both_workers_and_still_arrive(pair: Pair) -> None:
+    """In order, with key and headers, where they come from and go to; the consumer misses nothing."""
+    task = pair.far_task()
+    trace = [("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")]
+    with (
+        ControlClient(pair.near.address) as near,
+        ControlClient(pair.far.address) as far,
+        closing(near.tap([task])) as at_entry,
+        closing(far.tap([task], most_bytes=3)) as at_owner,
+        Client(pair.near.address, topology=TOPOLOGY, client_id="program") as sender,
+        Client(pair.far.address, topology=TOPOLOGY) as consumer,
+    ):
+        opened(at_entry)
+        opened(at_owner)
+        before = metric(pair.near, "tuplewire_tapped_messages_total")
+        sender.send(numbered(task, range(50), source=7))
+        sender.send([TaskMessage(task, b"last one", key=b"k", headers=trace)])
+        sender.send(numbered(pair.near_task(), range(10)))  # another task's
+        sender.flush(_SECONDS)
+        with consumer.recv([task], timeout=_SECONDS) as subscription:
+            assert numbers(collect(subscription, 51)[:50], source=7) == list(range(50))
+
+        shown, left_out = seen(at_entry, 51)
+        assert left_out == 0
+        assert [each.payload for each in shown] == [*(b"%d" % number for number in range(50)), b"last one"]
+        assert {(each.task, each.place, each.from_worker) for each in shown} == {
+            (task, pair.far.worker_id, False)
+        }
+        assert {each.sender for each in shown} == {"program"}
+        assert [each.HasField("source") for each in shown] == [True] * 50 + [False]
+        assert decode_headers(shown[-1].headers) == (b"k", tuple(trace))
+
+        shown, _ = seen(at_owner, 51)
+        assert [each.size_bytes for each in shown[-2:]] == [2, 8]
+        assert shown[-1].payload == b"las"
+        assert {(each.place, each.from_worker) for each in shown} == {("local", True)}
+        assert all(each.seen_unix_micros >= each.accepted_unix_micros > 0 for each in shown[:-1])
+        assert metric(pair.near, "tuplewire_tapped_messages_total") == before + 51
+    eventually(lambda: taps(pair.near) == taps(pair.far) == 0)
+
+
+def test_what_is_over_the_rate_is_counted_and_goes_on(pair: Pair) -> None:
+    """A sample is exact; whatever is over the rate is left out of the tap, and not of the queue."""
+    task = pair.near_task()
+    with (
+        ControlClient(pair.near.address) as control,
+        closing(control.tap([task], sample=0.1, most_per_second=1000)) as sampled,
+        closing(control.tap([task], most_per_second=5)) as slow,
+        Client(pair.near.address, topology=TOPOLOGY) as client,
+    ):
+        opened(sampled)
+        opened(slow)
+        client.send(numbered(task, range(1500)))
+        client.flush(_SECONDS)
+        shown, left_out = seen(sampled, 1500)
+        assert abs(len(shown) - 150) <= 1
+        assert left_out == 0
+        found = [int(each.payload) for each in shown]
+        assert found == sorted(set(found))
+        shown, left_out = seen(slow, 1500)
+        assert 5 <= len(shown) < 1500
+        assert len(shown) + left_out == 1500
+        with client.recv([task], timeout=_SECONDS) as subscription:
+            assert numbers(collect(subscription, 1500)) == list(range(1500))
+    eventually(lambda: metric(pair.near, "tuplewire_tap_left_out_messages_total") >= left_out)
+
+
+def test_whoever_does_not_read_holds_nobody_up(pair: Pair) -> None:
+    """Messages arrive, and the worker keeps a bounded number of copies."""
+    task = pair.near_task()
+    with (
+        ControlClient(pair.near.address) as control,
+        closing(control.tap([task], most_per_second=1000, most_bytes=1 << 16)) as tapped,
+        Client(pair.near.address, topology=TOPOLOGY) as client,
+        client.recv([task], timeout=_SECONDS) as subscription,
+    ):
+        opened(tapped)
+        for _ in range(40):
+            client.send([TaskMessage(task, bytes(60_000))] * 20)
+            collect(subscription, 20)
+        client.flush(_SECONDS)
+        shown = left_out = 0
+        while shown + left_out < 800:  # what waits for a reader comes in several responses
+            response = next(tapped)
+            shown, left_out = shown + len(response.messages), response.left_out
+        assert left_out > 0
+
+
+def test_too_many_taps_are_refused(pair: Pair) -> None:
+    """Each costs what it copies; the next one is told so, and may come once another has ended."""
+    with ControlClient(pair.far.address) as control, ExitStack() as open_taps:
+        for _ in range(MOST_TAPS):
+            opened(open_taps.enter_context(closing(control.tap())))
+        with pytest.raises(ResourceLimitError, match="taps are open at this worker"):
+            next(control.tap())
+        open_taps.close()
+        eventually(lambda: taps(pair.far) == 0)
+        with closing(control.tap()) as again:
+            opened(again)
+
+
+def tap_command(endpoint: Endpoint, *words: str) -> subprocess.Popen[bytes]:
+    """Begin the command, and wait until its tap is in place."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tuplewire", "tap", endpoint.address, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith(b"tapping at "), line + process.stderr.read()
+    return process
+
+
+@pytest.mark.parametrize(
+    ("decoding", "payload", "said"),
+    [
+        ("text", b"\x1b[2J caf\xc3\xa9 \xff", r"\x1b[2J café \xff"),
+        ("json", b'{"b":  [1, "\\u001b"]}', '{"b": [1, "\\u001b"]}'),
+        ("json", b"\x1bnone", r"(no json) \x1bnone"),
+        ("tuple", pack_values(["3:words:default", [], ["wör\x1bd", 5]]), r"3:words:default ['wör\x1bd', 5]"),
+        ("tuple", b"\x93\xc1", r"(no tuple) "),
+    ],
+)
+def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes, said: str) -> None:
+    """A payload is decoded as asked; no control character of it, of its headers or its key gets through."""
+    task = pair.near_task()
+    with tap_command(pair.near, "--task", str(task), "--decode", decoding, "--count", "1") as process:
+        with Client(pair.near.address, topology=TOPOLOGY) as client:
+            client.send([TaskMessage(task, payload, key=b"\x1bkey", headers=[("a\x1b\n", b"\x07v")])])
+            client.flush(_SECONDS)
+        out, err = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 0, err
+    (line,) = out.decode().splitlines()
+    assert line.isprintable()
+    assert said in line.partition(" | ")[2]
+    assert f"task={task} at=local" in line
+    assert "key=" in line
+    assert "headers=" in line
+    assert err.splitlines()[-1] == b"1 shown, 0 left out, of 1 that passed"
+
+
+def test_json_lines_and_ctrl_c(pair: Pair) -> None:
+    """A program reads objects with the bytes as they are; Ctrl-C ends it, and the counts are told."""
+    task = pair.near_task()
+    with tap_command(pair.near, "--task", str(task), "--json") as process:
+        with Client(pair.near.address, topology=TOPOLOGY) as client:
+            client.send(task, b"\xff")
+            client.flush(_SECONDS)
+        assert process.stdout is not None
+        found = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=_SECONDS)
+    assert (found["task"], found["base64"], found["size_bytes"]) == (task, "/w==", 1)
+    assert process.returncode == 130
+    assert b"1 shown, 0 left out, of 1 that passed" in err
+
+
+def test_a_drain_ends_a_tap(tmp_path: Path) -> None:
+    """A worker does not wait for whoever looks; it says why the tap ends, and its log has both ends."""
+    with running(tmp_path, "--tasks=0-9") as worker, ControlClient(worker.address) as control:
+        with closing(control.tap([3], sample=0.5)) as tapped:
+            opened(tapped)
+            assert worker.process.poll() is None
+            worker.process.send_signal(signal.SIGTERM)
+            with pytest.raises(DrainingError, match="draining"):
+                list(tapped)
+        assert worker.process.wait(_SECONDS) == 0
+        assert "tap.began client=ipv4:127.0.0.1" in worker.log
+        assert "tasks=3 sample=0.5 per_second=100" in worker.log
+        assert "tap.ended" in worker.log
+
+
+RULES = """
+[[client]]
+tokens = ["looker"]
+tap = "1-9"
+
+[[client]]
+tokens = ["operator"]
+send = "*"
+receive = "*"
+control = ["assign", "drain"]
+"""
+
+
+def test_a_tap_takes_a_permission_of_its_own(tmp_path: Path) -> None:
+    """Who may do everything else sees no message; who may tap sees those of its tasks, while it may."""
+    rules = tmp_path / "permissions.toml"
+    rules.write_text(RULES, encoding="utf-8")
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("looker", "operator")}
+    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
+    looker, operator = (
+        Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
+    )
+    flags = [f"--token-file={tokens}", f"--permissions-file={rules}"]
+    with LocalWorkers(1, TOPOLOGY, flags=flags, directory=tmp_path, credentials=operator) as workers:
+        workers.assign({0: range(20)}, _SECONDS)
+        (worker,) = workers.endpoints
+        with (
+            ControlClient(worker.address, credentials=looker) as looking,
+            ControlClient(worker.address, credentials=operator) as operating,
+        ):
+            for control, tasks, problem in (
+                (operating, [1], "token operator may not tap task 1"),
+                (looking, [1, 10], "token looker may not tap task 10"),
+                (looking, [], "token looker may not tap every task"),
+            ):
+                with pytest.raises(PermissionDeniedError, match=problem):
+                    next(control.tap(tasks))
+            assert denied(worker, "task") == 3
+            with closing(looking.tap([1, 2])) as tapped:
+                opened(tapped)
+                with Client(worker.address, topology=TOPOLOGY, credentials=operator) as sender:
+                    sender.send(2, b"message")
+                    sender.flush(_SECONDS)
+                shown, _ = seen(tapped, 1)
+                assert [each.payload for each in shown] == [b"message"]
+                rules.write_text(RULES.replace('"1-9"', '"2-9"'), encoding="utf-8")
+                with pytest.raises(PermissionDeniedError, match="may not tap task 1"):
+                    list(tapped)
+        with ControlClient(worker.address, credentials=operator) as control:
+            assert control.status().state == pb.WORKER_STATE_READY
+
+
+def test_a_tap_changes_no_balance(pair: Pair) -> None:
+    """Copies are in no ledger."""
+    pair.check_balance()
+    assert status(pair.near).ledger.dropped["shutdown"] == 0
