@@ -116,15 +116,16 @@ def test_words_are_counted_over_a_transport(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["local", "grpc"])
 def test_bytes_are_counted_for_each_pair(transport: str) -> None:
-    """With the setting, each source and destination task has its bytes; reading starts anew."""
+    """With the setting, each source and destination task has its bytes, and its component tells them."""
     counts: Counter[str] = Counter()
     topology = word_count(counts)
     conf = {"topology.serialized.message.size.metrics": True}
     with two_workers(topology, transport, conf=conf) as (_, there):
         eventually(lambda: counts == EXPECTED, SECONDS)
-        sizes = there.transfer.take_sizes()
-        assert there.transfer.take_sizes() == {}
+        sizes = there.transfer.sizes()
+        told = {each.component: each.received_bytes for each in there.statistics()}
     assert sizes.keys() == {(2, 4), (3, 1)}
+    assert sum(sum(each.values()) for each in told.values()) == sum(sizes.values())
     serialize = MessagePackTupleSerializer(topology).serialize
     source = topology.source(2, "default")
     # Tasks 3 and 4 get the lines in turn, from the spout's own place in the ring.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from tuplewire.topology.running.statistics import (
     to_statistics,
 )
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report, to_report
+from tuplewire.topology.user_metrics import UserSample
 from tuplewire_service.executors.worker_process import Channel
 
 
@@ -55,6 +57,12 @@ def test_reports_and_statistics_travel() -> None:
     )
     working = AtWork(9.5, 10.5, {("a", "default"): 11})
     statistics = ExecutorStatistics("b", range(3, 5), counts, QueueStatistics(4, 5, 6, 7.5), 8, working)
+    assert to_statistics(from_statistics(statistics)) == replace(statistics, metrics=[])
+    samples = [
+        UserSample(3, "n", "counter", 2.5),
+        UserSample(4, "h", "histogram", 1.5, (1.0, 2.0), (0, 1, 2)),
+    ]
+    statistics = replace(statistics, metrics=samples, left_out=2, received_bytes={"a": 9})
     assert to_statistics(from_statistics(statistics)) == statistics
     beat = ExecutorBeat("b", range(3, 5), 4, "execute", 1.5, 2.5, stuck=True)
     assert to_beat(from_beat(beat)) == beat

@@ -18,6 +18,7 @@ from tuplewire.topology.grouping import (
     shuffle,
 )
 from tuplewire.topology.tuples import DEFAULT_STREAM, Stream, Tuple
+from tuplewire.topology.user_metrics import CounterMetric, HistogramMetric
 from tuplewire.topology.windowed_bolt import WindowedBolt
 from tuplewire.topology.windows import TupleWindow, Window
 
@@ -26,10 +27,12 @@ __all__ = [
     "BasicBolt",
     "BasicOutputCollector",
     "Bolt",
+    "CounterMetric",
     "CustomStreamGrouping",
     "FailedError",
     "Grouping",
     "GroupingContext",
+    "HistogramMetric",
     "Locality",
     "OutputCollector",
     "Spout",

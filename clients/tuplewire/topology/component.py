@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuplewire.errors import TopologyError, TuplewireError
 from tuplewire.topology.collector import BasicOutputCollector, OutputCollector, SpoutOutputCollector
 from tuplewire.topology.description import Component, Topology
 from tuplewire.topology.tuples import Stream, Tuple
+from tuplewire.topology.user_metrics import BUCKETS, CounterMetric, HistogramMetric, UserMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,10 @@ class TopologyContext:
     """One task's place in a topology; `topology` answers what else there is to ask.
 
     topology_id: the name under which the topology runs. worker_port: the one that its worker listens on; 0
-    where it has none. worker_tasks: those of its worker when the task was opened.
+    where it has none. worker_tasks: those of its worker when the task was opened. metrics: what the tasks of
+    its process have registered.
+
+    What a task registers is in `/metrics` as `tuplewire_user_NAME`, by component and task.
     """
 
     topology_id: str
@@ -26,6 +30,7 @@ class TopologyContext:
     task: int
     worker_port: int = 0
     worker_tasks: frozenset[int] = frozenset()
+    metrics: UserMetrics = field(default_factory=UserMetrics, repr=False, compare=False)
 
     @property
     def component(self) -> Component:
@@ -41,6 +46,29 @@ class TopologyContext:
     def task_index(self) -> int:
         """Which of them this is, from 0."""
         return self.component_tasks.index(self.task)
+
+    def register_counter(self, name: str) -> CounterMetric:
+        """Return the task's counter of a name; the same one each time.
+
+        Raises TopologyError for a name of another kind of metric. Source: Storm's `registerCounter`, and
+        `registerMeter`, whose rate is Prometheus' work.
+        """
+        return self.metrics.counter(self.task, name)
+
+    def register_gauge(self, name: str, read: Callable[[], float]) -> None:
+        """Have a function read whenever somebody looks at the metrics, from another thread.
+
+        A value that cannot be read is left out. Raises as register_counter. Source: Storm's `registerGauge`.
+        """
+        self.metrics.gauge(self.task, name, read)
+
+    def register_histogram(self, name: str, buckets: Iterable[float] = BUCKETS) -> HistogramMetric:
+        """Return the task's histogram of a name; the same one each time.
+
+        buckets: upper bounds; the default suits seconds. Raises as register_counter. Source: Storm's
+        `registerHistogram`, and `registerTimer`, which is one of seconds.
+        """
+        return self.metrics.histogram(self.task, name, buckets)
 
 
 class FailedError(TuplewireError):

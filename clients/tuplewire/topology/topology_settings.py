@@ -17,6 +17,7 @@ from tuplewire.settings import (
     setting,
     storms,
 )
+from tuplewire.topology.user_metrics import MOST_SERIES
 
 LAUNCHER_KEYS = ("topology.environment", "topology.submitter.user", "topology.worker.childopts")
 """Those that only whoever starts processes reads."""
@@ -80,7 +81,17 @@ class TopologySettings(Settings):
         "serialize tuples within a worker as well, so that a test finds values that do not travel",
     )
     size_metrics: bool = storms(
-        "topology.serialized.message.size.metrics", FLAG, False, "count bytes for each pair of tasks"
+        "topology.serialized.message.size.metrics",
+        FLAG,
+        False,
+        "count bytes from other processes by component",
+    )
+    metrics_series: int = setting(
+        count(0),
+        MOST_SERIES,
+        "so many series of metrics that spouts and bolts register are told by a process; the others are left "
+        "out, and counted",
+        key="topology.user.metrics.series",
     )
     message_timeout_seconds: float = storms(
         "topology.message.timeout.secs",

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.statistics import Counts, ExecutorStatistics, Latency
+from tuplewire.topology.user_metrics import MetricKind, UserSample
 
 _PREFIX = "tuplewire_"
 
@@ -62,6 +70,18 @@ _BY_COMPONENT: _Table[ExecutorStatistics] = {
     "sending_seconds": (
         "Time until what was emitted had found room. Storm, of spouts: __skipped-backpressure-ms.",
         lambda each: [((), each.counts.sending_seconds)],
+    ),
+}
+_BY_SENDER: _Table[ExecutorStatistics] = {
+    "serialized_bytes": (
+        "Payload bytes of tuples that came from another process, by the component that sent them.",
+        lambda each: [((sender,), size) for sender, size in each.received_bytes.items()],
+    ),
+}
+_LEFT_OUT: _Table[ExecutorStatistics] = {
+    "left_out_metrics": (
+        "Metrics that spouts and bolts have registered, and that are over topology.user.metrics.series.",
+        lambda each: [((), each.left_out)],
     ),
 }
 _PENDING: _Table[ExecutorStatistics] = {
@@ -154,10 +174,13 @@ class ExecutorCollector(Collector):
         yield from _families(counter, _BY_SOURCE, statistics, "source", "stream")
         yield from _latencies(statistics)
         yield from _families(counter, _BY_COMPONENT, statistics)
+        yield from _families(counter, _BY_SENDER, statistics, "source")
+        yield from _families(gauge, _LEFT_OUT, statistics)
         yield from _families(gauge, _PENDING, statistics)
         yield from _families(gauge, _QUEUES, statistics, "executor")
         yield from _families(counter, _ARRIVED, statistics, "executor")
         yield from _families(gauge, _BEATS, self._beats(), "executor")
+        yield from _registered(statistics)
 
 
 def _families(
@@ -186,3 +209,34 @@ def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[Metric]:
             if count:  # a bolt completes nothing, and a spout executes nothing
                 summary.add_metric([component], count, seconds)
         yield summary
+
+
+def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterator[Metric]:
+    """Yield a family for each name that tasks have registered, by component and task."""
+    kinds: dict[str, str] = {}
+    found: dict[str, list[tuple[str, UserSample]]] = {}
+    for each in statistics:
+        for sample in each.metrics:
+            # Two processes may mean different things by a name, and a family has one kind.
+            if kinds.setdefault(sample.name, sample.kind) == sample.kind:
+                found.setdefault(sample.name, []).append((each.component, sample))
+    for name, samples in sorted(found.items()):
+        family = _FAMILIES[MetricKind(kinds[name])](
+            f"{_PREFIX}user_{name}", "Registered by a spout or bolt.", labels=["component", "task"]
+        )
+        for component, sample in sorted(samples):
+            labels = [component, str(sample.task)]
+            if isinstance(family, HistogramMetricFamily):
+                bounds = [*map(floatToGoString, sample.bounds), "+Inf"]
+                buckets = list(zip(bounds, accumulate(sample.counts), strict=True))
+                family.add_metric(labels, buckets, sample.value)
+            else:
+                family.add_metric(labels, sample.value)
+        yield family
+
+
+_FAMILIES: Mapping[MetricKind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
+    MetricKind.COUNTER: CounterMetricFamily,
+    MetricKind.GAUGE: GaugeMetricFamily,
+    MetricKind.HISTOGRAM: HistogramMetricFamily,
+}

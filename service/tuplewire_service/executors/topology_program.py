@@ -97,7 +97,9 @@ class Program:
 
     def add_to(self, status: pb.GetStatusResponse) -> None:
         """Add the topology, and its executors here, to the worker's status; from any thread."""
-        add_topology(status, self._topology, self.statistics())
+        executors = self._executors
+        statistics = [] if executors is None else executors.statistics(registered=False)
+        add_topology(status, self._topology, statistics)
 
     def deactivate(self) -> None:
         """Follow no assignment any more, and stop the spouts; what is on the way goes on."""

@@ -64,8 +64,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """The newest assignment version that other workers have said with a frame."""
         self._settings = settings
         self._clock = asyncio.get_running_loop().time
-        self._ledger = Ledger()
-        self._log_rate = LogRate()
+        self._ledger, self._log_rate = Ledger(), LogRate()
         self.activity = Activity()
         self._dead: set[Peer] = set()
         self._lost_workers = LostWorkers()
@@ -78,8 +77,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.number = worker_number(settings.worker_id, incarnation)
         """What stands for this worker, as an entry worker."""
         self._incarnation = incarnation
-        self.departures = Departures()
-        self.taps = Taps()
+        self.departures, self.taps = Departures(), Taps()
         self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
         """Called with what a worker knew of sinks that has ended."""
         self._draining, self._closing = draining, False

@@ -218,7 +218,7 @@ class _TopologyMember:
         report = ProcessReport(at_rest=False, sent=0, taken=0)
         if self._worker is not None:
             report = self._worker.report()
-            counts = [each.counts for each in self._worker.statistics()]
+            counts = [each.tally.snapshot() for each in self._worker.executors]
             emitted, executed = sum(each.emitted for each in counts), sum(each.executed for each in counts)
             self._problem = self._problem or self._worker.failure
         if self._problem is not None:

@@ -22,6 +22,7 @@ from tuplewire.topology.running.statistics import Doing, ExecutorStatistics, Pul
 from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings
 from tuplewire.topology.tuples import MessageId, Tuple
+from tuplewire.topology.user_metrics import UserMetrics
 
 logger = event_logger(__name__)
 
@@ -43,7 +44,7 @@ class Surroundings:
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     received: gets every column, with its component, before it is executed; None where nobody looks.
     ready: whether spouts may be asked for their first tuples. context: returns that of a task. outbox: makes
-    that of a task.
+    that of a task. metrics: what tasks register.
     """
 
     topology: Topology
@@ -61,6 +62,7 @@ class Surroundings:
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
     outbox: Callable[[Topology, int], Outbox] = Outbox
+    metrics: UserMetrics = field(default_factory=UserMetrics)
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +150,9 @@ class Executor(ABC, Generic[TaskKind]):
         """Tuples of its spouts that are on the way; bolts have none."""
         return 0
 
-    def statistics(self) -> ExecutorStatistics:
-        """Return a snapshot."""
+    def statistics(self, *, registered: bool = True) -> ExecutorStatistics:
+        """Return a snapshot. registered: with the metrics of tasks; their gauges are the user's code."""
+        metrics = self._surroundings.metrics
         return ExecutorStatistics(
             self.component.id,
             self.tasks,
@@ -157,6 +160,8 @@ class Executor(ABC, Generic[TaskKind]):
             self.queue.statistics(),
             self.pending,
             self.tally.at_work(self.pulse),
+            metrics.samples(self.tasks) if registered else (),
+            metrics.left_out(self.tasks),
         )
 
     # --- its thread -----------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from tuplewire.topology.running.tuple_transfer import Transfer
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer, TupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import Tuple
+from tuplewire.topology.user_metrics import UserMetrics
 
 _REFRESH_SECONDS = 1.0
 _OPEN_SECONDS = 60.0
@@ -90,6 +93,7 @@ class ExecutorWorker:
         self._closed = False
         self._started = False
         self._queues: dict[int, ReceiveQueue] = {}
+        metrics = UserMetrics(self.settings.metrics_series)
         self._has_ackers = has_ackers = ACKER_COMPONENT in topology.components
         transfer, outbox = _parts()
         self.transfer = transfer(
@@ -107,7 +111,12 @@ class ExecutorWorker:
             topology=topology,
             conf=conf,
             context=lambda task: TopologyContext(
-                topology_id, topology, task, worker_port=port, worker_tasks=self.tasks
+                topology_id,
+                topology,
+                task,
+                worker_port=port,
+                worker_tasks=self.tasks,
+                metrics=metrics,
             ),
             transfer=self.transfer.send,
             failed=self._failed,
@@ -121,6 +130,7 @@ class ExecutorWorker:
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
             outbox=outbox,
+            metrics=metrics,
         )
         self.executors: list[Executor[Any]] = []
         for executor_tasks in self._executors_of(self.tasks):
@@ -316,6 +326,7 @@ class ExecutorWorker:
         if self._link is not None:
             self._link.leave(tasks)
         self.tasks -= frozenset(tasks)
+        self._surroundings.metrics.forget(tasks)
         self.check()
 
     def _failed(self, error: TuplewireError) -> None:
@@ -367,6 +378,18 @@ class ExecutorWorker:
         """Why it does not do its work now, in one line; empty when it does. For a readiness probe."""
         return self._heartbeats.not_ready
 
-    def statistics(self) -> list[ExecutorStatistics]:
-        """Return a snapshot of every executor."""
-        return [executor.statistics() for executor in self.executors]
+    def statistics(self, *, registered: bool = True) -> list[ExecutorStatistics]:
+        """Return a snapshot of every executor; see Executor.statistics."""
+        found = [executor.statistics(registered=registered) for executor in self.executors]
+        if not self.settings.size_metrics:
+            return found
+        component_of = self._surroundings.topology.component_of
+        sizes: dict[int, Counter[str]] = {}
+        for (source, task), size in self.transfer.sizes().items():
+            sender = "" if source is None else component_of(source).id
+            sizes.setdefault(task, Counter())[sender] += size
+        nothing: Counter[str] = Counter()
+        return [
+            replace(each, received_bytes=sum((sizes.get(task, nothing) for task in each.tasks), nothing))
+            for each in found
+        ]

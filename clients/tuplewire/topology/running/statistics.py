@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tuplewire.topology.running.receive_queue import QueueStatistics
 from tuplewire.topology.tuples import Tuple, TupleSource
+from tuplewire.topology.user_metrics import UserSample
 
 
 class Doing(StrEnum):
@@ -167,7 +168,12 @@ class AtWork:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
-    """A snapshot of an executor. pending: tuples of its spouts that are on the way. at_work: see AtWork."""
+    """A snapshot of an executor.
+
+    pending: tuples of its spouts that are on the way. at_work: see AtWork. metrics: what its tasks have
+    registered. left_out: how many of these are not told. received_bytes: payload bytes from other processes,
+    by the component that sent them, where they are counted.
+    """
 
     component: str
     tasks: range
@@ -175,6 +181,9 @@ class ExecutorStatistics:
     queue: QueueStatistics
     pending: int
     at_work: AtWork
+    metrics: Sequence[UserSample] = ()
+    left_out: int = 0
+    received_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class ColumnAtWork(NamedTuple):
@@ -285,14 +294,22 @@ def from_statistics(statistics: ExecutorStatistics) -> list[Any]:
             statistics.at_work.sending_seconds,
             [[*source, count] for source, count in statistics.at_work.executed_by.items()],
         ],
+        [list(each) for each in statistics.metrics],
+        [statistics.left_out, dict(statistics.received_bytes)],
     ]
 
 
 def to_statistics(values: Sequence[Any]) -> ExecutorStatistics:
     """Return the snapshot that from_statistics was given."""
-    component, tasks, own, sources, latencies, others, queue, pending, at_work = values
+    component, tasks, own, sources, latencies, others, queue, pending, at_work, metrics, more = values
     by_source = ({(source, stream): count for source, stream, count in each} for each in sources)
     counts = Counts(*own, *by_source, *(Latency(*each) for each in latencies), *others)
     busy, sending, executed = at_work
     working = AtWork(busy, sending, {(source, stream): count for source, stream, count in executed})
-    return ExecutorStatistics(component, range(*tasks), counts, QueueStatistics(*queue), pending, working)
+    samples = [
+        UserSample(task, name, kind, value, tuple(bounds), tuple(each))
+        for task, name, kind, value, bounds, each in metrics
+    ]
+    return ExecutorStatistics(
+        component, range(*tasks), counts, QueueStatistics(*queue), pending, working, samples, *more
+    )

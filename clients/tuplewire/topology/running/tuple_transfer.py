@@ -153,11 +153,10 @@ class Transfer:
         )
         self.idle.taken(1, lost=True)
 
-    def take_sizes(self) -> dict[tuple[int | None, int], int]:
-        """Return the payload bytes from each source task to each task since the last time, and start anew.
+    def sizes(self) -> dict[tuple[int | None, int], int]:
+        """Return the payload bytes that came from each source task of other processes to each task here.
 
         Source: Storm's `topology.serialized.message.size.metrics`.
         """
         with self._lock:
-            sizes, self._sizes = self._sizes, Counter()
-        return dict(sizes)
+            return dict(self._sizes)

@@ -1,0 +1,140 @@
+"""Metrics that a topology registers, in one process and in many: at the workers that run its tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from helpers import measured_words
+from helpers.admin import samples
+from helpers.words import EXPECTED, LINES
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tuplewire.topology import BasicBolt, BasicOutputCollector, TopologyBuilder, TopologyContext, Tuple
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire_service.executors.capture import FeederSpout
+from tuplewire_service.executors.cluster import DistributedCluster, LocalCluster
+from tuplewire_service.executors.executor_metrics import ExecutorCollector
+
+SECONDS = 120.0
+WORDS = sum(EXPECTED.values())
+LETTERS = Counter(len(word) for line in LINES for word in line.split())
+SHORT, LONG = (sum(count for size, count in LETTERS.items() if size <= bound) for bound in (2, 5))
+
+
+def added_up(read: dict[str, float], start: str) -> float:
+    """Add up the series that begin so."""
+    return sum(value for name, value in read.items() if name.startswith(start))
+
+
+def check(read: dict[str, float]) -> None:
+    """See that the series of all processes together are what was counted."""
+    user = "tuplewire_user_"
+    assert added_up(read, user + 'words_total{component="measure"') == WORDS
+    assert {name for name in read if name.startswith(user + "words_total")} == {
+        f'{user}words_total{{component="measure",task="{task}"}}' for task in (2, 3)
+    }
+    assert added_up(read, user + "letters_count") == WORDS
+    assert added_up(read, user + "letters_sum") == sum(size * count for size, count in LETTERS.items())
+    buckets = Counter[str]()
+    for name, value in read.items():
+        if name.startswith(user + "letters_bucket"):
+            buckets[name.partition('le="')[2].partition('"')[0]] += int(value)
+    assert buckets == {"2.0": SHORT, "5.0": LONG, "+Inf": WORDS}
+    assert read[user + 'lines_left{component="lines",task="1"}'] == 0
+    assert not any("broken" in name for name in read)
+    assert added_up(read, 'tuplewire_left_out_metrics{component="measure"}') == 0
+
+
+def test_in_processes() -> None:
+    """Each process has those of its own tasks in /metrics, and the cluster's status has all."""
+    conf: dict[str, Any] = {
+        "topology.workers": 2,
+        "topology.serialized.message.size.metrics": True,
+        "topology.acker.executors": 0,
+    }
+    with DistributedCluster() as cluster:
+        running = cluster.submit("words", conf, "helpers.measured_words:topology")
+        running.wait(SECONDS)
+        per_process = [samples(url) for url in running.metrics_urls]
+        check({name: value for each in per_process for name, value in each.items()})
+        mine = [{name for name in each if name.startswith("tuplewire_user_words")} for each in per_process]
+        assert sorted(map(len, mine)) in ([0, 2], [1, 1])
+        told = {(sample.task, sample.name) for each in running.status().executors for sample in each.metrics}
+        assert told == {
+            (1, "lines_left"),
+            *((task, name) for task in (2, 3) for name in ("words", "letters")),
+        }
+        sent = [
+            value
+            for each in per_process
+            for name, value in each.items()
+            if name == 'tuplewire_serialized_bytes_total{component="measure",source="lines"}'
+        ]
+        assert sum(sent) > 0
+
+
+def test_in_one_process() -> None:
+    """A local cluster tells the same by its status; the collector makes it Prometheus' text."""
+    registry = CollectorRegistry()
+    with LocalCluster() as cluster:
+        running = cluster.submit("words", {"topology.workers": 2}, measured_words.topology())
+        registry.register(ExecutorCollector(lambda: running.status().executors, running.beats))
+        running.wait(SECONDS)
+        text = generate_latest(registry).decode()
+        check(
+            {
+                sample.name
+                + "{"
+                + ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+                + "}": sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            }
+        )
+
+
+def test_a_bound_of_series_holds() -> None:
+    """A process tells no more series than it is told to, and says how many metrics it leaves out."""
+    conf = {"topology.user.metrics.series": 2}
+    with LocalCluster() as cluster:
+        running = cluster.submit("words", conf, measured_words.topology())
+        running.wait(SECONDS)
+        executors = running.status().executors
+        assert sum(len(each.metrics) for each in executors) <= 2
+        assert sum(each.left_out for each in executors) >= 5
+
+
+def test_a_status_reads_no_gauge() -> None:
+    """What the worker's event loop tells of executors calls nothing of the user's."""
+    feeder = FeederSpout(["number"])
+    builder = TopologyBuilder()
+    builder.set_spout("s", feeder)
+    builder.set_bolt("b", Gauged()).shuffle_grouping("s")
+    worker = ExecutorWorker(builder.create_topology())
+    worker.start()
+    try:
+        assert all(not each.metrics for each in worker.statistics(registered=False))
+        assert Gauged.reads == 0
+        assert [each.value for executor in worker.statistics() for each in executor.metrics] == [1]
+    finally:
+        worker.close()
+
+
+class Gauged(BasicBolt):
+    """Counts how often its gauge is read."""
+
+    reads = 0
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        context.register_gauge("reads", self.read)
+
+    def read(self) -> float:
+        """Return how often it was."""
+        type(self).reads += 1
+        return type(self).reads
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        """Do nothing."""

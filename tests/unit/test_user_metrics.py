@@ -1,0 +1,122 @@
+"""Metrics that spouts and bolts register: their names, kinds and bound."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tuplewire.errors import TopologyError
+from tuplewire.topology import TopologyBuilder, TopologyContext
+from tuplewire.topology.user_metrics import CounterMetric, HistogramMetric, UserMetrics, UserSample
+
+
+def test_what_was_counted_is_told_by_task() -> None:
+    """A name is one metric of a task, and another one of another task."""
+    metrics = UserMetrics()
+    metrics.counter(1, "orders").inc()
+    metrics.counter(1, "orders").inc(2.5)
+    metrics.counter(2, "orders").inc()
+    sizes = metrics.histogram(1, "sizes", (1, 10))
+    for value in (0, 1, 2, 10, 11):
+        sizes.update(value)
+    value = 5
+    metrics.gauge(2, "left", lambda: value)
+    value = 7
+    assert metrics.samples([1, 2, 3]) == [
+        UserSample(1, "orders", "counter", 3.5),
+        UserSample(1, "sizes", "histogram", 24, (1.0, 10.0), (2, 2, 1)),
+        UserSample(2, "orders", "counter", 1),
+        UserSample(2, "left", "gauge", 7),
+    ]
+
+
+def test_a_gauge_is_replaced_and_a_task_forgotten() -> None:
+    """A task that is opened again reads anew; one that has left tells nothing."""
+    metrics = UserMetrics(1)
+    metrics.gauge(1, "left", lambda: 1)
+    metrics.gauge(1, "left", lambda: 2)
+    assert metrics.samples([1]) == [UserSample(1, "left", "gauge", 2)]
+    metrics.forget([1])
+    assert metrics.samples([1]) == []
+    metrics.gauge(2, "left", lambda: 3)  # its place is free
+    assert metrics.samples([2]) == [UserSample(2, "left", "gauge", 3)]
+
+
+def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """What comes first is told; the rest works, is counted, and told of once."""
+    metrics = UserMetrics(10)
+    metrics.histogram(1, "h", (1, 2, 3, 4, 5)).update(1)  # eight series
+    for number in range(100):
+        metrics.counter(1, f"n{number}").inc()
+    assert [each.name for each in metrics.samples([1])] == ["h", "n0", "n1"]
+    assert metrics.left_out([1]) == 98
+    assert metrics.left_out([2]) == 0
+    (line,) = caplog.messages
+    assert line.startswith("metric.left_out task=1 metric=n2 most_series=10")
+    metrics.counter(1, "n99").inc()
+    assert metrics.left_out([1]) == 98
+    metrics.forget([1])
+    assert metrics.left_out([1]) == 0
+
+
+@pytest.mark.parametrize("name", ["", "...", "x" * 101, 5, None])
+def test_a_name_is_text(name: object) -> None:
+    """What cannot be a name is refused where it is registered."""
+    with pytest.raises(TopologyError, match="a metric's name"):
+        UserMetrics().counter(1, name)  # type: ignore[arg-type]
+
+
+def test_a_name_has_one_meaning() -> None:
+    """Names that /metrics could not tell apart are refused, and those of one kind are one."""
+    metrics = UserMetrics()
+    metrics.counter(1, "orders.paid").inc()
+    metrics.counter(1, "orders_paid_total").inc()
+    assert metrics.samples([1]) == [UserSample(1, "orders_paid", "counter", 2)]
+    with pytest.raises(TopologyError, match=r"the gauge 'orders\.paid' and the counter 'orders_paid'"):
+        metrics.gauge(2, "orders.paid", lambda: 1)
+    metrics.gauge(1, "wait_count", lambda: 1)
+    with pytest.raises(TopologyError, match="the histogram 'wait' and the gauge 'wait_count'"):
+        metrics.histogram(1, "wait", (1,))
+    metrics.histogram(1, "size", (1,))
+    with pytest.raises(TopologyError, match="the counter 'size_sum' and the histogram 'size'"):
+        metrics.counter(1, "size_sum")
+
+
+def test_what_is_no_metric() -> None:
+    """A counter does not fall, buckets grow, a gauge can be called."""
+    metrics = UserMetrics()
+    with pytest.raises(ValueError, match="only grows"):
+        metrics.counter(1, "n").inc(-1)
+    for buckets in ((), (1, 1), (2, 1)):
+        with pytest.raises(TopologyError, match="bounds that grow"):
+            metrics.histogram(1, "h", buckets)
+    with pytest.raises(TopologyError, match="needs a function"):
+        metrics.gauge(1, "g", 5)  # type: ignore[arg-type]
+
+
+def test_a_gauge_that_raises_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """The others are told; the log says why, once in a while."""
+    metrics = UserMetrics()
+    metrics.gauge(1, "broken", lambda: 1 / 0)
+    metrics.gauge(1, "whole", lambda: 1)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert metrics.samples([1]) == [UserSample(1, "whole", "gauge", 1)]
+    assert caplog.messages == [
+        'metric.failed task=1 metric=broken reason="ZeroDivisionError: division by zero"'
+    ]
+
+
+def test_a_context_alone_registers() -> None:
+    """A test of a bolt needs no worker."""
+    builder = TopologyBuilder()
+    from helpers.measured_words import Measure, MeasuredLines
+
+    builder.set_spout("lines", MeasuredLines([]))
+    builder.set_bolt("measure", Measure()).shuffle_grouping("lines")
+    context = TopologyContext("t", builder.create_topology(), 1)
+    assert isinstance(context.register_counter("n"), CounterMetric)
+    assert isinstance(context.register_histogram("h"), HistogramMetric)
+    context.register_gauge("g", lambda: 1)
+    assert [each.name for each in context.metrics.samples([1])] == ["n", "h", "g"]
