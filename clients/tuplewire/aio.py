@@ -177,10 +177,13 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
             if arrived is None:
                 return
             batch = self._begin(arrived, bounds.left)
+            given = 0
             for self._seen, message in enumerate(batch):
-                yield message
+                if message.task not in self._void:
+                    given += 1
+                    yield message
             self._seen = len(batch)
-            bounds.left -= len(batch)
+            bounds.left -= given
         self._settle()
 
     async def close(self) -> None:

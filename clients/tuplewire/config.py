@@ -44,6 +44,15 @@ class Overflow(enum.StrEnum):
     and stay. If they alone leave no room, wait as with `block`."""
 
 
+class RejectOrder(enum.StrEnum):
+    """What a consumer's rejected message means to the other messages of its task."""
+
+    GO_ON = "go_on"
+    """They go on, and it comes again behind them."""
+    WAIT = "wait"
+    """Later ones wait, and come again behind it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings(Settings):
     """How a session behaves: each field says what it does. Sizes are in bytes, times in seconds."""
@@ -120,6 +129,12 @@ class SessionSettings(Settings):
         count(), 131_072, "how many messages of a task a consumer takes in before it acknowledges"
     )
     prefetch_bytes: int = setting(SIZE, 16 * MIB, "the same bound in payload bytes")
+    reject_order: RejectOrder = setting(
+        choice(RejectOrder),
+        RejectOrder.GO_ON,
+        "what a rejected message means to later ones of its task: they go on, and it comes again behind them "
+        "(go_on), or they wait, and come again behind it (wait)",
+    )
 
     def _check(self) -> None:
         if self.max_pending_bytes < self.max_message_bytes:
@@ -170,3 +185,4 @@ class SessionKeywords(TypedDict, total=False):
     load_expires_seconds: float
     prefetch_messages: int
     prefetch_bytes: int
+    reject_order: RejectOrder | Literal["go_on", "wait"]

@@ -6,15 +6,19 @@ import math
 import os
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
+from operator import attrgetter
 from typing import Self
 
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
-from tuplewire.errors import ClosedError
+from tuplewire.errors import ClosedError, MessageError, ProtocolVersionError
 from tuplewire.message import TaskMessage
-from tuplewire.session.consume import Arrived
+from tuplewire.session.consume import Arrived, Rejected
+from tuplewire.session.rejection import MAX_AFTER_SECONDS
 
 _MOST_SHOWN = 10
 """Tasks that a subscription shows of itself."""
@@ -31,6 +35,10 @@ class BaseSubscription:
         self._current: Arrived | None = None
         self._seen: int | None = None
         """Of that batch, while messages() goes through it: those before the one that is out."""
+        self._rejected: dict[int, Rejected] = {}
+        """Of that batch, by index."""
+        self._void: set[int] = set()
+        """Tasks whose later messages in that batch come again."""
 
     def __repr__(self) -> str:
         tasks = self._receiver.tasks
@@ -48,8 +56,48 @@ class BaseSubscription:
         What is left of that batch goes to the next subscriber.
         """
         arrived, self._current, self._seen = self._current, None, None
+        rejected, self._rejected, self._void = self._rejected, {}, set()
         if arrived is not None:
-            self._receiver.acknowledge(arrived if messages is None else arrived.first(messages))
+            told = sorted(rejected.values(), key=attrgetter("index"))
+            self._receiver.acknowledge(arrived if messages is None else arrived.first(messages), told)
+
+    def reject(self, index: int | None = None, *, after: float = 0.0, reason: str = "") -> None:
+        """Say that you cannot process a message; it comes again, or goes to the dead-letter task.
+
+        It takes effect with the acknowledgement of the batch. With reject_order="go_on", it comes again
+        behind other messages of its task. With "wait", the later messages of its task come again behind it:
+        leave those of the batch, as messages() does by itself.
+
+        Each time, the header `tuplewire-rejected` says how often it was rejected. Beyond the worker's
+        reject_limit, the worker sends it to its dead_letter_task, or drops it if there is none.
+
+        Args:
+            index: The message, by its place in the last batch. None: the one that messages() has given last.
+            after: It comes again after so many seconds at the earliest.
+            reason: Why, for people. The worker keeps 1,000 characters.
+
+        Raises:
+            MessageError: There is no such message that is not acknowledged, or `after` is no such time.
+            ProtocolVersionError: The worker is of an earlier release, which takes no rejections.
+        """
+        place = self._seen if index is None else index
+        groups = [] if self._current is None else self._current.groups
+        count = sum(map(len, groups))
+        if place is None or not 0 <= place < count:
+            raise MessageError(
+                f"there is no message {place} to reject, of {count}: name one of the last batch by its index"
+            )
+        if not 0 <= after <= MAX_AFTER_SECONDS:
+            raise MessageError(f"after is {after}: it is a time from 0 to {MAX_AFTER_SECONDS} seconds")
+        if not self._receiver.takes_rejections:
+            raise ProtocolVersionError(
+                f"the worker at {self._receiver.address} takes no rejections: bring it to this release"
+            )
+        wait = self._receiver.rejects_wait
+        self._rejected[place] = Rejected(place, after, reason, wait)
+        if wait:
+            ends = list(accumulate(map(len, groups)))
+            self._void.add(groups[bisect_right(ends, place)].task)
 
     def _settle(self) -> None:
         """Acknowledge the batch before; of one that messages() has left in the middle, what was seen."""
@@ -125,13 +173,16 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
         bounds = Bounds(count, quiet, seconds)
         while bounds.left > 0 and (arrived := self._take(bounds.wait())) is not None:
             batch = self._begin(arrived, bounds.left)
+            given = 0
             try:
                 for self._seen, message in enumerate(batch):
-                    yield message
+                    if message.task not in self._void:
+                        given += 1
+                        yield message
                 self._seen = len(batch)
             finally:
                 self._settle()
-            bounds.left -= len(batch)
+            bounds.left -= given
 
     def close(self) -> None:
         """End the subscription; a second call does nothing."""

@@ -36,6 +36,8 @@ def check_tasks(tasks: SupportsIndex | Iterable[SupportsIndex]) -> list[int]:
     return found
 
 
+TASK = Kind("TASK", f"a task id from 0 to {MAX_TASK}", int, check_task, int)
+"""A task id as a setting."""
 TASKS = Kind(
     "TASKS",
     "task ids",

@@ -6,6 +6,8 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterable
 
+from helpers.rejecting import RejectionsWithoutTimers
+
 from tuplewire import TaskGroup
 from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
@@ -37,7 +39,13 @@ class Program:
 
 def queues_of(tasks: Iterable[int]) -> ReceiveQueues:
     """Return the queues of a worker with these tasks."""
-    queues = ReceiveQueues(SETTINGS, 1, lambda _task, _done: None, lambda task: UnknownTaskError(str(task)))
+    queues = ReceiveQueues(
+        SETTINGS,
+        1,
+        lambda _task, _done: None,
+        lambda task: UnknownTaskError(str(task)),
+        RejectionsWithoutTimers(),
+    )
     queues.assign(tasks)
     return queues
 

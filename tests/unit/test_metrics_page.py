@@ -20,6 +20,7 @@ from tuplewire_service.worker.times import TimeState
 from tuplewire_service.worker.worker_snapshot import (
     PeerSnapshot,
     RecentSnapshot,
+    RejectedSnapshot,
     SinkSnapshot,
     TaskSnapshot,
     Timings,
@@ -61,6 +62,7 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
             *(Durations() for _ in range(4)),
         ),
         sinks=SinkSnapshot(1, 2, 3, 4),
+        rejected=RejectedSnapshot(5, 1, 9),
         redelivered_messages=0,
         addresses=(),
         peer_addresses=(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.rejecting import RejectionsWithoutTimers
 
 from tuplewire.config import MIB
 from tuplewire.errors import UnknownTaskError
@@ -31,7 +32,13 @@ def test_load_is_how_full_the_queue_is(payloads: list[bytes], load: float) -> No
     settings = WorkerSettings(
         worker_id="w", topology="t", receive_queue_messages=10, receive_queue_bytes=2 * MIB
     )
-    queues = ReceiveQueues(settings, 1, lambda _task, _done: None, lambda task: UnknownTaskError(str(task)))
+    queues = ReceiveQueues(
+        settings,
+        1,
+        lambda _task, _done: None,
+        lambda task: UnknownTaskError(str(task)),
+        RejectionsWithoutTimers(),
+    )
     queues.assign([1])
     assert queues.load(1) == 0.0
     queues.put(TaskGroup.of(1, payloads), Sender())

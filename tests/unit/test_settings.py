@@ -67,6 +67,7 @@ WRONG: dict[str, list[Any]] = {
     "OPTIONS": [5, [5], "-X 'dev"],
     "VARIABLES": ["A=b", {"A": 1}, {1: "a"}],
     "TASKS": [5, "1", ["1"], [-1], [2**31]],
+    "TASK": ["1", True, -1, 2**31],
     "POLICY": [1.5, True, "sometimes", -1, 2**31, None],
     "TIME": ["1", True, [], 0, -1, float("nan"), float("inf")],
     "WHERE": [5, "first", ["latest"], {"1": 5}, {"-1": "latest"}],
@@ -75,6 +76,7 @@ WRONG: dict[str, list[Any]] = {
 RIGHT: dict[str, Any] = {
     "ack_mode": "processed",
     "overflow": "drop_oldest",
+    "reject_order": "wait",
     "error_policy": "skip",
     "grouping": "shuffle",
     "transport": "zmq",
@@ -106,6 +108,7 @@ RIGHT: dict[str, Any] = {
     "OPTIONS": ("-X", "a b"),
     "VARIABLES": {"A": "b"},
     "TASKS": (3, 1, 2),
+    "TASK": 9,
     "POLICY": 7,
     "guarantee": "atLeastOnce",
     "TIME": 7.5,

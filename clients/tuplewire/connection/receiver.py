@@ -11,23 +11,23 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Container, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tuplewire.config import PROTOCOL_VERSION, SessionSettings
+from tuplewire.config import PROTOCOL_VERSION, RejectOrder, SessionSettings
 from tuplewire.connection.handover import HandOverCondition
 from tuplewire.connection.resumable import FATAL, Resumable
 from tuplewire.connection.sender import Identity
 from tuplewire.connection.stream import ClientStream, Dial, Gathering
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError, refused
 from tuplewire.events import event_logger
-from tuplewire.session.consume import Arrived, ConsumeWindow
+from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
 from tuplewire.session.delivery import Delivery
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import decode_recv_response, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import code_name, cursor_to_wire
+from tuplewire.wire.translate import answers_from_wire, code_name, cursor_to_wire
 
 logger = event_logger(__name__)
 
@@ -119,13 +119,34 @@ class Receiver(Resumable):
             raise UnreachableError(f"no worker at {self.address} for {timeout} s: {self._last_problem}")
         return None
 
-    def acknowledge(self, arrived: Arrived) -> None:
-        """Say that a batch is done with; a batch of a worker that has died since is ignored."""
+    @property
+    def takes_rejections(self) -> bool:
+        """Whether the worker, or the last one that let us in, knows what a rejection is."""
+        return self._window.takes_rejections
+
+    @property
+    def rejects_wait(self) -> bool:
+        """Whether later messages of a task wait for one that is rejected."""
+        return self._settings.reject_order is RejectOrder.WAIT
+
+    def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> None:
+        """Say that a batch is done with; a batch of a worker that has died since is ignored.
+
+        rejected: of its messages, in order; see ConsumeWindow.acknowledge.
+        """
         with self._lock:
-            if not self._window.acknowledge(arrived) or self.over or (self._telling and not arrived.asks):
+            counts = self._window.acknowledge(arrived, rejected)
+            if counts and rejected:
+                self._throw_away(self._window.waiting())
+            if not counts or self.over or (self._telling and not arrived.asks):
                 return
             self._telling = True
         self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.asks))
+
+    def _throw_away(self, tasks: Container[int]) -> None:
+        """Forget what is buffered of tasks whose messages come again."""
+        kept = (arrived.without(tasks) for arrived in self._buffer)
+        self._buffer = deque(arrived for arrived in kept if arrived.deliveries)
 
     # --- life, on the loop ---------------------------------------------------------------------
 
@@ -205,6 +226,7 @@ class Receiver(Resumable):
             self._window.opened(
                 subscribed.worker_incarnation, [(cursor.task, cursor.received) for cursor in subscribed.tasks]
             )
+            self._window.takes_rejections = subscribed.takes_rejections
             self._not_let_in = False
         self._progress.set()
         self.connected = True
@@ -217,6 +239,10 @@ class Receiver(Resumable):
                 if response.HasField("probe"):
                     with self._lock:
                         self._window.repeat()
+                    self._progress.set()
+                elif response.HasField("rejected"):
+                    with self._lock:
+                        self._window.answered(answers_from_wire(response.rejected))
                     self._progress.set()
                 elif response.HasField("ended"):
                     raise refused(code_name(response.ended.code), response.ended.detail)

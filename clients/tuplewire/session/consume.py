@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
+from tuplewire.session.rejection import Answer, Rejection
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A consumer's place in one task, as sequences. credit_bytes: its room in bytes after `received`."""
+    """A consumer's place in one task, as sequences. credit_bytes: its room in bytes after `received`.
+
+    rejections: of messages up to `acknowledged`; one that waits is of the message after it, and is the last.
+    """
 
     task: int
     acknowledged: int
     received: int
     credit: int
     credit_bytes: int
+    rejections: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A message that a consumer rejects; see Rejection. index: its place in what has arrived."""
+
+    index: int
+    after_seconds: float
+    reason: str
+    wait: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,10 @@ class Arrived:
             messages -= len(each.group)
         return Arrived(self.epoch, tuple(found), self.asks)
 
+    def without(self, tasks: Container[int]) -> Arrived:
+        """Return the same but for some tasks' messages."""
+        return replace(self, deliveries=tuple(e for e in self.deliveries if e.group.task not in tasks))
+
 
 @dataclass(slots=True, eq=False)
 class _Task:
@@ -58,6 +77,23 @@ class _Task:
     told: int = 0
     """The sequence up to which the worker knows of room."""
     unacknowledged: deque[tuple[int, int]] = field(default_factory=deque)
+    rejections: deque[Rejection] = field(default_factory=deque)
+    """Those that the worker has not answered."""
+    rejected: int = 0
+    """The number of the last rejection."""
+    rejections_told: int = 0
+    """The number of the last one that the worker was told of by this stream."""
+    waits_for: int = 0
+    """The number of the rejection after whose answer messages count again; 0: they count."""
+
+    def reject(self, sequence: int, each: Rejected) -> None:
+        self.rejected += 1
+        told = Rejection(self.rejected, sequence, each.after_seconds, each.reason, each.wait)
+        self.rejections.append(told)
+
+    def forget_rejections(self, number: int) -> None:
+        while self.rejections and self.rejections[0].number <= number:
+            self.rejections.popleft()
 
     def acknowledge(self, last: int) -> None:
         self.acknowledged = max(self.acknowledged, last)
@@ -74,8 +110,12 @@ class ConsumeWindow:
         self._prefetch_messages = prefetch_messages
         self._prefetch_bytes = prefetch_bytes
         self._moved: dict[int, None] = {}
+        self._subscribed: dict[int, int] = {}
+        """What the last subscribe has said to be received, until it is answered."""
         self.worker_incarnation = 0
         """The incarnation of the worker that the sequences belong to; 0 before the first connection."""
+        self.takes_rejections = True
+        """Whether the worker knows what a rejection is."""
 
     def opened(self, worker_incarnation: int, starts: Iterable[tuple[int, int]]) -> None:
         """Continue over a new stream, after these (task, sequence) pairs.
@@ -86,16 +126,27 @@ class ConsumeWindow:
         self._epoch += 1
         if worker_incarnation != self.worker_incarnation:
             self.worker_incarnation = worker_incarnation
+            self._subscribed.clear()
             for task in self._tasks:
                 self._start_anew(task, 0)
         for task, received in starts:
-            if task in self._tasks and self._tasks[task].received != received:
+            if (state := self._tasks.get(task)) is None:
+                continue
+            said = self._subscribed.get(task, state.received)
+            if received != said or 0 < state.waits_for <= state.rejections_told:
                 self._start_anew(task, received)
+            else:
+                state.forget_rejections(state.rejections_told)  # the subscribe had them
+        self._subscribed.clear()
 
-    def _start_anew(self, task: int, received: int) -> None:
-        if self._tasks[task].held_bytes:
+    def _start_anew(self, task: int, received: int) -> _Task:
+        before = self._tasks[task]
+        if before.held_bytes:
             self._moved[task] = None  # the subscribe named less room than there is now
-        self._tasks[task] = _Task(self._epoch, received, received, told=received + self._prefetch_messages)
+        told = received + self._prefetch_messages
+        self._tasks[task] = state = _Task(self._epoch, received, received, told=told)
+        state.rejected = state.rejections_told = before.rejected
+        return state
 
     def arrived(self, deliveries: Iterable[Delivery], *, asks: bool = False) -> Arrived:
         """Take in messages, and return the new ones; MalformedError for a gap or an unsubscribed task.
@@ -109,6 +160,8 @@ class ConsumeWindow:
             state = self._tasks.get(group.task)
             if state is None:
                 raise MalformedError(f"messages for task {group.task} came, which is not subscribed")
+            if state.waits_for:
+                continue  # it was on its way, and comes again behind what was rejected
             last = first + len(group) - 1
             if first > state.received + 1:
                 raise MalformedError(
@@ -126,17 +179,54 @@ class ConsumeWindow:
             new.append(Delivery(first, group))
         return Arrived(self._epoch, tuple(new), asks)
 
-    def acknowledge(self, arrived: Arrived) -> bool:
-        """Acknowledge messages; return False if all of them are void, see opened()."""
+    def acknowledge(self, arrived: Arrived, rejected: Sequence[Rejected] = ()) -> bool:
+        """Acknowledge messages, but for those that are rejected; return False if all are void, see opened().
+
+        rejected: in order. After one that waits, all later messages of its task are void; see waiting().
+        """
         counts = False
+        start = 0
         for delivery in arrived.deliveries:
-            task = delivery.group.task
+            task, count = delivery.group.task, len(delivery.group)
             state = self._tasks[task]
             if arrived.epoch >= state.epoch:
-                state.acknowledge(delivery.first_sequence + len(delivery.group) - 1)
                 self._moved[task] = None
                 counts = True
+                among = [each for each in rejected if start <= each.index < start + count]
+                self._settle(state, delivery, start, among)
+            start += count
         return counts
+
+    def _settle(self, state: _Task, delivery: Delivery, start: int, rejected: Sequence[Rejected]) -> None:
+        """Acknowledge messages that are not void. start: the index of the first."""
+        task, first = delivery.group.task, delivery.first_sequence
+        for each in rejected:
+            sequence = first + each.index - start
+            state.reject(sequence, each)
+            if each.wait:
+                state.acknowledge(sequence - 1)
+                self._epoch += 1
+                anew = self._start_anew(task, sequence - 1)
+                anew.rejections, anew.waits_for = state.rejections, state.rejected
+                anew.rejections_told = state.rejections_told
+                return
+        state.acknowledge(first + len(delivery.group) - 1)
+
+    def waiting(self) -> set[int]:
+        """Return the tasks whose messages, all that are here, are void: they come again."""
+        return {task for task, state in self._tasks.items() if state.waits_for}
+
+    def answered(self, answers: Iterable[Answer]) -> None:
+        """Take note of rejections that are done."""
+        for each in answers:
+            state = self._tasks.get(each.task)
+            if state is None:
+                continue
+            state.forget_rejections(each.number)
+            if 0 < state.waits_for <= each.number:
+                self._epoch += 1
+                self._start_anew(each.task, each.received)
+            self._moved[each.task] = None  # there is more room
 
     def take_moved(self) -> list[Cursor]:
         """Take out the cursors that have moved since the last call."""
@@ -145,19 +235,30 @@ class ConsumeWindow:
 
     def repeat(self) -> None:
         """Let take_moved() return every cursor next time: the worker has sent a probe."""
+        self._tell_all_rejections()
         self._moved.update(dict.fromkeys(self._tasks))
 
     def all(self) -> list[Cursor]:
         """Return every cursor, for subscribing."""
+        self._tell_all_rejections()
+        self._subscribed = {task: state.received for task, state in self._tasks.items()}
         return [self._cursor(task) for task in self._tasks]
+
+    def _tell_all_rejections(self) -> None:
+        for state in self._tasks.values():
+            state.rejections_told = 0
 
     def _cursor(self, task: int) -> Cursor:
         state = self._tasks[task]
-        state.told = state.acknowledged + self._prefetch_messages
+        # What is rejected and not answered takes up room: so it is bounded.
+        state.told = state.acknowledged + self._prefetch_messages - len(state.rejections)
+        untold = tuple(each for each in state.rejections if each.number > state.rejections_told)
+        state.rejections_told = state.rejected
         return Cursor(
             task,
             state.acknowledged,
             state.received,
             state.told,
             max(0, self._prefetch_bytes - state.held_bytes),
+            untold,
         )

@@ -30,13 +30,14 @@ class Delivery:
 class Done:
     """Messages that their consumer has acknowledged, and the token that came with them.
 
-    accepted_micros: see TaskGroup.
+    accepted_micros: see TaskGroup. rejected: it has rejected them; what becomes of them is counted elsewhere.
     """
 
     token: Any
     messages: int
     size_bytes: int
     accepted_micros: int = 0
+    rejected: bool = False
 
 
 Held = tuple[int, TaskGroup, Any]
@@ -190,6 +191,23 @@ class DeliveryLog:
         self.taken = self.received = position
         self._marks.clear()
         self._taken_bytes = 0
+
+    def oldest(self) -> tuple[TaskGroup, Any] | None:
+        """Return the first message that is not acknowledged, if it was handed out, and its token."""
+        if not self._delivered:
+            return None
+        if len(self._delivered[0].group) > 1:
+            _cut_first(self._delivered, 1)
+        return self._delivered[0].group, self._delivered[0].token
+
+    def replace_oldest(self, group: TaskGroup, token: Any) -> None:
+        """Put another single message, and a token, in the place of the one that oldest() returns.
+
+        Call rewind() then.
+        """
+        entry = self._delivered[0]
+        self.queued_bytes += group.size_bytes - entry.group.size_bytes
+        entry.group, entry.token = group, token
 
     def held(self) -> Iterator[Held]:
         """Return the unacknowledged messages, in order."""

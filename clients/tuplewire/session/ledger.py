@@ -26,6 +26,10 @@ class DropReason(enum.StrEnum):
     """The sender was closed or aborted before it was acknowledged."""
     SHUTDOWN = "shutdown"
     """The drain's deadline passed before anybody took it."""
+    REJECTED = "rejected"
+    """Consumers rejected it too often, and there is no dead-letter task."""
+    DEAD_LETTERED = "dead_lettered"
+    """The same, and a copy of it, with the reason, went to the dead-letter task."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,18 +372,50 @@ class SendResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., backpressure: _Optional[_Union[BackpressureStatus, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class TaskCursor(_message.Message):
-    __slots__ = ("task", "acknowledged", "received", "credit", "credit_bytes")
+    __slots__ = ("task", "acknowledged", "received", "credit", "credit_bytes", "rejections")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     task: int
     acknowledged: int
     received: int
     credit: int
     credit_bytes: int
-    def __init__(self, task: _Optional[int] = ..., acknowledged: _Optional[int] = ..., received: _Optional[int] = ..., credit: _Optional[int] = ..., credit_bytes: _Optional[int] = ...) -> None: ...
+    rejections: _containers.RepeatedCompositeFieldContainer[Rejection]
+    def __init__(self, task: _Optional[int] = ..., acknowledged: _Optional[int] = ..., received: _Optional[int] = ..., credit: _Optional[int] = ..., credit_bytes: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[Rejection, _Mapping]]] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("number", "sequence", "after_millis", "reason", "wait")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    sequence: int
+    after_millis: int
+    reason: str
+    wait: bool
+    def __init__(self, number: _Optional[int] = ..., sequence: _Optional[int] = ..., after_millis: _Optional[int] = ..., reason: _Optional[str] = ..., wait: bool = ...) -> None: ...
+
+class Rejected(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[RejectedTask]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[RejectedTask, _Mapping]]] = ...) -> None: ...
+
+class RejectedTask(_message.Message):
+    __slots__ = ("task", "number", "received")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    number: int
+    received: int
+    def __init__(self, task: _Optional[int] = ..., number: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
     __slots__ = ("protocol_version", "topology", "consumer_id", "incarnation", "tasks", "worker_incarnation", "receiver_id", "only_reads")
@@ -406,16 +438,18 @@ class Subscribe(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., topology: _Optional[str] = ..., consumer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., worker_incarnation: _Optional[int] = ..., receiver_id: _Optional[str] = ..., only_reads: bool = ...) -> None: ...
 
 class Subscribed(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks")
+    __slots__ = ("protocol_version", "worker_id", "worker_incarnation", "tasks", "takes_rejections")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     worker_incarnation: int
     tasks: _containers.RepeatedCompositeFieldContainer[TaskCursor]
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ...) -> None: ...
+    takes_rejections: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskCursor, _Mapping]]] = ..., takes_rejections: bool = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("tasks",)
@@ -434,13 +468,15 @@ class RecvRequest(_message.Message):
     def __init__(self, subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class RecvResponse(_message.Message):
-    __slots__ = ("subscribed", "frame", "probe", "ended")
+    __slots__ = ("subscribed", "frame", "probe", "ended", "rejected")
     SUBSCRIBED_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     subscribed: Subscribed
     frame: Frame
     probe: Probe
     ended: Ended
-    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    rejected: Rejected
+    def __init__(self, subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ...) -> None: ...

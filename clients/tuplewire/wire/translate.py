@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tuplewire.group import flow_of, task_and_forwarded
+from tuplewire.group import check_task, flow_of, task_and_forwarded
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
 from tuplewire.session.departure import Departure, SinkEpoch, Successor
 from tuplewire.session.receive import AckUpdate, Opened, Refusal
+from tuplewire.session.rejection import MAX_REASON, Answer, Rejection
 from tuplewire.wire import messaging_pb2 as pb
 
 _MOST_WORDS = 1 << 18
@@ -144,7 +145,47 @@ def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
         received=cursor.received,
         credit=cursor.credit,
         credit_bytes=cursor.credit_bytes,
+        rejections=[
+            pb.Rejection(
+                number=each.number,
+                sequence=each.sequence,
+                after_millis=round(each.after_seconds * 1000),
+                reason=each.reason[:MAX_REASON],
+                wait=each.wait,
+            )
+            for each in cursor.rejections
+        ],
     )
+
+
+def cursor_from_wire(cursor: pb.TaskCursor) -> Cursor:
+    """Return a consumer's place; InvalidTaskError for a task that is none."""
+    rejections = (
+        Rejection(each.number, each.sequence, each.after_millis / 1000, each.reason[:MAX_REASON], each.wait)
+        for each in cursor.rejections
+    )
+    return Cursor(
+        check_task(cursor.task),
+        cursor.acknowledged,
+        cursor.received,
+        cursor.credit,
+        cursor.credit_bytes,
+        tuple(rejections),
+    )
+
+
+def answers_to_wire(answers: Iterable[Answer]) -> pb.Rejected:
+    """Return what was done with rejections as it travels."""
+    return pb.Rejected(
+        tasks=[
+            pb.RejectedTask(task=each.task, number=each.number, received=each.received) for each in answers
+        ]
+    )
+
+
+def answers_from_wire(rejected: pb.Rejected) -> list[Answer]:
+    """Return what a worker has done with rejections."""
+    return [Answer(each.task, each.number, each.received) for each in rejected.tasks]
 
 
 def loads_from_wire(report: pb.LoadReport) -> dict[int, float]:

@@ -282,6 +282,14 @@ def _ledger(snapshot: WorkerSnapshot) -> Iterator[Metric]:
         ledger.pending,
     )
     yield counter(
+        "rejections", "How many times consumers have rejected a message.", snapshot.rejected.rejections
+    )
+    yield gauge(
+        "rejected_waiting_messages",
+        "Copies of rejected messages that wait until they are due, or until somebody has their task.",
+        snapshot.rejected.waiting,
+    )
+    yield counter(
         "redelivered_messages",
         "Messages handed to a consumer that another one may have had before.",
         snapshot.redelivered_messages,

@@ -14,6 +14,7 @@ import tuplewire
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.shown import shown
 from tuplewire_service.command.asking_commands import add_asking_commands
+from tuplewire_service.command.dead_letter_command import add_dead_letter_command
 from tuplewire_service.command.looking_commands import add_looking_commands
 from tuplewire_service.command.message_commands import add_message_commands
 from tuplewire_service.command.parsers import (
@@ -121,6 +122,7 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         # Only listed: its parser knows the jobs, which other commands need not load.
         commands.add_parser("run", help="run a job on local workers and PySpark")
     add_message_commands(commands)
+    add_dead_letter_command(commands)
     add_asking_commands(commands)
     add_top_command(commands)
     add_looking_commands(commands)

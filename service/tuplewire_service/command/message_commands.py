@@ -8,7 +8,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tuplewire.errors import FlushTimeoutError, UnreachableError
 from tuplewire.shown import shown
@@ -27,6 +27,7 @@ from tuplewire_service.process.stop import EXIT_OK
 
 if TYPE_CHECKING:
     from tuplewire.client import Client
+    from tuplewire.config import SessionKeywords
     from tuplewire.connection.control_client import ControlClient
 
 LOCAL_ADDRESS = "127.0.0.1:6700"
@@ -53,14 +54,7 @@ def add_message_commands(commands: Any) -> None:
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
     """Add a command that sends or receives."""
     parser = add_command(commands, handler, help_text, example)
-    parser.add_argument(
-        "--address",
-        metavar="ADDRESS",
-        help=f"of the worker (default: {ADDRESS_VARIABLE}, or {LOCAL_ADDRESS})",
-    )
-    parser.add_argument(
-        "--topology", metavar="NAME", help="its topology (default: TUPLEWIRE_TOPOLOGY, or default)"
-    )
+    add_way(parser)
     parser.add_argument(
         "--format",
         choices=list(MessageFormat),
@@ -69,20 +63,45 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
         help="lines: a message in each; json: lines with task and message, or base64; prefixed: the length "
         "in four bytes before each (default lines)",
     )
-    add_access(parser)
     return parser
 
 
+def add_way(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that client_of() needs."""
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help=f"of the worker (default: {ADDRESS_VARIABLE}, or {LOCAL_ADDRESS})",
+    )
+    parser.add_argument(
+        "--topology", metavar="NAME", help="its topology (default: TUPLEWIRE_TOPOLOGY, or default)"
+    )
+    add_access(parser)
+
+
+def address_of(arguments: argparse.Namespace) -> str:
+    """Return the worker's address."""
+    return arguments.address or os.environ.get(ADDRESS_VARIABLE) or LOCAL_ADDRESS
+
+
 @contextmanager
-def _client_of(arguments: argparse.Namespace, source: int | None = None) -> Iterator[Client]:
+def client_of(
+    arguments: argparse.Namespace, source: int | None = None, **settings: Unpack[SessionKeywords]
+) -> Iterator[Client]:
     """Connect a client to a worker that is there; UnreachableError at once where none is."""
-    arguments.address = arguments.address or os.environ.get(ADDRESS_VARIABLE) or LOCAL_ADDRESS
+    arguments.address = address_of(arguments)
     with control_of(arguments) as control:
         _wait_ready(control, arguments.timeout)
     from tuplewire.client import Client
 
     credentials = credentials_of(arguments)
-    client = Client(arguments.address, topology=arguments.topology, source=source, credentials=credentials)
+    client = Client(
+        arguments.address,
+        topology=arguments.topology,
+        source=source,
+        credentials=credentials,
+        **settings,
+    )
     try:
         yield client
     except FlushTimeoutError:
@@ -112,7 +131,7 @@ def _send(arguments: argparse.Namespace) -> int:
         given = payloads_in(sys.stdin.buffer, arguments.format)
     messages = read_messages(given, arguments.format, arguments.task)
     drawn = reads and not sys.stdin.isatty()
-    with _client_of(arguments, arguments.source) as client:
+    with client_of(arguments, arguments.source) as client:
         with closing(counted(messages, "messages", _share_of_input, drawn=drawn)) as each:
             for task, payload in each:
                 client.send(task, payload, timeout=arguments.timeout)
@@ -136,7 +155,7 @@ def _recv(arguments: argparse.Namespace) -> int:
 
     terminal = sys.stdout.encoding if sys.stdout.isatty() else None
     write = writer_of_messages(out, arguments.format, terminal=terminal)
-    with _client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
+    with client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
         messages = subscription.messages(arguments.count, quiet=arguments.quiet)
         # Not beside the end of a pipe, which may write to the same terminal.
         drawn = stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)

@@ -96,18 +96,18 @@ def writer_of_messages(
             raise ConfigError("--format prefixed is for files and pipes: a terminal would obey what it holds")
         return lambda message: file.write(_LENGTH.pack(len(message.message)) + message.message)
     if form is MessageFormat.JSON:
-        return lambda message: file.write(_to_json(message) + b"\n")
+        return lambda message: file.write(json.dumps(as_json(message)).encode() + b"\n")
     if terminal:
         return lambda message: file.write(_shown(message.message, terminal) + b"\n")
     return lambda message: file.write(message.message + b"\n")
 
 
-def _to_json(message: TaskMessage) -> bytes:
+def as_json(message: TaskMessage) -> dict[str, Any]:
+    """Return task and payload as they are written in JSON."""
     try:
-        fields: dict[str, Any] = {"task": message.task, "message": message.message.decode()}
+        return {"task": message.task, "message": message.message.decode()}
     except UnicodeDecodeError:
-        fields = {"task": message.task, "base64": base64.b64encode(message.message).decode()}
-    return json.dumps(fields).encode()
+        return {"task": message.task, "base64": base64.b64encode(message.message).decode()}
 
 
 def _shown(payload: bytes, encoding: str) -> bytes:

@@ -68,6 +68,13 @@ def _lines(status: pb.GetStatusResponse, over: Interval) -> Iterator[str]:
     if any(refused.values()):
         streams = _counts(status.refused_streams)
         yield f"refused     {_counts(status.refused_messages)} messages, {streams} streams"
+    if status.rejections:
+        letters = (
+            f"dead letters go to task {status.dead_letter_task}"
+            if status.HasField("dead_letter_task")
+            else "no dead-letter task"
+        )
+        yield f"rejected    {status.rejections} times, {status.rejected_waiting} copies wait; {letters}"
     yield from _peers(status.peers)
     yield from _clients(status)
     yield from _tasks(status.tasks, over)

@@ -127,6 +127,9 @@ def status_to_wire(snapshot: WorkerSnapshot) -> pb.GetStatusResponse:
         smallest_window=snapshot.servers.smallest_window,
         refused_streams=snapshot.servers.refused_streams,
         refused_messages=snapshot.servers.refused_messages,
+        rejections=snapshot.rejected.rejections,
+        rejected_waiting=snapshot.rejected.waiting,
+        dead_letter_task=snapshot.rejected.dead_letter_task,
         **_TOLD_LATER,
     )
 

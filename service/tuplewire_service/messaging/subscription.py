@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tuplewire.errors import RefusedError
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
+from tuplewire.session.rejection import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class ISubscription(ABC):
     @abstractmethod
     def progress(self, cursors: Sequence[Cursor]) -> None:
         """Take account of what the consumer says."""
+
+    def take_answers(self) -> list[Answer]:
+        """Return the answers to rejections since the last call; tell them before what take() returns next."""
+        return []
 
     @abstractmethod
     def close(self) -> None:

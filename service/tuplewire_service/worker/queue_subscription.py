@@ -12,6 +12,7 @@ from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog
 from tuplewire.session.durations import QueueTimes
 from tuplewire.session.pieces import wire_bytes
+from tuplewire.session.rejection import Answer
 from tuplewire_service.messaging.subscription import ISubscription, SubscribeRequest
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot
 
@@ -36,6 +37,12 @@ class Queue:
     incarnation: int = 0
     credit: int = 0
     credit_bytes: int = 0
+    rejected: int = 0
+    """The number of its consumer's last rejection."""
+    rejects: bool = False
+    """Whether one of its consumers has rejected something."""
+    held_until: float = 0.0
+    """Nothing is handed out before this time, by the monotonic clock."""
 
 
 class QueueSubscription(ISubscription):
@@ -52,6 +59,7 @@ class QueueSubscription(ISubscription):
         self._since = time.monotonic()
         self._held: dict[int, Queue] = {}
         self._ready: dict[int, None] = {}
+        self._answers: dict[int, Answer] = {}
 
     def add(self, queue: Queue) -> None:
         """Hold a queue."""
@@ -98,8 +106,8 @@ class QueueSubscription(ISubscription):
             task = next(iter(self._ready))
             del self._ready[task]
             queue = self._held[task]
-            if queue.leaving:
-                continue  # its task is gone
+            if queue.leaving or self._queues.holds(queue):
+                continue  # its task is gone, or waits
             taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             if not taken:
@@ -116,10 +124,18 @@ class QueueSubscription(ISubscription):
             queue = self._held.get(cursor.task)
             if queue is not None:
                 self._queues.progress(queue, cursor)
+                if cursor.rejections:
+                    answer = Answer(cursor.task, queue.rejected, queue.log.taken)
+                    self._answers[cursor.task] = answer
+                    self._wake()
                 if queue.log.waiting:
                     self._ready[cursor.task] = None
         if self._ready:
             self._wake()
+
+    def take_answers(self) -> list[Answer]:
+        answers, self._answers = self._answers, {}
+        return list(answers.values())
 
     def drop(self, queue: Queue) -> None:
         """Let go of a queue whose task has moved; the last one ends the subscription."""

@@ -19,6 +19,7 @@ from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.entries import Entries
 from tuplewire_service.worker.queue_subscription import Queue, QueueSubscription
+from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, TaskSnapshot
 
@@ -35,17 +36,21 @@ class ReceiveQueues:
         incarnation: int,
         on_done: Callable[[int, Sequence[Done]], None],
         not_here: Callable[[int], RefusedError],
+        rejections: Rejections,
     ) -> None:
         """Start empty.
 
         on_done: called with a task and its acknowledged messages; without messages, if a consumer has left a
         task that moves away.
-        not_here: returns the error for a task that is not local.
+        not_here: returns the error for a task that is not local. rejections: see there.
         """
         self.worker_id = settings.worker_id
         self.incarnation = incarnation
         self._settings = settings
         self.on_done = on_done
+        self._rejections = rejections
+        rejections.on_time = self._go_on
+        self._holding: set[int] = set()
         self.not_here = not_here
         self._queues: dict[int, Queue] = {}
         self._leaving: dict[int, Queue] = {}
@@ -278,10 +283,11 @@ class ReceiveQueues:
         queue.consumer = subscription
         queue.consumer_key, queue.incarnation = request.consumer_key, request.incarnation
         if resumes:
-            self.on_done(queue.task, queue.log.progress(cursor.acknowledged, cursor.received))
+            self.on_done(queue.task, self._settle(queue, cursor))
             queue.log.rewind(cursor.received)
             queue.credit = cursor.credit
         else:
+            queue.rejected = 0
             queue.log.rewind()
             # A newcomer's cursor starts at 0; ours continues after the last acknowledged message.
             queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
@@ -290,11 +296,48 @@ class ReceiveQueues:
 
     def progress(self, queue: Queue, cursor: Cursor) -> None:
         """Account for the progress that a queue's consumer reports."""
-        done = queue.log.progress(cursor.acknowledged, cursor.received)
+        done = self._settle(queue, cursor)
         queue.credit = max(queue.credit, cursor.credit)
         queue.credit_bytes = cursor.credit_bytes
-        if done:
+        if done or cursor.rejections:
             self.on_done(queue.task, done)
+
+    def _settle(self, queue: Queue, cursor: Cursor) -> list[Done]:
+        """Move a log's cursors as a consumer says, and take each of its rejections once."""
+        done: list[Done] = []
+        for each in cursor.rejections:
+            if each.number <= queue.rejected:
+                continue
+            queue.rejected = each.number
+            queue.rejects = True
+            done += queue.log.progress(each.sequence - 1, cursor.received)
+            outcome = self._rejections.reject(queue.task, queue.log, each)
+            if outcome is None:
+                continue
+            if outcome.done is not None:
+                done.append(outcome.done)
+            queue.held_until = max(queue.held_until, outcome.held_until)
+        return done + queue.log.progress(cursor.acknowledged, cursor.received)
+
+    def holds(self, queue: Queue) -> bool:
+        """Whether a queue hands out nothing for now, because of what was rejected."""
+        if not queue.rejects:
+            return False
+        messages = self._rejections.messages
+        early = queue.held_until > time.monotonic() and not messages.hurried
+        if early:
+            self._rejections.wake(queue.held_until)
+        if early or messages.full:  # a full store says itself when it has room
+            self._holding.add(queue.task)
+        return early or messages.full
+
+    def _go_on(self) -> None:
+        """Let consumers look at queues that were held."""
+        holding, self._holding = self._holding, set()
+        for task in holding:
+            queue = self._queues.get(task)
+            if queue is not None and queue.consumer is not None:
+                queue.consumer.mark(queue)
 
 
 def _superseded(consumer_id: str, task: int) -> SupersededError:

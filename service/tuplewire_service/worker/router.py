@@ -30,6 +30,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, LostWorkers, Moves
 from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.routing_table import LOCAL, RoutingTable
 from tuplewire_service.worker.taps import Taps
 from tuplewire_service.worker.transfer_queue import TransferQueue
@@ -72,6 +73,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """How long messages took from their sender's acceptance to their consumer's acknowledgement."""
         self.taken_here: Container[int] = ()
         """Tasks whose queues are consumed in this process, and that no other consumer may have."""
+        self.rejections = Rejections(settings, self._ledger, self.recv, self.holder_known)
         self.queues = self._make_queues(settings, incarnation)
         self._entry_sequences = EntrySequences()
         self.number = worker_number(settings.worker_id, incarnation)
@@ -94,7 +96,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         )
 
     def _make_queues(self, settings: WorkerSettings, incarnation: int) -> ReceiveQueues:
-        return ReceiveQueues(settings, incarnation, self._done, self.table.not_here)
+        return ReceiveQueues(settings, incarnation, self._done, self.table.not_here, self.rejections)
 
     def _attach(self, connection: IRelayConnection) -> None:
         connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)
@@ -320,9 +322,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Account for messages that a consumer has acknowledged, and release them to their senders."""
         now_micros = time.time_ns() // 1000
         for each in done:
-            if each.accepted_micros:
+            if each.accepted_micros and not each.rejected:
                 self.end_to_end.add((now_micros - each.accepted_micros) / 1e6, each.messages)
-            self._ledger.acknowledged += each.messages
+            self._ledger.acknowledged += 0 if each.rejected else each.messages
             each.token.release(task, each.messages, each.size_bytes)
         self._end_moves((task,))
         self.activity.set()
@@ -351,8 +353,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.refresh()
         self._end_moves()
 
-    # --- ledger, the end -------------------------------------------------------------------------------
-
     def ledger(self) -> LedgerSnapshot:
         """Return the balance of the whole worker."""
         return self._ledger.snapshot(self.held_messages)
@@ -364,7 +364,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         return self.queues.pending_messages + waiting + self.connections.pending_messages
 
     def _waiting(self) -> Iterable[TaskGroup]:
-        return chain(self._transfer.held_groups(), self._moves.held_groups())
+        return chain(self._transfer.held_groups(), self._moves.held_groups(), self.rejections.held_groups())
 
     @property
     def unkept_messages(self) -> int:
@@ -396,5 +396,5 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.departures.add([Departure(self._incarnation, dropped, others, sinks, self.successors)])
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
-        self._lose(group for group, _ in self._moves.clear())
+        self._lose(chain(self.rejections.close(), (group for group, _ in self._moves.clear())))
         await self.connections.close(timeout)

@@ -21,6 +21,7 @@ from tuplewire.tracing.spans import Attributes, Tracing, ids_of
 from tuplewire_service.messaging.base import IContext, InboundSession
 from tuplewire_service.worker.queue_subscription import Queue
 from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.router import Router
 from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.worker_settings import WorkerSettings
@@ -80,8 +81,9 @@ class TracedQueues(ReceiveQueues):
         incarnation: int,
         on_done: Callable[[int, Sequence[Done]], None],
         not_here: Callable[[int], RefusedError],
+        rejections: Rejections,
     ) -> None:
-        super().__init__(settings, incarnation, on_done, not_here)
+        super().__init__(settings, incarnation, on_done, not_here, rejections)
         self._spans = spans
         self._traced: dict[int, deque[Queued]] = {}
         self._handed_out: dict[int, deque[Queued]] = {}
@@ -157,7 +159,7 @@ class TracedRouter(Router):
 
     def _make_queues(self, settings: WorkerSettings, incarnation: int) -> TracedQueues:
         self._traced_queues = TracedQueues(
-            self._spans, settings, incarnation, self._done, self.table.not_here
+            self._spans, settings, incarnation, self._done, self.table.not_here, self.rejections
         )
         return self._traced_queues
 

@@ -187,6 +187,7 @@ class Worker:
         deadline = now + deadline_seconds
         moves_deadline = now + deadline_seconds / 2
         router = self.router
+        router.rejections.hurry()
         self._enter(WorkerState.DRAINING)
 
         def stays_open() -> bool:
@@ -363,6 +364,7 @@ class Worker:
             servers=self.servers.statistics(),
             timings=self.times.timings(),
             sinks=self._sinks.snapshot(),
+            rejected=router.rejections.snapshot(),
             redelivered_messages=router.queues.redelivered_messages,
             addresses=tuple(self.servers.addresses),
             peer_addresses=tuple(self.servers.peer_addresses),

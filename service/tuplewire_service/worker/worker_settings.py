@@ -9,6 +9,7 @@ from typing import Any
 from tuplewire.config import MIB, AckMode, Overflow, SessionSettings
 from tuplewire.errors import ConfigError
 from tuplewire.settings import FILE, REQUIRED, SECONDS, SIZE, Settings, count, nested, same, setting, text
+from tuplewire.task_ids import TASK
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 
@@ -28,6 +29,12 @@ class WorkerSettings(Settings):
         storm="topology.executor.receive.buffer.size",
     )
     receive_queue_bytes: int = setting(SIZE, 16 * MIB, "the same bound in bytes")
+    reject_limit: int = setting(
+        count(), 5, "after so many rejections a message comes no more: see dead_letter_task"
+    )
+    dead_letter_task: int | None = setting(
+        TASK, None, "task to which messages go that were rejected too often (default: they are dropped)"
+    )
     staging_memory_bytes: int = setting(
         SIZE, 64 * MIB, "what Spark's sinks may hold in memory for all tasks, until it is in their queues"
     )

@@ -140,6 +140,17 @@ class TapSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class RejectedSnapshot:
+    """What became of rejected messages; those that were given up are in the ledger."""
+
+    rejections: int
+    """How many times consumers have rejected a message."""
+    waiting: int
+    """Copies that wait until they are due, or until somebody has their task."""
+    dead_letter_task: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
     """A whole worker; its parts were read together."""
 
@@ -162,6 +173,7 @@ class WorkerSnapshot:
     """What programs and peers have sent, and what was refused to them, over all servers."""
     timings: Timings
     sinks: SinkSnapshot
+    rejected: RejectedSnapshot
     redelivered_messages: int
     """Messages handed to a consumer, and perhaps to another one before."""
     addresses: Sequence[str]

@@ -10,13 +10,13 @@ from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, RefusedError, TuplewireError
-from tuplewire.group import TaskGroup, check_task, same_time
+from tuplewire.group import TaskGroup, same_time
 from tuplewire.session.asking import Asking
-from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
+from tuplewire.wire.translate import answers_to_wire, cursor_from_wire
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
@@ -77,7 +77,7 @@ class RecvService(StreamService):
     ) -> ISubscription:
         self._check_peer("consumer", subscribe)
         check_id("consumer_id", subscribe.consumer_id)
-        cursors = {each.task: _cursor(each) for each in subscribe.tasks}
+        cursors = {each.task: cursor_from_wire(each) for each in subscribe.tasks}
         if not cursors or len(cursors) < len(subscribe.tasks):
             raise MalformedError("a subscribe names at least one task, and each of them once")
         access.receive(subscribe.topology, cursors)
@@ -130,7 +130,7 @@ class RecvService(StreamService):
             kind = request.WhichOneof("kind")
             if kind == "progress":
                 probe.heard()
-                subscription.progress([_cursor(each) for each in request.progress.tasks])
+                subscription.progress([cursor_from_wire(each) for each in request.progress.tasks])
                 pacer.press()
             elif kind == "goodbye":
                 return
@@ -155,6 +155,8 @@ class RecvService(StreamService):
             if probe.due:
                 probe.due = False
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
+            while answers := subscription.take_answers():  # before what is taken after them
+                await wire.write(pb.RecvResponse(rejected=answers_to_wire(answers)).SerializeToString())
             deliveries = subscription.take(max_bytes)
             if deliveries:
                 sequence += 1
@@ -202,12 +204,6 @@ def _request(data: bytes) -> pb.RecvRequest:
         raise MalformedError(f"{len(data)} bytes are not a RecvRequest: {error}") from error
 
 
-def _cursor(cursor: pb.TaskCursor) -> Cursor:
-    return Cursor(
-        check_task(cursor.task), cursor.acknowledged, cursor.received, cursor.credit, cursor.credit_bytes
-    )
-
-
 def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
     return pb.RecvResponse(
         subscribed=pb.Subscribed(
@@ -215,6 +211,7 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
             worker_id=subscription.worker_id,
             worker_incarnation=subscription.worker_incarnation,
             tasks=[pb.TaskCursor(task=task, received=received) for task, received in subscription.starts],
+            takes_rejections=True,
         )
     )
 

@@ -1,0 +1,235 @@
+"""`tuplewire dead-letters`: what was rejected too often, with ordinary reads of the dead-letter task.
+
+While it looks, it is the task's consumer. What it leaves goes to the next one, marked redelivered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from tuplewire.config import MIB
+from tuplewire.errors import ConfigError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage, encoded_of
+from tuplewire.session.consume import Arrived, Rejected
+from tuplewire.shown import shown
+from tuplewire_service.command.message_commands import add_way, address_of, client_of
+from tuplewire_service.command.parsers import add_command, control_of
+from tuplewire_service.command.terminal import write_table, write_text
+from tuplewire_service.process.stop import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from tuplewire.client import Client
+    from tuplewire.connection.receiver import Receiver
+    from tuplewire.dead_letters import DeadMessage
+
+_SHOWN_BYTES = 2000
+_HEADER = ("id", "time", "task", "source", "count", "bytes", "reason")
+
+
+def add_dead_letter_command(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(
+        commands, _dead_letters, "look after messages that consumers rejected too often", "list"
+    )
+    parser.add_argument(
+        "action",
+        choices=list(_ACTIONS),
+        help="list them; show some with their content; replay: send them to their tasks again, and drop "
+        "them; drop: throw them away",
+    )
+    parser.add_argument("ids", metavar="ID", nargs="*", help="which, as `list` names them")
+    parser.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--task", metavar="TASK", type=int, help="those that were to this task")
+    parser.add_argument("--json", action="store_true", help="a JSON object in each line, with the content")
+    add_way(parser)
+
+
+def _dead_letters(arguments: argparse.Namespace) -> int:
+    chosen = arguments.ids or arguments.all or arguments.task is not None
+    if arguments.action != "list" and not chosen:
+        raise ConfigError(f"say which to {arguments.action}: IDs as `list` names them, --task or --all")
+    with _box_of(arguments) as box:
+        letters = [each for each in box.letters if _is_meant(each, arguments)]
+        missing = set(arguments.ids) - {each.id for each in letters}
+        code = _ACTIONS[arguments.action](arguments, box, letters)
+    if missing:
+        print(f"there is no dead letter {', '.join(map(shown, sorted(missing)))}", file=sys.stderr)
+        return EXIT_FAILED
+    return code
+
+
+def _is_meant(letter: DeadMessage, arguments: argparse.Namespace) -> bool:
+    if arguments.task is not None and letter.task != arguments.task:
+        return False
+    return not arguments.ids or letter.id in arguments.ids
+
+
+@dataclass
+class _Box:
+    """The dead letters there are, and those who can take some out."""
+
+    client: Client
+    receiver: Receiver
+    arrived: Sequence[Arrived]
+    letters: Sequence[DeadMessage]
+
+    def take_out(self, ids: Collection[str]) -> None:
+        """Let go of some; all others come again behind each other."""
+        for each in self.arrived:
+            kept = [
+                Rejected(index, 0.0, "kept", wait=False)
+                for index, letter in _letters_in(each)
+                if letter is None or letter.id not in ids
+            ]
+            self.receiver.acknowledge(each, kept)
+
+
+def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
+    from tuplewire.batch import TaskMessageBatch
+    from tuplewire.dead_letters import DeadMessage
+
+    for index, message in zip(count(), TaskMessageBatch.from_groups(arrived.groups), strict=False):
+        yield index, DeadMessage.read(message)
+
+
+@contextmanager
+def _box_of(arguments: argparse.Namespace) -> Iterator[_Box]:
+    """Read what is in the dead-letter task, wherever it is."""
+    arguments.address = address_of(arguments)
+    with control_of(arguments) as control:
+        status = control.status()
+        if not status.HasField("dead_letter_task"):
+            raise ConfigError(
+                f"the worker {status.worker_id} has no dead_letter_task: start it with --dead-letter-task"
+            )
+        task = status.dead_letter_task
+        assignment = control.assignment()
+    workers = assignment.workers if assignment is not None else ()
+    arguments.address = next((each.address for each in workers if task in each.tasks), arguments.address)
+    arguments.topology = arguments.topology or status.topology
+    with control_of(arguments) as control:
+        there = next((each for each in control.status().tasks if each.task == task), None)
+    if there is None:
+        raise ConfigError(f"no worker has the dead-letter task {task}: give it to one in the assignment")
+    room = max(1, there.queued_messages)
+    with client_of(
+        arguments, prefetch_messages=room, prefetch_bytes=there.queued_bytes + MIB, reject_order="go_on"
+    ) as client:
+        receiver = client._new_receiver([task])
+        arrived = _read(receiver, there.queued_messages, arguments.timeout)
+        letters = [letter for each in arrived for _, letter in _letters_in(each) if letter is not None]
+        yield _Box(client, receiver, arrived, letters)
+
+
+def _read(receiver: Receiver, messages: int, timeout: float) -> list[Arrived]:
+    """Take as many messages, or what comes before the timeout."""
+    arrived: list[Arrived] = []
+    deadline = time.monotonic() + timeout
+    while messages > 0 and (each := receiver.take(max(0.0, deadline - time.monotonic()))) is not None:
+        arrived.append(each)
+        messages -= sum(map(len, each.groups))
+    return arrived
+
+
+def _list(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]) -> int:
+    if arguments.json:
+        return _write_json(letters)
+    if not letters:
+        print("no dead letters", file=sys.stderr)
+        return EXIT_OK
+    rows = [
+        (
+            each.id,
+            each.time,
+            str(each.task),
+            "" if each.source is None else str(each.source),
+            str(each.count),
+            str(len(each.message.message)),
+            each.reason,
+        )
+        for each in letters
+    ]
+    write_table(sys.stdout, _HEADER, rows)
+    return EXIT_OK
+
+
+def _write_json(letters: Sequence[DeadMessage]) -> int:
+    for each in letters:
+        facts = {name: getattr(each, name) for name in ("id", "task", "source", "count", "reason", "time")}
+        print(json.dumps({**facts, **_content(each.message)}))
+    return EXIT_OK
+
+
+def _content(message: TaskMessage) -> dict[str, Any]:
+    from tuplewire_service.command.messages import as_json
+
+    fields = as_json(message)
+    del fields["task"]
+    if message.key is not None:
+        fields["key"] = message.key.decode(errors="backslashreplace")
+    if message.headers:
+        fields["headers"] = [
+            [name, value.decode(errors="backslashreplace")] for name, value in message.headers
+        ]
+    return fields
+
+
+def _show(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]) -> int:
+    if arguments.json:
+        return _write_json(letters)
+    for each in letters:
+        source = "" if each.source is None else f" from task {each.source}"
+        lines = [
+            f"id       {each.id}",
+            f"to       task {each.task}{source}",
+            f"rejected {each.count} times; a dead letter since {each.time}",
+            f"reason   {each.reason or 'none was given'}",
+        ]
+        if each.message.key is not None:
+            lines.append(f"key      {each.message.key.decode(errors='backslashreplace')}")
+        lines += [
+            f"header   {name}: {value.decode(errors='backslashreplace')}"
+            for name, value in each.message.headers
+        ]
+        payload = each.message.message
+        more = f" ... ({len(payload)} bytes)" if len(payload) > _SHOWN_BYTES else ""
+        lines.append(f"message  {payload[:_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
+        write_text(sys.stdout, "\n".join([*map(shown, lines), "", ""]))
+    return EXIT_OK
+
+
+def _replay(arguments: argparse.Namespace, box: _Box, letters: Sequence[DeadMessage]) -> int:
+    from tuplewire.batch import TaskMessageBatch
+
+    groups = [
+        TaskGroup.joined(each.task, each.source, [each.message.message], [encoded_of(each.message)])
+        for each in letters
+    ]
+    box.client.send(TaskMessageBatch.from_groups(groups), timeout=arguments.timeout)
+    box.client.flush(arguments.timeout)  # sent twice rather than not at all
+    box.take_out({each.id for each in letters})
+    print(f"{len(letters)} sent again", file=sys.stderr)
+    return EXIT_OK
+
+
+def _drop(_: argparse.Namespace, box: _Box, letters: Sequence[DeadMessage]) -> int:
+    box.take_out({each.id for each in letters})
+    print(f"{len(letters)} dropped", file=sys.stderr)
+    return EXIT_OK
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace, _Box, Sequence[DeadMessage]], int]] = {
+    "list": _list,
+    "show": _show,
+    "replay": _replay,
+    "drop": _drop,
+}

@@ -1,0 +1,136 @@
+"""Rejected messages at a worker: their timers, their way back, and their part of the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from tuplewire.connection.log_rate import LogRate
+from tuplewire.events import event_logger
+from tuplewire.group import TaskGroup
+from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.session.rejection import Rejection
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.rejected_messages import Copy, RejectedMessages, RejectionOutcome
+from tuplewire_service.worker.worker_settings import WorkerSettings
+from tuplewire_service.worker.worker_snapshot import RejectedSnapshot
+
+logger = event_logger(__name__)
+
+_LOOK_AGAIN_SECONDS = 1.0
+"""So long a copy waits whose task nobody has."""
+
+
+class Rejections:
+    """What a worker does with rejections. Belongs to the event loop.
+
+    The object is the inbound session of what it sends: see InboundSession.
+    """
+
+    source = sender_id = "rejected"
+    worker_number = 0
+    wants_releases = False
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        ledger: Ledger,
+        recv: Callable[[ReceivedBatch], None],
+        holder_known: Callable[[int], bool],
+    ) -> None:
+        """Start without any.
+
+        recv: takes a batch as one of a program. holder_known: returns whether anybody has a task.
+        """
+        self.messages = RejectedMessages(
+            settings.reject_limit,
+            settings.dead_letter_task,
+            settings.receive_queue_messages,
+            settings.receive_queue_bytes,
+        )
+        self.on_time: Callable[[], None] = lambda: None
+        """Called when the wait of some queue may be over."""
+        self._ledger = ledger
+        self._recv = recv
+        self._holder_known = holder_known
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._log_rate = LogRate()
+
+    def reject(self, task: int, log: DeliveryLog, each: Rejection) -> RejectionOutcome | None:
+        """See RejectedMessages.reject."""
+        now = time.monotonic()
+        outcome = self.messages.reject(log, each, now, time.time_ns() // 1000)
+        if outcome is not None:
+            if outcome.dropped is not None:
+                self._ledger.dropped[outcome.dropped] += 1
+            event = "message.given_up" if outcome.given_up else "message.rejected"
+            if messages := self._log_rate.due((event, task)):
+                extra = {"task": task, "messages": messages, "reason": each.reason or "none was given"}
+                logger.warning(event, extra=extra)
+            self.wake(outcome.held_until or self.messages.next_due)
+        return outcome
+
+    def wake(self, at: float | None) -> None:
+        """Look at what is due at a time, or at the time before it that is known already."""
+        if at is None or (self._timer is not None and self._timer.when() <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        # Never at once: the caller is about to settle the originals.
+        self._timer = self._loop.call_at(max(at, self._loop.time()), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        due = self.messages.take_due(now)
+        for settles, run in groupby(due, attrgetter("settles")):
+            self._send(list(run), settles, now)
+        self.on_time()
+        self.wake(self.messages.next_due)
+
+    def _send(self, copies: Sequence[Copy], settles: DropReason | None, now: float) -> None:
+        """Put copies on their way, as messages of this worker; those that nobody takes wait again."""
+        known = []
+        for copy in copies:
+            if self._holder_known(copy.group.task):
+                known.append(copy.group)
+            else:
+                self.messages.put_back(copy, now + _LOOK_AGAIN_SECONDS)
+        if settles is None:
+            self._ledger.acknowledged += len(known)
+        else:
+            self._ledger.dropped[settles] += len(known)
+        if known:
+            self._recv(ReceivedBatch.arrived(known, self))
+
+    def release(self, _task: int, messages: int, size_bytes: int) -> None:
+        """See InboundSession."""
+        full = self.messages.full
+        self.messages.released(messages, size_bytes)
+        if full and not self.messages.full:
+            self.wake(self._loop.time())
+
+    def hurry(self) -> None:
+        """Wait for no delay any more: the worker drains."""
+        self.messages.hurried = True
+        self.wake(self._loop.time())
+
+    def held_groups(self) -> Iterator[TaskGroup]:
+        """Return what waits here."""
+        return self.messages.held_groups()
+
+    def snapshot(self) -> RejectedSnapshot:
+        """Return the counts."""
+        messages = self.messages
+        return RejectedSnapshot(messages.rejections, len(messages), messages.dead_letter_task)
+
+    def close(self) -> list[TaskGroup]:
+        """Take out everything that waits, at the end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        return self.messages.clear()

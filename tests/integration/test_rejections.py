@@ -1,0 +1,340 @@
+"""Rejected messages with real workers: they come again, or become dead letters, and everything adds up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from helpers.fault_proxy import FaultProxy
+from helpers.topology import (
+    TOPOLOGY,
+    Pair,
+    acknowledged,
+    assign,
+    ledger,
+    metric,
+    numbered,
+    pair_of_workers,
+    queued,
+    status,
+)
+
+from tuplewire import Client, TaskMessage
+from tuplewire.aio import Client as AsyncClient
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import MessageError
+from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire_service.testing import eventually
+
+DEAD = 999
+LIMIT = 3
+
+
+@pytest.fixture(scope="module")
+def letter_pair() -> Iterator[Pair]:
+    """Two workers; the first has the dead-letter task of both."""
+    with pair_of_workers(f"--dead-letter-task={DEAD}", f"--reject-limit={LIMIT}") as pair:
+        yield pair
+        pair.check_balance()
+
+
+def client_of(address: str, **settings: object) -> Client:
+    """Return a client with settings."""
+    return Client(address, topology=TOPOLOGY, **settings)  # type: ignore[arg-type]
+
+
+def letters(pair: Pair) -> list[TaskMessage]:
+    """Take every dead letter out."""
+    with client_of(pair.near.address) as client, client.recv([DEAD]) as subscription:
+        return list(subscription.messages(quiet=0.3))
+
+
+def test_a_rejected_message_comes_again_behind_the_others(letter_pair: Pair) -> None:
+    """By default the others go on; the header says how often it was rejected."""
+    task = letter_pair.near_task()
+    with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
+        client.send(numbered(task, range(5), source=3))
+        client.flush(10)
+        seen = []
+        for message in subscription.messages(6):
+            seen.append((int(message.message), message.headers))
+            if message.message == b"1" and not message.headers:
+                subscription.reject(reason="not yet")
+        assert [number for number, _ in seen] == [0, 1, 2, 3, 4, 1]
+        assert seen[-1][1] == (("tuplewire-rejected", b"1"),)
+    eventually(lambda: queued(letter_pair.near, task) == 0)
+
+
+def test_a_rejected_message_keeps_its_place_where_others_wait(letter_pair: Pair) -> None:
+    """With reject_order="wait" nothing of its task overtakes it, and other tasks go on."""
+    first, second = letter_pair.near_task(), letter_pair.near_task()
+    seen: dict[int, list[int]] = {first: [], second: []}
+    with client_of(letter_pair.near.address, reject_order="wait") as client:
+        client.send(numbered(first, range(6)))
+        client.send(numbered(second, range(6)))
+        client.flush(10)
+        with client.recv([first, second], timeout=10) as subscription:
+            for message in subscription.messages(14):
+                seen[message.task].append(int(message.message))
+                if message.task == first and message.message == b"2" and seen[first].count(2) < LIMIT:
+                    subscription.reject()
+    assert seen[second] == list(range(6))
+    assert seen[first] == [0, 1, 2, 2, 2, 3, 4, 5]
+    eventually(lambda: queued(letter_pair.near, first) == 0)
+
+
+def test_a_delay_is_kept(letter_pair: Pair) -> None:
+    """Nothing comes before it is due; in order, everything behind it waits as long."""
+    for order in ("go_on", "wait"):
+        task = letter_pair.near_task()
+        with (
+            client_of(letter_pair.near.address, reject_order=order) as client,
+            client.recv([task], timeout=10) as subscription,
+        ):
+            client.send(task, b"late")
+            batch = next(subscription)
+            begun = datetime.now().astimezone()
+            subscription.reject(0, after=0.4)
+            assert len(batch) == 1
+            again = next(subscription)
+            assert [message.message for message in again] == [b"late"]
+            assert (datetime.now().astimezone() - begun).total_seconds() >= 0.4
+
+
+def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
+    """It has reason, source, task, count and time, its own key and headers, and is in the ledger by name."""
+    task = letter_pair.near_task()
+    before = ledger(letter_pair.near)
+    with client_of(letter_pair.near.address, source=5) as client:
+        client.send(task, b"poison", key=b"k", headers=[("mine", b"1")])
+        client.send(task, b"fine")
+        client.flush(10)
+        with client.recv([task]) as subscription:
+            for message in subscription.messages(quiet=0.5):
+                if message.message == b"poison":
+                    subscription.reject(reason="no such account")
+    eventually(lambda: queued(letter_pair.near, DEAD) == 1)
+    [letter] = letters(letter_pair)
+    told = dict(letter.headers)
+    assert (letter.message, letter.key) == (b"poison", b"k")
+    assert told.pop("tuplewire-dead-time").startswith(b"20")
+    assert told == {
+        "mine": b"1",
+        "tuplewire-dead-reason": b"no such account",
+        "tuplewire-dead-source": b"5",
+        "tuplewire-dead-task": str(task).encode(),
+        "tuplewire-dead-count": str(LIMIT).encode(),
+    }
+    eventually(lambda: queued(letter_pair.near, DEAD) == 0)
+    now = ledger(letter_pair.near)
+    assert now.balanced
+    assert now.dropped["dead_lettered"] - before.dropped["dead_lettered"] == 1
+    # Two were sent, and copies: two that came again, and one letter.
+    assert now.accepted - before.accepted == 5
+    assert now.acknowledged - before.acknowledged == 4
+    assert metric(letter_pair.near, 'tuplewire_dropped_messages_total{reason="dead_lettered"}') >= 1
+    assert metric(letter_pair.near, "tuplewire_rejections_total") >= LIMIT
+
+
+def test_a_dead_letter_goes_to_another_worker(letter_pair: Pair) -> None:
+    """The dead-letter task may be anywhere; where others wait, they go on once it is a letter."""
+    task = letter_pair.far_task()
+    with client_of(letter_pair.far.address, reject_order="wait") as client:
+        client.send(numbered(task, range(3)))
+        client.flush(10)
+        with client.recv([task]) as subscription:
+            seen = []
+            for message in subscription.messages(quiet=0.5):
+                seen.append(int(message.message))
+                if message.message == b"1":
+                    subscription.reject()
+    assert seen == [0, 1, 1, 1, 2]
+    eventually(lambda: queued(letter_pair.near, DEAD) == 1)
+    assert [letter.message for letter in letters(letter_pair)] == [b"1"]
+
+
+def test_without_a_dead_letter_task_it_is_dropped(pair: Pair) -> None:
+    """By name, and the ledger adds up."""
+    task = pair.near_task()
+    with client_of(pair.near.address) as client, client.recv([task]) as subscription:
+        client.send(task, b"poison")
+        for _ in subscription.messages(quiet=0.5):
+            subscription.reject()
+    eventually(lambda: ledger(pair.near).dropped["rejected"] == 1)
+    assert ledger(pair.near).balanced
+    assert queued(pair.near, task) == 0
+
+
+def test_an_acknowledgement_in_the_middle_leaves_later_rejections_out(letter_pair: Pair) -> None:
+    """What is not acknowledged is not rejected either: it goes to the next consumer, with no count."""
+    task = letter_pair.near_task()
+    with client_of(letter_pair.near.address) as client:
+        client.send(numbered(task, range(4)))
+        client.flush(10)
+        with client.recv([task], timeout=10) as subscription:
+            next(subscription)
+            subscription.reject(0)
+            subscription.reject(3)
+            subscription.acknowledge(2)
+        eventually(lambda: acknowledged(letter_pair.near, task) == 2)
+        with client.recv([task], timeout=10) as subscription:
+            found = [(message.message, len(message.headers)) for message in subscription.messages(3)]
+    assert sorted(found) == [(b"0", 1), (b"2", 0), (b"3", 0)]
+
+
+def test_what_is_no_message_cannot_be_rejected(letter_pair: Pair) -> None:
+    """The error says what is wrong."""
+    task = letter_pair.near_task()
+    with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
+        with pytest.raises(MessageError, match="no message None to reject, of 0"):
+            subscription.reject()
+        client.send(task, b"a")
+        next(subscription)
+        with pytest.raises(MessageError, match="no message 1 to reject, of 1"):
+            subscription.reject(1)
+        with pytest.raises(MessageError, match="after is -1"):
+            subscription.reject(0, after=-1)
+
+
+@pytest.mark.parametrize("order", ["go_on", "wait"])
+def test_a_broken_connection_loses_and_doubles_no_rejection(letter_pair: Pair, order: str) -> None:
+    """Resets while every third message is rejected once: each is processed once, with the right count."""
+    task = letter_pair.near_task()
+    seen: list[int] = []
+    with (
+        FaultProxy(letter_pair.near.address) as proxy,
+        client_of(letter_pair.near.address) as sender,
+        client_of(proxy.address, reject_order=order, prefetch_messages=20) as client,
+    ):
+        sender.send(numbered(task, range(300)))
+        with client.recv([task], timeout=20) as subscription:
+            for taken, message in enumerate(subscription.messages(400), 1):
+                number = int(message.message)
+                if taken % 47 == 0:
+                    proxy.cut()
+                if number % 3 == 0 and not message.headers:
+                    subscription.reject()
+                else:
+                    assert len(message.headers) == (number % 3 == 0)
+                    seen.append(number)
+            eventually(lambda: ledger(letter_pair.near).balanced and queued(letter_pair.near, task) == 0)
+    assert sorted(seen) == list(range(300))
+    if order == "wait":
+        assert seen == sorted(seen)
+    else:
+        assert [each for each in seen if each % 3] == sorted(each for each in seen if each % 3)
+
+
+def test_the_asyncio_client_rejects_too(letter_pair: Pair) -> None:
+    """In the same way."""
+    task = letter_pair.near_task()
+    seen: list[int] = []
+
+    async def consume() -> None:
+        async with AsyncClient(letter_pair.near.address, topology=TOPOLOGY, reject_order="wait") as client:
+            await client.send(numbered(task, range(3)))
+            async with client.recv([task], timeout=10) as subscription:
+                async for message in subscription.messages(4):
+                    seen.append(int(message.message))
+                    if seen == [0, 1]:
+                        subscription.reject()
+
+    asyncio.run(consume())
+    assert seen == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("order", ["go_on", "wait"])
+def test_rejected_messages_follow_their_task(order: str) -> None:
+    """While a message waits, its task moves: it comes at the new owner, with its count."""
+    with LocalWorkers(2, TOPOLOGY, flags=["--drain-seconds=0.5"]) as workers:
+        workers.assign({0: [1], 1: [2]})
+        here, there = workers.endpoints
+        with client_of(here.address, reject_order=order) as client:
+            client.send(numbered(1, range(3)))
+            client.flush(10)
+            with client.recv([1], timeout=10) as subscription:
+                batch = next(subscription)
+                while len(batch) < 3:
+                    batch = next(subscription)
+                subscription.reject(0, after=0.5)
+                subscription.acknowledge()
+                eventually(lambda: status(here).rejections == 1)
+            for endpoint in (here, there):
+                assign(endpoint, 2, {here: [2], there: [1]})
+            with client_of(there.address) as other, other.recv([1]) as subscription:
+                wanted = [0] if order == "go_on" else [0, 1, 2]
+                found = [(int(each.message), each.headers) for each in subscription.messages(len(wanted))]
+        assert [number for number, _ in found] == wanted
+        assert found[0][1] == (("tuplewire-rejected", b"1"),)
+        eventually(lambda: all(ledger(each).balanced and not ledger(each).pending for each in (here, there)))
+
+
+def test_a_drain_waits_for_no_delay() -> None:
+    """What would come in an hour goes to the new owner of its task at once."""
+    with LocalWorkers(2, TOPOLOGY, flags=["--drain-seconds=10"]) as workers:
+        workers.assign({0: [1], 1: [2]})
+        here, there = workers.endpoints
+        with client_of(here.address) as client, client.recv([1], timeout=10) as subscription:
+            client.send(1, b"later")
+            next(subscription)
+            subscription.reject(0, after=3600)
+            subscription.acknowledge()
+            eventually(lambda: status(here).rejected_waiting == 1)
+        for endpoint in (here, there):
+            assign(endpoint, 2, {here: [], there: [1, 2]})
+        with ControlClient(here.address) as control:
+            control.drain()
+        with client_of(there.address) as client, client.recv([1], timeout=10) as subscription:
+            assert [message.message for message in next(subscription)] == [b"later"]
+            subscription.acknowledge()
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        [sys.executable, "-m", "tuplewire", "dead-letters", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
+    """By any worker's address; what it leaves stays, in order."""
+    letters(letter_pair)
+    task = letter_pair.far_task()
+    with client_of(letter_pair.far.address, source=8) as client:
+        client.send(numbered(task, range(4), source=8))
+        client.flush(10)
+        with client.recv([task]) as subscription:
+            for message in subscription.messages(quiet=0.5):
+                subscription.reject(reason=f"bad {message.message.decode()}")
+    way = ("--address", letter_pair.far.address, "--topology", TOPOLOGY)
+    listed = [json.loads(line) for line in command("list", "--json", *way).stdout.splitlines()]
+    assert sorted((each["message"], each["reason"], each["count"], each["source"]) for each in listed) == [
+        (str(number), f"bad {number}", LIMIT, 8) for number in range(4)
+    ]
+    ids = {each["message"]: each["id"] for each in listed}
+    assert ids["2"] in command("list", *way).stdout
+    shown = command("show", ids["2"], *way).stdout
+    assert "reason   bad 2" in shown
+    assert f"to       task {task} from task 8" in shown
+    assert command("replay", *way).returncode == 64
+    assert command("drop", "nonsense", *way).returncode == 1
+    assert "1 sent again" in command("replay", ids["2"], *way).stderr
+    assert "1 dropped" in command("drop", ids["0"], *way).stderr
+    left = [json.loads(line)["message"] for line in command("list", "--json", *way).stdout.splitlines()]
+    assert left == [each["message"] for each in listed if each["message"] in {"1", "3"}]
+    with client_of(letter_pair.far.address) as client, client.recv([task], timeout=10) as subscription:
+        batch = next(subscription)
+        assert [(message.message, message.headers) for message in batch] == [(b"2", ())]
+        assert batch.groups[0].source == 8
+    assert "2 dropped" in command("drop", "--all", *way).stderr
+    eventually(lambda: queued(letter_pair.near, DEAD) == 0)

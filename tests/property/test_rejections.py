@@ -1,0 +1,245 @@
+"""Rejected messages: a consumer's window and a worker's queues, whatever breaks between them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from helpers.rejecting import RejectionsWithoutTimers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuplewire.config import MIB
+from tuplewire.dead_letters import DeadMessage, headers_of, rejections_of
+from tuplewire.errors import UnknownTaskError
+from tuplewire.group import TaskGroup
+from tuplewire.message import TaskMessage
+from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
+from tuplewire.session.delivery import Done
+from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker.queue_subscription import QueueSubscription
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+TASKS = (1, 2)
+DEAD = 9
+LIMIT = 3
+PREFETCH = 4
+ACTIONS = (
+    "send",
+    "take",
+    "hear",
+    "hear",
+    "consume",
+    "tell",
+    "listen",
+    "listen",
+    "send_again",
+    "cut",
+    "probe",
+)
+
+
+class Sender:
+    """A program's session: it counts what is released, and in which order."""
+
+    source = sender_id = "client"
+    worker_number = 0
+    wants_releases = True
+
+    def __init__(self) -> None:
+        self.messages: Counter[int] = Counter()
+        self.size_bytes: Counter[int] = Counter()
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        self.messages[task] += messages
+        self.size_bytes[task] += size_bytes
+
+
+class Scene:
+    """A worker, a consumer, and what is on its way between them."""
+
+    def __init__(self, *, wait: bool, doomed: set[int], faulty: Counter[int], most: int) -> None:
+        self.wait, self.doomed, self.faulty = wait, doomed, faulty
+        self.sender, self.ledger = Sender(), Ledger()
+        self.shell = RejectionsWithoutTimers(LIMIT, DEAD, most)
+        self.queues = ReceiveQueues(
+            WorkerSettings(worker_id="w"),
+            7,
+            self._done,
+            lambda task: UnknownTaskError(str(task)),
+            self.shell,
+        )
+        self.queues.assign([*TASKS, DEAD])
+        self.window = ConsumeWindow(TASKS, PREFETCH, MIB)
+        self.subscription: QueueSubscription | None = None
+        self.down: deque[tuple[str, Any]] = deque()
+        self.up: deque[Any] = deque()
+        self.buffer: deque[Arrived] = deque()
+        self.sent: dict[int, list[int]] = defaultdict(list)
+        self.processed: dict[int, list[int]] = defaultdict(list)
+        self.rejections: Counter[int] = Counter()
+        self.most_held = 0
+
+    # --- the worker ------------------------------------------------------------------------------
+
+    def _done(self, task: int, done: Sequence[Done]) -> None:
+        for each in done:
+            if not each.rejected:
+                self.ledger.acknowledged += each.messages
+            each.token.release(task, each.messages, each.size_bytes)
+
+    def send(self) -> None:
+        for task in TASKS:
+            number = 1 + sum(map(len, self.sent.values()))
+            self.sent[task].append(number)
+            self._put(TaskGroup.of(task, [b"%d" % number]), self.sender)
+
+    def _put(self, group: TaskGroup, token: Any) -> None:
+        self.ledger.accepted += len(group)
+        self.queues.put(group, token)
+
+    def send_again(self) -> None:
+        """Send what is due, and look at queues that were held."""
+        for copy in self.shell.messages.take_due(time.monotonic()):
+            if copy.settles is None:
+                self.ledger.acknowledged += 1
+            else:
+                self.ledger.dropped[copy.settles] += 1
+            self._put(copy.group, self.shell)
+        self.shell.on_time()
+
+    def take(self) -> None:
+        """As the worker writes: answers first."""
+        if self.subscription is not None:
+            if answers := self.subscription.take_answers():
+                self.down.append(("answer", answers))
+            for _ in range(2):
+                if taken := self.subscription.take(1):
+                    self.down.append(("frame", taken))
+
+    def listen(self) -> None:
+        if self.up and self.subscription is not None:
+            self.subscription.progress(self.up.popleft())
+
+    def probe(self) -> None:
+        if self.subscription is not None:
+            self.down.append(("probe", None))
+
+    # --- the consumer ----------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Break the stream, and open another one."""
+        self.down.clear()
+        self.up.clear()
+        if self.subscription is not None:
+            self.subscription.close()
+        request = SubscribeRequest("", "c", 1, self.window.worker_incarnation, self.window.all())
+        self.subscription = self.queues.subscribe(request, lambda: None)
+        self.window.opened(7, self.subscription.starts)
+
+    def hear(self) -> None:
+        if not self.down:
+            return
+        kind, what = self.down.popleft()
+        if kind == "answer":
+            self.window.answered(what)
+        elif kind == "probe":
+            self.window.repeat()
+        else:
+            arrived = self.window.arrived(what)
+            if arrived.deliveries:
+                self.buffer.append(arrived)
+
+    def consume(self) -> None:
+        if not self.buffer:
+            return
+        arrived = self.buffer.popleft()
+        rejected: list[Rejected] = []
+        void: set[int] = set()
+        index = 0
+        for group in arrived.groups:
+            for single in group.split(1):
+                number = int(single.data)
+                assert arrived.epoch >= self.window._tasks[group.task].epoch
+                if group.task not in void:
+                    assert rejections_of(headers_of(single)[1]) == self.rejections[number]
+                    if number in self.doomed or self.rejections[number] < self.faulty[number]:
+                        self.rejections[number] += 1
+                        rejected.append(Rejected(index, 0.0, "no", self.wait))
+                        if self.wait:
+                            void.add(group.task)
+                    else:
+                        self.processed[group.task].append(number)
+                index += 1
+        self.window.acknowledge(arrived, rejected)
+        kept = (each.without(self.window.waiting()) for each in self.buffer)
+        self.buffer = deque(each for each in kept if each.deliveries)
+
+    def tell(self) -> None:
+        if self.subscription is not None and (cursors := self.window.take_moved()):
+            self.up.append(cursors)
+
+    # --- what holds ------------------------------------------------------------------------------
+
+    def adds_up(self) -> None:
+        pending = self.queues.pending_messages + len(self.shell.messages)
+        assert self.ledger.snapshot(pending).balanced, str(self.ledger.snapshot(pending))
+        for state in self.window._tasks.values():
+            assert len(state.rejections) <= PREFETCH
+
+    def letters(self) -> dict[int, list[int]]:
+        """Return the numbers of the dead letters by the task to which they were."""
+        found = defaultdict(list)
+        for _, group, _ in self.queues._queues[DEAD].log.held():
+            for single in group.split(1):
+                message = TaskMessage.received(DEAD, single.data, single.header_data)
+                letter = DeadMessage.read(message)
+                assert letter is not None
+                assert (letter.count, letter.reason) == (LIMIT, "no")
+                found[letter.task].append(int(letter.message.message))
+        return found
+
+
+@pytest.mark.timeout(300)
+@settings(max_examples=settings().max_examples * 3, deadline=None)
+@given(
+    actions=st.lists(st.sampled_from(ACTIONS), min_size=50, max_size=200),
+    wait=st.booleans(),
+    doomed=st.sets(st.integers(1, 30), max_size=4),
+    faulty=st.dictionaries(st.integers(1, 30), st.integers(1, LIMIT - 1), min_size=4, max_size=12),
+    most=st.sampled_from([2, 100]),
+)
+def test_rejected_messages_come_again_or_become_letters(
+    *, actions: list[str], wait: bool, doomed: set[int], faulty: dict[int, int], most: int
+) -> None:
+    """Each message is processed once or a dead letter once; order, counts, releases and ledger are right."""
+    scene = Scene(wait=wait, doomed=doomed, faulty=Counter(faulty), most=most)
+    scene.send()
+    scene.cut()
+    for action in actions:
+        getattr(scene, action)()
+        scene.adds_up()
+    scene.cut()
+    total = sum(map(len, scene.sent.values()))
+    for _ in range(20 * (total + 1)):
+        for action in ("send_again", "take", "hear", "hear", "consume", "tell", "listen"):
+            getattr(scene, action)()
+            scene.adds_up()
+        if most == 2:  # somebody takes the letters, else consumers that reject wait for that
+            scene.shell.messages.full = False
+    letters = scene.letters()
+    for task in TASKS:
+        done = scene.processed[task] + letters[task]
+        assert sorted(done) == scene.sent[task]
+        assert set(letters[task]) == doomed & set(scene.sent[task])
+        unharmed = [each for each in scene.processed[task] if wait or not scene.rejections[each]]
+        assert unharmed == sorted(unharmed)
+        assert letters[task] == sorted(letters[task]) or not wait
+        assert scene.sender.messages[task] == len(scene.sent[task])
+        assert scene.sender.size_bytes[task] == sum(len(str(each)) for each in scene.sent[task])
+    assert scene.ledger.dropped[DropReason.DEAD_LETTERED] == len(doomed & set(range(1, total + 1)))
