@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+import sys
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import pyarrow as pa
@@ -76,14 +76,14 @@ def record_batch(groups: Sequence[TaskGroup]) -> pa.RecordBatch:
 
     Raises MalformedError for 2 GiB of payload and more, which one such column cannot hold.
     """
-    ends = pa.array(accumulate(map(len, groups)), pa.int32())
+    counts = list(map(len, groups))
     messages = _joined(
         b"".join(group.lengths for group in groups), b"".join(group.data for group in groups), "payload"
     )
     return pa.RecordBatch.from_arrays(
         [
-            _repeated([group.task for group in groups], ends),
-            _repeated([group.source for group in groups], ends),
+            repeated([group.task for group in groups], counts, pa.int32()),
+            repeated([group.source for group in groups], counts, pa.int32()),
             messages,
         ],
         schema=_SCHEMA,
@@ -121,14 +121,29 @@ def _joined(lengths: bytes, data: bytes, what: str) -> pa.Array:
     """Return a column of bytes from its lengths and its data."""
     if len(data) >= 2**31:
         raise MalformedError(f"{len(data)} bytes of {what} are too many for one Arrow batch; slice it first")
-    sizes = pa.Array.from_buffers(pa.int32(), len(lengths) // 4, [None, pa.py_buffer(lengths)])
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(sizes)])
-    return pa.Array.from_buffers(pa.binary(), len(sizes), [None, offsets.buffers()[1], pa.py_buffer(data)])
+    count = len(lengths) // 4
+    sizes = pa.Array.from_buffers(pa.int32(), count + 1, [None, pa.py_buffer(bytes(4) + lengths)])
+    offsets = pc.cumulative_sum(sizes)
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(data)])
 
 
-def _repeated(values: Sequence[int | None], run_ends: pa.Array) -> pa.Array:
-    runs = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array(values, pa.int32()))
-    return pc.run_end_decode(runs)
+def repeated(values: Sequence[int | None], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """Return a column of whole numbers that has each value so many times; None is null.
+
+    It is made of bytes: pyarrow loads pandas to make a column of Python's values.
+    """
+    width = kind.bit_width // 8
+    parts = [
+        (value or 0).to_bytes(width, sys.byteorder, signed=True) * count
+        for value, count in zip(values, counts, strict=True)
+    ]
+    rows = sum(counts)
+    column = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(b"".join(parts))])
+    if None not in values:
+        return column
+    there = b"".join(bytes([value is not None]) * count for value, count in zip(values, counts, strict=True))
+    valid = pa.Array.from_buffers(pa.uint8(), rows, [None, pa.py_buffer(there)]).cast(pa.bool_())
+    return pa.Array.from_buffers(kind, rows, [valid.buffers()[1], column.buffers()[1]])
 
 
 def _flat(column: Any, name: str) -> pa.Array:

@@ -17,7 +17,8 @@ KEY = pa.binary()
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """The types of the columns, which are those of Spark's Kafka connector."""
 
-_EMPTY = pa.scalar(b"", pa.binary())
+# pyarrow loads pandas for pa.scalar(), which takes as long as all else that a Spark process loads for us.
+_EMPTY = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _SHORT = 128
 """A length below this takes one byte on the wire."""
 

@@ -320,6 +320,19 @@ def test_finding_the_format_is_light() -> None:
     assert not {"grpc", "pyarrow", "pandas"} & loaded_by("import pyspark_tuplewire")
 
 
+def test_rows_need_no_pandas() -> None:
+    """Rows are read and written without pandas, which takes each new process of Spark long to load."""
+    assert "pandas" not in loaded_by(
+        "import tuplewire.spark.reader, tuplewire.spark.writer\n"
+        "from tuplewire import TaskGroup, TaskMessageBatch\n"
+        "from tuplewire.session.delivery import Delivery\n"
+        "from tuplewire.spark.columns import read_batch\n"
+        "groups = TaskGroup.of(1, [b'a', b'b']).accepted(5000), TaskGroup.of(1, [b'c'], 7)\n"
+        "rows = read_batch([Delivery(1, groups[0]), Delivery(3, groups[1])], headers=True)\n"
+        "assert len(TaskMessageBatch.from_arrow(rows['task'], rows['message'])) == 3"
+    )
+
+
 def test_values_need_no_grpc() -> None:
     """A program that only builds batches does not pay for gRPC."""
     assert not {"grpc", "google.protobuf"} & loaded_by("from tuplewire import TaskMessageBatch")

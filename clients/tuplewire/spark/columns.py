@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuplewire.arrow import key_and_headers, record_batch
+from tuplewire.arrow import key_and_headers, record_batch, repeated
 from tuplewire.arrow_headers import HEADERS, KEY
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.R
     key, pairs = key_and_headers(groups, headers=headers)
     count = columns.num_rows
     before = deliveries[0].first_sequence - 1
-    sequences = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=before)
+    sequences = pc.cumulative_sum(repeated([before + 1, 1], [1, count - 1], pa.int64()))
     return pa.RecordBatch.from_arrays(
         [
             columns.column("task"),
@@ -67,7 +66,4 @@ def _timestamps(groups: Sequence[TaskGroup]) -> pa.Array:
     """Return when each message was sent, in whole milliseconds: the rest may differ between attempts."""
     kind = _ARROW_SCHEMA.field("timestamp").type
     micros = [group.accepted_micros // 1000 * 1000 or None for group in groups]
-    if len(set(micros)) == 1:
-        return pa.repeat(pa.scalar(micros[0], kind), sum(map(len, groups)))
-    ends = pa.array(accumulate(map(len, groups)), pa.int32())
-    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, pa.array(micros, kind)))
+    return repeated(micros, list(map(len, groups)), kind)

@@ -25,7 +25,6 @@ from tuplewire.events import event_logger
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.retry import Backoff
-from tuplewire.spark.columns import read_batch
 from tuplewire.spark.entry_runs import Runs, Span, count, merged
 from tuplewire.spark.offsets import DataLossError, Held, Range, Standing, TaskOffset
 from tuplewire.spark.options import SourceOptions
@@ -216,6 +215,8 @@ class RangeReader:
                     yield self._batch(numbered)
 
     def _batch(self, deliveries: Sequence[Delivery]) -> pa.RecordBatch:
+        from tuplewire.spark.columns import read_batch  # which the driver's process has no use for
+
         return read_batch(deliveries, headers=self._options.include_headers)
 
     def _lost(self, messages: int, why: str) -> None:
