@@ -189,10 +189,18 @@ MONITORING := deploy/kustomize/components/monitoring
 monitoring: $(VENV)/.deploy ## Write PrometheusRule and Grafana dashboard from deploy/prometheus
 	$(BIN)/python deploy/prometheus/make_prometheusrule.py > $(MONITORING)/prometheusrule.yaml
 	$(BIN)/python deploy/prometheus/make_dashboard.py > $(MONITORING)/tuplewire.json
+	$(MAKE) --no-print-directory chart
 
 .PHONY: pictures
 pictures: $(VENV)/.deploy ## Draw the pictures of the live page in docs/images anew, in a real browser
 	$(BIN)/python tests/pictures/live_pages.py
+
+HELM := deploy/helm/tuplewire
+
+.PHONY: chart
+chart: $(VENV)/.deploy ## Write the Helm chart and the SparkApplication from deploy/kustomize
+	$(BIN)/python deploy/helm/make_chart.py $(HELM)
+	$(BIN)/python deploy/helm/make_spark_application.py > deploy/spark-application.yaml
 
 # Draws the pictures of the site. Without npm they stay the text that they are made from.
 MERMAID := mermaid@12.3.0

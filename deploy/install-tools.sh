@@ -22,7 +22,7 @@ packages=(
     umoci:umoci
     zsh:zsh
 )
-npm_modules=(@grpc/grpc-js@1 @grpc/proto-loader@0 @kubernetes-models/prometheus-operator@6)
+npm_modules=(@grpc/grpc-js@1 @grpc/proto-loader@0 @kubernetes-models/keda@2 @kubernetes-models/prometheus-operator@6)
 
 # Debian keeps some programs where only root looks.
 PATH=$PATH:/usr/sbin:/sbin
@@ -72,6 +72,13 @@ build_kustomize() {
 if ! renders kubectl kustomize && ! renders kustomize build && ! renders build/bin/kustomize build; then
     echo "Building kustomize ..."
     build_kustomize || echo "not installed: kustomize; see above what failed, or install kubectl, 1.32 or newer" >&2
+fi
+
+# Helm, likewise: it takes a few minutes, once.
+if ! command -v helm >/dev/null && [[ ! -x build/bin/helm ]]; then
+    echo "Building helm ..."
+    { find_go && GOBIN=$PWD/build/bin "$go" install helm.sh/helm/v4/cmd/helm@v4.2.3; } ||
+        echo "not installed: helm; see above what failed, or install Helm 3.14 or newer" >&2
 fi
 
 # What the foreign client in Go needs, as its go.sum has it.

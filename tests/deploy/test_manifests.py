@@ -1,4 +1,4 @@
-"""What kustomize makes of the overlays: valid, and true to the worker that it runs."""
+"""What kustomize and Helm make of deploy/: valid, and true to the worker that it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from helpers.manifests import (
-    OVERLAYS,
+    CHARTS,
+    EVERYWHERE,
     Manifest,
     cluster,
     container,
@@ -37,10 +38,10 @@ from tuplewire_service.worker.assignment import load_assignment
 
 CONFIG = "/etc/tuplewire/worker.toml"
 FILES = ("assignment_file", "tls_certificate", "tls_key", "tls_ca", "token_file", "permissions_file")
-SECURE = ("mtls", "prod")
-PLACES = [(overlay, kind) for overlay in OVERLAYS for kind in ("worker", "executor")]
+SECURE = ("mtls", "prod", "chart")
+PLACES = [(overlay, kind) for overlay in EVERYWHERE for kind in ("worker", "executor")]
 
-every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+every_overlay = pytest.mark.parametrize("overlay", EVERYWHERE)
 every_pod = pytest.mark.parametrize(("overlay", "kind"), PLACES)
 
 
@@ -348,8 +349,9 @@ def test_programs_have_a_certificate_of_their_own(overlay: str) -> None:
 
 
 def test_certificates_are_all_that_sets_the_files_apart() -> None:
-    """Every overlay's worker.toml says the same, but for who may talk."""
+    """Every worker.toml says the same, but for who may talk."""
     plain = tomllib.loads(config_file("dev"))
+    assert tomllib.loads(config_file("chart-plain")) == plain
     del plain["allow_plaintext"]
     for overlay in SECURE:
         secure = tomllib.loads(config_file(overlay))
@@ -398,4 +400,4 @@ def test_one_image(overlay: str) -> None:
     """The workers outside Spark and beside executors run the same image."""
     images = {container(pod)["image"] for pod in pods(overlay).values()}
     assert len(images) == 1
-    assert (images == {"localhost/tuplewire:dev"}) == (overlay != "prod")
+    assert (images == {"registry.example.com/tuplewire:0.1.0"}) == (overlay in {"prod", *CHARTS})

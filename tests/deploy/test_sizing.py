@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import eventually
-from helpers.manifests import OVERLAYS, cluster, container, pods, the
+from helpers.manifests import EVERYWHERE, OVERLAYS, cluster, container, pods, the
 from helpers.memory import rss
 from helpers.pod_checks import quantity
 from helpers.sizing import MIB, memory_bytes, task_bytes
@@ -47,7 +47,7 @@ def sized_for(overlay: str, kind: str) -> tuple[int, int, int]:
     return local, remote, sessions
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", EVERYWHERE)
 @pytest.mark.parametrize("kind", ["worker", "executor"])
 def test_the_limit_is_what_the_settings_come_to(overlay: str, kind: str) -> None:
     """The arithmetic of docs/how-to/tune.md, with the overlay's own settings, gives the pod's limit."""
@@ -58,7 +58,7 @@ def test_the_limit_is_what_the_settings_come_to(overlay: str, kind: str) -> None
     ), limit / MIB
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", EVERYWHERE)
 def test_the_assignment_fits_the_size(overlay: str, tmp_path: Path) -> None:
     """No worker outside Spark has more tasks than its pod is sized for."""
     path = tmp_path / "assignment.json"

@@ -1,4 +1,4 @@
-"""What kustomize makes of deploy/kustomize, as plain dicts."""
+"""What kustomize makes of deploy/kustomize, and Helm of the chart, as plain dicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ Manifest = dict[str, Any]
 
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 OVERLAYS = ("dev", "mtls", "prod")
+CHART = ROOT / "deploy" / "helm" / "tuplewire"
+CHARTS = {"chart": (), "chart-plain": ("secure=false",)}
+"""The chart with values that stand for an overlay."""
+EVERYWHERE = (*OVERLAYS, *CHARTS)
 _BUILT = ROOT / "build" / "bin" / "kustomize"
+_HELM = ROOT / "build" / "bin" / "helm"
 
 
 def _program() -> list[str | Path]:
@@ -38,13 +43,34 @@ def render(folder: str) -> tuple[Manifest, ...]:
     return tuple(yaml.safe_load_all(done.stdout))
 
 
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Helm; the one that the installer has built comes first."""
+    program = shutil.which(_HELM) or shutil.which("helm")
+    if program is None:
+        missing("helm is not there; deploy/install-tools.sh builds it")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@functools.cache
+def chart(*settings: str) -> tuple[Manifest, ...]:
+    """Return what Helm makes of the chart with values, each as `a.b=c`."""
+    flags = [f"--set={each}" for each in settings]
+    done = helm("template", "a-release", CHART, *flags)
+    assert done.returncode == 0, done.stderr
+    return tuple(filter(None, yaml.safe_load_all(done.stdout)))
+
+
 def cluster(overlay: str) -> tuple[Manifest, ...]:
-    """Return what is applied to a cluster."""
-    return render(f"overlays/{overlay}")
+    """Return what is applied to a cluster, of an overlay or of one of CHARTS."""
+    return chart(*CHARTS[overlay]) if overlay in CHARTS else render(f"overlays/{overlay}")
 
 
 def executor(overlay: str) -> Manifest:
     """Return Spark's template of an executor's pod."""
+    if overlay in CHARTS:
+        data = the(cluster(overlay), "ConfigMap", "tuplewire-executor-template")["data"]
+        found: Manifest = yaml.safe_load(data["executor-template.yaml"])
+        return found
     (template,) = render(f"overlays/{overlay}/executor")
     return template
 

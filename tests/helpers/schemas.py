@@ -1,4 +1,4 @@
-"""The schemas of Kubernetes, in several versions, and those of Prometheus's operator."""
+"""The schemas of Kubernetes, in several versions, and those of the operators of Prometheus and KEDA."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ NEWEST = "newest"
 VERSIONS = ("1.29", "1.32", NEWEST)
 """The oldest that has native sidecars by default, one between, and the newest that there is a schema of."""
 
-_OPERATOR = "monitoring.coreos.com/v1"
-_MODELS = "@kubernetes-models/prometheus-operator"
-_VALIDATE = f"""
+_MODELS = {
+    "monitoring.coreos.com/v1": "@kubernetes-models/prometheus-operator",
+    "keda.sh/v1alpha1": "@kubernetes-models/keda",
+}
+"""Which npm module has the schemas of kinds that are not Kubernetes' own."""
+_VALIDATE = """
 import {{ readFileSync }} from "node:fs";
-import * as kinds from "{_MODELS}/{_OPERATOR}";
+import * as kinds from "{models}/{version}";
 const manifest = JSON.parse(readFileSync(0));
 new kinds[manifest.kind](manifest).validate();
 """
@@ -24,8 +27,8 @@ new kinds[manifest.kind](manifest).validate();
 
 def validate(manifest: Manifest, version: str) -> None:
     """Fail unless an object is one of its kind; without unknown fields, where Kubernetes knows it."""
-    if manifest["apiVersion"] == _OPERATOR:
-        _validate_by_operator(manifest)
+    if manifest["apiVersion"] in _MODELS:
+        _validate_by_operator(manifest, _MODELS[manifest["apiVersion"]])
         return
     try:
         import kubernetes_validate
@@ -35,13 +38,14 @@ def validate(manifest: Manifest, version: str) -> None:
     kubernetes_validate.validate(manifest, known, strict=True)
 
 
-def _validate_by_operator(manifest: Manifest) -> None:
+def _validate_by_operator(manifest: Manifest, models: str) -> None:
     node = require_tool("node", "Debian's package nodejs")
     modules = ROOT / "build" / "npm"
-    if not (modules / "node_modules" / _MODELS).is_dir():
-        missing(f"{_MODELS} is not in {modules}; make deploy-tools installs it")
+    if not (modules / "node_modules" / models).is_dir():
+        missing(f"{models} is not in {modules}; make deploy-tools installs it")
+    script = _VALIDATE.format(models=models, version=manifest["apiVersion"])
     run = subprocess.run(
-        [node, "--input-type=module", "--eval", _VALIDATE],
+        [node, "--input-type=module", "--eval", script],
         cwd=modules,
         input=json.dumps(manifest),
         capture_output=True,

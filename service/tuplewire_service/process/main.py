@@ -63,7 +63,7 @@ def run_worker(
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
     share_heaps()
-    _configure_log(config.log_level, config.log_format)
+    configure_log(config.log_level, config.log_format)
     _allow_open_files()
     stop = Stop()
     stop.on_signals()
@@ -251,7 +251,7 @@ class _EventFormatter(logging.Formatter):
         return f"{line}\n{shown(trace, keep=_LINE_END)}" if trace else line
 
 
-def _configure_log(level: str, form: str) -> None:
+def configure_log(level: str, form: str) -> None:
     """Send every log record of the process to standard error, as `text` or `json`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_EventFormatter(form))

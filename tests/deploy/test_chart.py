@@ -1,0 +1,211 @@
+"""The Helm chart and the SparkApplication: current, valid with every choice of values, rolled where needed.
+
+What holds for the overlays, too, is in test_manifests.py and test_sizing.py, which take the chart as well.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.manifests import CHART, Manifest, chart, container, executor, helm, the
+from helpers.pod_checks import check_pod
+from helpers.schemas import VERSIONS, validate
+from helpers.tools import ROOT
+
+from tuplewire.settings import settings_of
+from tuplewire_service.process.worker_config import WorkerConfig
+
+CLUSTER = ("membership.enabled=true", "autoscaling.kind=keda", "program.reference=a.b:c", "program.conf.x=1")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "plain": ("secure=false", "networkPolicy.enabled=false"),
+    "program": ("program.reference=a.b:c",),
+    "cluster": CLUSTER,
+    "cluster-plain": (*CLUSTER, "secure=false"),
+    "hpa": ("membership.enabled=true", "autoscaling.kind=hpa"),
+    "monitoring": ("monitoring.enabled=true",),
+}
+
+every_choice = pytest.mark.parametrize("choice", CHOICES)
+
+
+def workers(*settings: str) -> Manifest:
+    """Return the pods of the workers outside Spark."""
+    pod: Manifest = the(chart(*settings), "StatefulSet")["spec"]["template"]
+    return pod
+
+
+def made(script: str, *arguments: str | Path) -> str:
+    """Return what a script of deploy/helm prints."""
+    command = [sys.executable, ROOT / "deploy" / "helm" / script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_the_chart_is_current(tmp_path: Path) -> None:
+    """It is what `make chart` makes of deploy/kustomize now, and what is written by hand."""
+    made("make_chart.py", tmp_path)
+    by_hand = {
+        "Chart.yaml",
+        *(f"templates/{name}" for name in ("_helpers.tpl", "configmaps.yaml", "NOTES.txt")),
+    }
+    files = {
+        str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    there = {str(path.relative_to(CHART)): path.read_text() for path in CHART.rglob("*") if path.is_file()}
+    assert {name: there.get(name) for name in files} == files, "run make chart"
+    assert there.keys() == files.keys() | by_hand
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    """`helm lint --strict` is satisfied."""
+    done = helm("lint", "--strict", "--quiet", CHART)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout
+
+
+@every_choice
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_are_kept(choice: str, version: str) -> None:
+    """Every object is one of its kind, in old and new versions of Kubernetes, and those of operators."""
+    for manifest in chart(*CHOICES[choice]):
+        validate(manifest, version)
+
+
+@every_choice
+def test_objects_are_different_and_pods_whole(choice: str) -> None:
+    """No two objects have kind and name in common, and all that pods mount is there."""
+    objects = chart(*CHOICES[choice])
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(names) == len(set(names))
+    maps = {name for kind, name in names if kind == "ConfigMap"}
+    for each in objects:
+        if each["kind"] in {"StatefulSet", "Deployment"}:
+            pod = each["spec"]["template"]
+            check_pod(pod)
+            named = {
+                volume["configMap"]["name"]
+                for volume in pod["spec"].get("volumes", [])
+                if "configMap" in volume
+            }
+            assert named <= maps
+
+
+def test_the_version_is_the_packages() -> None:
+    """Chart and image have the version of the code."""
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    code = (ROOT / "clients" / "tuplewire" / "__init__.py").read_text()
+    assert f'__version__ = "{about["appVersion"]}"' in code
+    assert about["version"] == about["appVersion"]
+
+
+def test_settings_that_are_read_at_the_start_roll() -> None:
+    """A change of worker.toml or of the program's settings changes the pods, and nothing else does."""
+    program = ("program.reference=a.b:c",)
+    pods = workers(*program)
+    assert workers(*program, "settings.log_format=text") != pods
+    assert workers(*program, "program.conf.a=1") != pods
+    assert workers(*program, "secure=false") != pods
+    for reloaded in ("permissions=# nobody", "assignment.version=2", "assignment.tasksPerWorker=9"):
+        assert chart(*program, reloaded) != chart(*program)
+        assert workers(*program, reloaded) == pods, reloaded
+
+
+def test_the_workers_take_any_setting() -> None:
+    """The real loader takes what values make of worker.toml; the schema knows each setting."""
+    text = the(
+        chart("settings.max_silent_streams=7", "settings.receive_queue_bytes=1MiB"),
+        "ConfigMap",
+        "tuplewire-config",
+    )
+    settings = tomllib.loads(text["data"]["worker.toml"])
+    assert (settings["max_silent_streams"], settings["receive_queue_bytes"]) == (7, "1MiB")
+    assert settings.keys() <= settings_of(WorkerConfig).keys()
+    known = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
+    assert known.keys() < settings_of(WorkerConfig).keys()
+    assert known.keys().isdisjoint({"listen", "tls_ca", "worker_id"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ("settings.lisen=x", "additional properties 'lisen'"),
+        ("settings.listen=x", "additional properties 'listen'"),
+        ("workers.replica=3", "additional properties 'replica'"),
+        ("autoscaling.kind=hpa", "at '/membership/enabled'"),
+        ("membership.tasks=a-b", "at '/membership/tasks'"),
+        ("image.digest=latest", "at '/image/digest'"),
+        ("secure=1", "at '/secure'"),
+    ],
+)
+def test_wrong_values_are_named(wrong: str, complaint: str) -> None:
+    """What is no value of the chart, or none that can be, is refused before anything is applied."""
+    done = helm("template", "a-release", CHART, f"--set={wrong}")
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_an_image_by_digest() -> None:
+    """A digest comes before the tag, for workers, executors and the membership alike."""
+    digest = "sha256:" + "0" * 64
+    objects = chart(*CLUSTER, f"image.digest={digest}")
+    image = f"registry.example.com/tuplewire@{digest}"
+    template = yaml.safe_load(
+        the(objects, "ConfigMap", "tuplewire-executor-template")["data"]["executor-template.yaml"]
+    )
+    membership = the(objects, "Deployment")["spec"]["template"]
+    workers_ = the(objects, "StatefulSet")["spec"]["template"]
+    assert container(template)["image"] == container(workers_)["image"] == image
+    assert container(membership, "membership")["image"] == image
+
+
+def test_workers_with_a_program() -> None:
+    """They are told what to run and where its settings are, beside the certificates that all workers have."""
+    pod = workers(*CHOICES["cluster"])
+    worker = container(pod)
+    assert "--program=a.b:c" in worker["args"]
+    mounts = {each["mountPath"] for each in worker["volumeMounts"]}
+    assert {"/etc/tuplewire/program", "/etc/tuplewire/tls", "/etc/tuplewire/permissions"} <= mounts
+    assert not any("assignment" in each for each in [*worker["args"], *mounts]), "the membership assigns"
+    conf = the(chart(*CHOICES["cluster"]), "ConfigMap", "tuplewire-program")["data"]["program.json"]
+    assert json.loads(conf) == {"x": 1}
+
+
+# --- the Spark operator -----------------------------------------------------------------------------------
+
+
+def test_the_spark_application_is_current() -> None:
+    """deploy/spark-application.yaml is what `make chart` makes."""
+    written = (ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8")
+    assert written == made("make_spark_application.py"), "run make chart"
+
+
+def test_the_operator_knows_every_field() -> None:
+    """The operator's own models of its kind read the application, and drop nothing of it."""
+    models: Any = pytest.importorskip(
+        "kubeflow_spark_api.models", reason="NOT CHECKED: kubeflow-spark-api is missing"
+    )
+    application = yaml.safe_load((ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8"))
+    read = models.SparkV1beta2SparkApplication.from_dict(application)
+    again = read.to_dict()
+    for port in again["spec"]["executor"]["template"]["spec"]["initContainers"][0]["ports"]:
+        assert port.pop("protocol") == "TCP"  # a default, which it fills in
+    assert again == application
+    with pytest.raises(ValueError, match="mainApplicationFile"):
+        models.SparkV1beta2SparkApplicationSpec.from_dict({"type": "Python"})
+
+
+def test_the_application_has_the_template_of_prod() -> None:
+    """Its executors are those of the overlay prod, and the pod is one of Kubernetes' own."""
+    application = yaml.safe_load((ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8"))
+    template = application["spec"]["executor"]["template"]
+    pod = executor("prod")
+    assert template["spec"] == pod["spec"]
+    assert template["metadata"]["labels"] == pod["metadata"]["labels"]
+    validate({"apiVersion": "v1", "kind": "Pod", **template}, VERSIONS[0])

@@ -1,0 +1,151 @@
+"""Workers that run a topology, as in the chart: mutual TLS, an assignment in a file, replaced one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import numbered_spout
+from helpers.admin import get, samples
+from helpers.certificates import Authority
+from helpers.ports import free_ports
+from helpers.secured import secret_file
+from helpers.worker_process import environment_without_ours
+
+from tuplewire.topology.acking.acker_tasks import with_ackers
+from tuplewire_service.testing import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SECONDS = 60.0
+ROOT = Path(__file__).parents[2]
+NAMES = ("tuplewire-worker-0", "tuplewire-worker-1", "tuplewire-worker-2")
+CONF = {"topology.acker.executors": 1, "topology.max.spout.pending": 50, "topology.message.timeout.secs": 20}
+
+
+class Site:
+    """What a chart's StatefulSet stands for: a process for each pod, and the files that all of them mount."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lives = 0
+        self.ports = dict(zip(NAMES, zip(*[iter(free_ports(6))] * 2, strict=True), strict=True))
+        self.tls = Authority().issue("worker.tuplewire").write(folder / "tls")
+        self.tokens = secret_file(folder / "token", f"programs/driver {'0' * 20}\nprograms {'1' * 20}")
+        rules = ROOT / "deploy" / "kustomize" / "components" / "mtls" / "permissions.toml"
+        conf = {**CONF, "mine.folder": str(folder)}
+        (folder / "program.json").write_text(json.dumps(conf))
+        (folder / "worker.toml").write_text(self._settings(rules))
+        tasks = sorted(with_ackers(numbered_spout.topology(), 1).tasks)
+        workers = [
+            {"worker_id": name, "address": f"127.0.0.1:{port}", "tasks": tasks[index :: len(NAMES)]}
+            for index, (name, (port, _)) in enumerate(self.ports.items())
+        ]
+        assignment = {"version": 1, "topology": "default", "workers": workers}
+        (folder / "assignment.json").write_text(json.dumps(assignment))
+
+    def _settings(self, rules: Path) -> str:
+        """Return the settings of the overlays, with what a pod has where we have it."""
+        own = tomllib.loads((rules.parent / "worker.toml").read_text(encoding="utf-8"))
+        bound = ("listen", "listen_unix", "admin", "state_file", "staging_directory")
+        own = {
+            name: value for name, value in own.items() if name not in bound and not name.startswith("tls_c")
+        }
+        own |= {
+            "tls_key": f"{self.tls}/tls.key",
+            "token_file": str(self.tokens),
+            "permissions_file": str(rules),
+        }
+        own |= {
+            "tls_certificate": f"{self.tls}/tls.crt",
+            "tls_ca": f"{self.tls}/ca.crt",
+            "log_format": "text",
+        }
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items())
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a worker by the arguments of the StatefulSet."""
+        self.lives += 1
+        port, admin = self.ports[name]
+        words = [sys.executable, "-m", "tuplewire_service", "worker", f"--config={self.folder}/worker.toml"]
+        flags = {
+            "worker-id": name,
+            "listen": f"127.0.0.1:{port}",
+            "admin": f"127.0.0.1:{admin}",
+            "assignment-file": f"{self.folder}/assignment.json",
+            "program": "helpers.numbered_spout:topology",
+            "program-conf": f"{self.folder}/program.json",
+            "program-state-file": f"{self.folder}/{name}.json",
+        }
+        path = os.pathsep.join(str(ROOT / each) for each in ("clients", "service", "tests"))
+        with (self.folder / f"{name}-{self.lives}.log").open("w") as log:
+            return subprocess.Popen(
+                [*words, *(f"--{key}={value}" for key, value in flags.items())],
+                env={**environment_without_ours(), "PYTHONPATH": path},
+                stderr=log,
+            )
+
+    def is_ready(self, name: str) -> bool:
+        """Whether its readiness probe succeeds."""
+        try:
+            return get(f"http://127.0.0.1:{self.ports[name][1]}/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def executed(self) -> int:
+        """Return how many numbers were written down."""
+        return len(self.seen())
+
+    def has_written(self, more: int) -> bool:
+        """Whether more numbers than that were written down."""
+        return self.executed() > more
+
+    def seen(self) -> list[int]:
+        """Return the numbers that were written down, each as often as it was."""
+        return [int(line) for file in self.folder.glob("seen-*") for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Any:
+    """Return the place."""
+    return Site(tmp_path)
+
+
+def test_a_cluster_rolls_without_loss(site: Site) -> None:
+    """Each worker is drained and started again, the spout's too: every number arrives."""
+    running = {name: site.start(name) for name in NAMES}
+    try:
+        eventually(lambda: all(map(site.is_ready, NAMES)), SECONDS)
+        eventually(lambda: site.executed() > 100, SECONDS)
+        for name in reversed(NAMES):  # as a StatefulSet does it
+            running[name].terminate()
+            assert running[name].wait(SECONDS) == 0
+            running[name] = site.start(name)
+            eventually(lambda: all(map(site.is_ready, NAMES)), SECONDS)
+            more = site.executed() + 100
+            eventually(partial(site.has_written, more), SECONDS, "it goes on")
+        (site.folder / numbered_spout.STOP).touch()
+        eventually((site.folder / numbered_spout.DONE).exists, SECONDS)
+        emitted = int((site.folder / numbered_spout.DONE).read_text())
+        assert set(site.seen()) == set(range(emitted)), "nothing is lost"
+        logs = "".join(log.read_text() for log in site.folder.glob("*.log"))
+        assert logs.count(" worker.drained ") == len(NAMES)
+        assert "balanced=False" not in logs
+        for name in NAMES:
+            found = samples(f"http://127.0.0.1:{site.ports[name][1]}/metrics")
+            lost = {key: value for key, value in found.items() if "dropped_messages_total{" in key and value}
+            assert lost == {}
+        for process in running.values():
+            process.terminate()
+        assert [process.wait(SECONDS) for process in running.values()] == [0, 0, 0]
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait(SECONDS)
