@@ -116,8 +116,8 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 	deploy/install-tools.sh
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
-PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py dialling.py membership.py worker_admin.py worker_times.py) \
-	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py)
+PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py dialling.py membership.py worker_admin.py worker_times.py membership_leads.py program_rolls.py) \
+	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py lease.py)
 
 .PHONY: deploy-check
 deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
@@ -195,6 +195,14 @@ monitoring: $(VENV)/.deploy ## Write PrometheusRule and Grafana dashboard from d
 pictures: $(VENV)/.deploy ## Draw the pictures of the live page in docs/images anew, in a real browser
 	$(BIN)/python tests/pictures/live_pages.py
 
+LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header --no-annotate --upgrade
+
+.PHONY: lock
+lock: $(VENV)/.deploy ## Lock what the image is made of, in the newest versions that pyproject.toml allows
+	$(LOCK) pyproject.toml --extra service --extra zmq --output-file deploy/requirements.lock
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+		| $(LOCK) - --output-file deploy/build-requirements.lock
+
 HELM := deploy/helm/tuplewire
 
 .PHONY: chart
@@ -228,7 +236,7 @@ release: $(VENV)/.dev ## Build what is published, check it, install it with each
 	@echo "Ready: $(BIN)/python -m twine upload dist/*"
 
 .PHONY: image
-image: $(BIN)/python ## Build the worker's image without a Docker engine, into build/image/oci; ARGS=--help
+image: $(VENV)/.deploy ## Build the worker's image without a Docker engine, into build/image/oci; ARGS=--help
 	PYTHON=$(BIN)/python deploy/build-image.sh $(ARGS)
 
 .PHONY: spark-zip

@@ -21,9 +21,13 @@ Example, with what can be done with the result:
   podman pull oci:build/image/oci:dev
 
 Needs buildah, skopeo, mmdebstrap (make deploy-tools), and a Python 3.11 with pip: python3, or $PYTHON. The
-Debian and the downloaded wheels are kept in build/image and used again, also without a network; remove that
-folder to get newer ones. Of the machine's pip configuration nothing reaches the image. The same commit, base
-and wheels give the same image; its time is the commit's, or $SOURCE_DATE_EPOCH.
+Debian and the downloaded wheels are kept in build/image and used again, also without a network. Versions and
+hashes of all that is installed for Python are in deploy/*requirements.lock (make lock). Of the machine's pip
+configuration nothing reaches the image. The same commit and base give the same image; its time is the commit's,
+or $SOURCE_DATE_EPOCH.
+
+Beside the layout, in DIR.facts, it writes what the image is made of: bom.cdx.json (CycloneDX), licences.md and
+provenance.json (SLSA, not signed), where Python has cyclonedx-python-lib (make deploy-tools).
 END
 }
 
@@ -111,6 +115,7 @@ if [[ $base == debian ]]; then
 fi
 echo "Base: $base" >&2
 # Pulled from a layout, an image is named for the path, which must hold no capital: hence the relative one.
+name=$base
 base=$(cd "$work" && build pull --quiet --signature-policy policy.json "$base")
 
 # --- the wheels -------------------------------------------------------------------------------
@@ -122,17 +127,8 @@ version=$(
 ) || fail "python3 does not run in the base; choose another --base"
 build rm "$container" >/dev/null
 
-requirements=$("$python" - <<'END'
-import tomllib
-from pathlib import Path
-
-pyproject = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
-extras = pyproject["project"]["optional-dependencies"]
-print(*pyproject["build-system"]["requires"], *pyproject["project"]["dependencies"], *extras["service"], *extras["zmq"], sep="\n")
-END
-)
 machine=$(uname -m)
-wheels=$work/wheels-$(checksum <<<"$requirements $version $machine")
+wheels=$work/wheels-$(checksum < <(cat deploy/*requirements.lock && echo "$version $machine"))
 if [[ ! -d $wheels ]]; then
     echo "Downloading wheels for Python $version ..." >&2
     platforms=()
@@ -140,9 +136,11 @@ if [[ ! -d $wheels ]]; then
         platforms+=(--platform "manylinux_2_${minor}_$machine")
     done
     rm -rf "$wheels.part"
-    "$python" -m pip --disable-pip-version-check --quiet download --dest "$wheels.part" --only-binary=:all: \
-        --python-version "$version" "${platforms[@]}" --platform "manylinux2014_$machine" \
-        --requirement /dev/stdin <<<"$requirements"
+    for lock in deploy/requirements.lock deploy/build-requirements.lock; do
+        "$python" -m pip --disable-pip-version-check --quiet download --dest "$wheels.part" --only-binary=:all: \
+            --python-version "$version" "${platforms[@]}" --platform "manylinux2014_$machine" \
+            --require-hashes --requirement "$lock"
+    done
     mv "$wheels.part" "$wheels"
 fi
 printf '[global]\nno-index = true\nfind-links = /mnt\n' >"$work/pip.conf"
@@ -150,13 +148,25 @@ printf '[global]\nno-index = true\nfind-links = /mnt\n' >"$work/pip.conf"
 # --- the image --------------------------------------------------------------------------------
 
 echo "Building ..." >&2
+release=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' clients/tuplewire/__init__.py)
 build bud --isolation chroot --signature-policy "$work/policy.json" --layers=false --timestamp "$SOURCE_DATE_EPOCH" \
     --secret "id=pip.conf,src=$work/pip.conf" --volume "$wheels:/mnt:ro" \
     --build-arg BASE="$base" \
-    --build-arg VERSION="$(sed -n 's/^__version__ = "\(.*\)"/\1/p' clients/tuplewire/__init__.py)" \
+    --build-arg VERSION="$release" \
     --build-arg REVISION="$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
     --file deploy/Dockerfile --tag "tuplewire:$tag" --quiet . >"$work/id"
 rm -rf "$out"
 build push --quiet --signature-policy "$work/policy.json" "tuplewire:$tag" "oci:$out:$tag"
+
+# --- what it is made of ------------------------------------------------------------------------
+
+if "$python" -c 'import cyclonedx' 2>/dev/null; then
+    container=$(build from --signature-policy "$work/policy.json" "tuplewire:$tag")
+    "$python" deploy/image_facts.py "$(build mount "$container")" --layout "$out" --out "$out.facts" \
+        --base "$name" --revision "$(git rev-parse HEAD 2>/dev/null || echo unknown)" --version "$release"
+else
+    echo "Not written: $out.facts, for want of cyclonedx-python-lib in $python" >&2
+fi
+build rm --all >/dev/null
 build rmi --prune >/dev/null
 echo "Wrote oci:$out:$tag, $(du -sh "$out" | cut -f1) compressed" >&2

@@ -6,6 +6,7 @@ What holds for the overlays, too, is in test_manifests.py and test_sizing.py, wh
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,12 +16,25 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.manifests import CHART, Manifest, chart, container, executor, helm, the
+from helpers.manifests import (
+    CHART,
+    OVERLAYS,
+    Manifest,
+    chart,
+    cluster,
+    container,
+    executor,
+    helm,
+    pods,
+    the,
+    variables,
+)
 from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
 from helpers.tools import ROOT
 
 from tuplewire.settings import settings_of
+from tuplewire_service.command.cli import command_parser
 from tuplewire_service.process.worker_config import WorkerConfig
 
 CLUSTER = ("membership.enabled=true", "autoscaling.kind=keda", "program.reference=a.b:c", "program.conf.x=1")
@@ -175,6 +189,79 @@ def test_workers_with_a_program() -> None:
     assert not any("assignment" in each for each in [*worker["args"], *mounts]), "the membership assigns"
     conf = the(chart(*CHOICES["cluster"]), "ConfigMap", "tuplewire-program")["data"]["program.json"]
     assert json.loads(conf) == {"x": 1}
+
+
+def test_the_membership_takes_its_arguments() -> None:
+    """The real command reads them: the workers' Service, the tasks, the topology, the lease it may take."""
+    objects = chart(*CLUSTER, "membership.tasks=1-9", "settings.topology=flights")
+    pod = the(objects, "Deployment")["spec"]["template"]
+    program = container(pod, "membership")
+    read = command_parser(program["args"]).parse_args(program["args"])
+    service = the(objects, "Service")
+    assert read.workers == [f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"]
+    assert (read.tasks, read.topology) == ("1-9", "flights")
+    rules = the(objects, "Role")["rules"]
+    assert [read.lease] == rules[0]["resourceNames"]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "update", "create"}
+    assert all(rule["resources"] == ["leases"] for rule in rules)
+    environment = variables(program)
+    assert environment["TUPLEWIRE_TOKEN_FILE"] == "/etc/tuplewire/token/token"  # noqa: S105 - a path
+    secrets = {volume["secret"]["secretName"] for volume in pod["spec"]["volumes"]}
+    assert secrets == {"tuplewire-client-tls", "tuplewire-driver-token"}
+    plain = the(chart(*CHOICES["cluster-plain"]), "Deployment")["spec"]["template"]
+    assert variables(container(plain, "membership"))["TUPLEWIRE_ALLOW_PLAINTEXT"] == "true"
+
+
+def test_workers_are_scaled_by_metrics_that_are_there() -> None:
+    """What the autoscalers ask for is on the page of metrics, and workers go one at a time."""
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    keda = the(chart(*CHOICES["cluster"]), "ScaledObject")["spec"]
+    hpa = the(chart(*CHOICES["hpa"]), "HorizontalPodAutoscaler")["spec"]
+    queries = "".join(each["metadata"]["query"] for each in keda["triggers"])
+    names = {
+        *re.findall(r"tuplewire_\w+", queries),
+        *(each["pods"]["metric"]["name"] for each in hpa["metrics"]),
+    }
+    assert len(names) == 2
+    assert all(f"`{name}`" in page for name in names)
+    behaviors = (keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"], hpa["behavior"])
+    for behavior in behaviors:
+        (policy,) = behavior["scaleDown"]["policies"]
+        assert (policy["type"], policy["value"]) == ("Pods", 1)
+    for choice in ("cluster", "hpa"):
+        assert "replicas" not in the(chart(*CHOICES[choice]), "StatefulSet")["spec"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_roll_by_a_name(overlay: str) -> None:
+    """There the workers' settings are the executors', under a name that ends in what they hold."""
+    objects = cluster(overlay)
+    volumes = the(objects, "StatefulSet")["spec"]["template"]["spec"]["volumes"]
+    (name,) = (each["configMap"]["name"] for each in volumes if each["name"] == "tuplewire-config")
+    assert re.fullmatch(r"tuplewire-worker-config-[a-z0-9]{10}", name)
+    assert the(objects, "ConfigMap", name)["data"] == the(objects, "ConfigMap", "tuplewire-config")["data"]
+
+
+OF_CHARTS = ("imagePullPolicy", "imagePullSecrets", "nodeSelector", "tolerations", "affinity")
+"""What a chart offers and the overlays leave to a patch."""
+
+
+def without_values(pod: Manifest) -> Manifest:
+    """Return a pod without what is a value of the chart, and without names that end in a hash."""
+    spec = {key: value for key, value in pod["spec"].items() if key not in OF_CHARTS}
+    for kind in ("initContainers", "containers"):
+        spec[kind] = [
+            {key: value for key, value in each.items() if key not in OF_CHARTS} for each in spec.get(kind, [])
+        ]
+    text = re.sub(r"tuplewire-worker-config(-\w{10})?", "tuplewire-config", json.dumps(spec))
+    notes = {key: text for key, text in pod["metadata"]["annotations"].items() if "checksum" not in key}
+    return {"spec": json.loads(text), "labels": pod["metadata"]["labels"], "annotations": notes}
+
+
+@pytest.mark.parametrize("kind", ["worker", "executor"])
+def test_the_pods_are_those_of_prod(kind: str) -> None:
+    """As it comes, the chart has the overlay's workers and executors, down to the last field."""
+    assert without_values(pods("chart")[kind]) == without_values(pods("prod")[kind])
 
 
 # --- the Spark operator -----------------------------------------------------------------------------------
