@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 from helpers import eventually
 from helpers.browser import browser
+from helpers.certificates import Authority
 from helpers.program import Threads
-from helpers.secured import secret_file
+from helpers.secured import files_of, secret_file, tls_flags
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
@@ -194,6 +195,59 @@ def test_a_token_is_asked_for_where_a_status_takes_one(tmp_path: Path) -> None:
             client.send(1, b"x")
             client.flush(30)
             assert live(at, Authorization=f"Bearer {secret}")["senders"][0]["who"] == "token operator"
+
+
+RULES = """
+[[client]]
+certificates = ["worker.example"]
+control = ["assign"]
+
+[[client]]
+tokens = ["operator"]
+control = ["assign"]
+
+[[client]]
+send = "*"
+"""
+
+
+def test_of_other_workers_nobody_sees_more_than_here(tmp_path: Path) -> None:
+    """The worker that asks them may see all; its visitor sees what the rules give to that client."""
+    authority = Authority()
+    certificate = authority.issue("worker.example").write(tmp_path / "worker")
+    rules = tmp_path / "permissions.toml"
+    rules.write_text(RULES, encoding="utf-8")
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "one", "two")}
+    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
+    mine = {
+        name: files_of(
+            authority.issue("jobs.example"),
+            tmp_path / f"{name}.files",
+            "worker.example",
+            token_file=secret_file(tmp_path / name, line),
+        )
+        for name, line in lines.items()
+    }
+    flags = [*tls_flags(certificate), f"--token-file={tokens}", f"--permissions-file={rules}"]
+    with LocalWorkers(
+        2, "default", flags=flags, directory=tmp_path, drain_seconds=0.1, credentials=mine["operator"]
+    ) as workers:
+        workers.assign({0: [1], 1: [2]})
+        near, far = workers.endpoints
+        with (
+            Client(far.address, credentials=mine["one"]) as one,
+            Client(far.address, credentials=mine["two"]) as two,
+        ):
+            for client in (one, two):
+                client.send(2, b"x")
+                client.flush(30)
+
+            def seen(name: str) -> set[str]:
+                told = live(near, Authorization=f"Bearer {name}-{'0' * 20}")
+                return {each["who"] for each in told["senders"] if each["worker"] == "worker-1"}
+
+            eventually(lambda: {"token one", "token two"} <= seen("operator"), 60, "an operator sees all")
+            assert seen("one") == {"token one"}
 
 
 def test_the_whole_cluster_is_told() -> None:
