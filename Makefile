@@ -192,8 +192,16 @@ monitoring: $(VENV)/.deploy ## Write PrometheusRule and Grafana dashboard from d
 	$(MAKE) --no-print-directory chart
 
 .PHONY: pictures
-pictures: $(VENV)/.deploy ## Draw the pictures of the live page in docs/images anew, in a real browser
+pictures: $(VENV)/.deploy build/pictures/panels.js ## Draw the pictures of live page and dashboard in docs/images anew, in a real browser
 	$(BIN)/python tests/pictures/live_pages.py
+	$(BIN)/python tests/pictures/dashboard.py
+
+# Grafana's panels are npm packages; its server cannot be had from a registry.
+GRAFANA := @grafana/ui@10.4.19 @grafana/data@10.4.19 react@18 react-dom@18 rxjs@7.8.1 esbuild@0
+build/pictures/panels.js: tests/pictures/panels.jsx
+	npm install --silent --no-audit --no-fund --ignore-scripts --legacy-peer-deps --prefix build/pictures $(GRAFANA)
+	NODE_PATH=build/pictures/node_modules build/pictures/node_modules/.bin/esbuild $< --bundle --minify --format=iife --outfile=$@ \
+		--log-level=warning --define:global=window "--define:process.env.NODE_ENV='production'" --loader:.svg=dataurl
 
 LOCK := $(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 --no-header --no-annotate --upgrade
 

@@ -33,8 +33,11 @@ class Panel:
     def to_json(self) -> dict[str, Any]:
         """Return Grafana's form, without number and place."""
         defaults: dict[str, Any] = {"unit": self.unit}
+        if self.kind == "timeseries":
+            defaults["min"] = 0  # a line that moves by a little must not look as if it doubled
+            defaults["custom"] = {"axisSoftMax": 1} if self.unit == "percentunit" else {}
         if self.stacked:
-            defaults["custom"] = {"stacking": {"mode": "normal"}, "fillOpacity": 50}
+            defaults["custom"] |= {"stacking": {"mode": "normal"}, "fillOpacity": 50}
         made = {
             "type": self.kind,
             "title": self.title,

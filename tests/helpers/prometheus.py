@@ -121,6 +121,17 @@ class Prometheus:
         result = self._get("query", query=expression)["result"]
         return [(each["metric"], float(each["value"][1])) for each in result]
 
+    def range(self, expression: str, began: float, ended: float, step: int, *, now: bool) -> list[Any]:
+        """Return what an expression gave in a time, in Prometheus's form; now: only at its end."""
+        if now:
+            found = self._get("query", query=expression, time=str(ended))
+        else:
+            found = self._get(
+                "query_range", query=expression, start=str(began), end=str(ended), step=str(step)
+            )
+        result: list[Any] = found["result"]
+        return result
+
     def until(self, expression: str, satisfied: Callable[[list[Sample]], bool]) -> None:
         """Wait until the samples of an expression are as wanted, a minute at most."""
         deadline = time.monotonic() + 60

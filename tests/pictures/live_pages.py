@@ -111,6 +111,6 @@ def workers_with_a_slow_task(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         topology_with_a_slow_bolt(Path(made))
         workers_with_a_slow_task(Path(made))
