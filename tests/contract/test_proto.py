@@ -98,6 +98,8 @@ def test_services() -> None:
         "TakeOver",
         "GetEntries",
         "Tap",
+        "GetDebug",
+        "SetLogging",
     ]
 
 

@@ -14,6 +14,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.settings import settings_of
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.messaging.base import ClientStatistics, ReceiveCount, ServerStatistics
+from tuplewire_service.process.log_output import LogOutput
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.process.worker_security import Security
 from tuplewire_service.worker.times import TimeState
@@ -91,7 +92,11 @@ def test_every_metric_has_its_row(tmp_path: Path) -> None:
     files = files_of(Authority().issue("worker.example"), tmp_path)
     secured = WorkerConfig(tls_ca=files.tls_ca, tls_certificate=files.tls_certificate, tls_key=files.tls_key)
     told = {}
-    for family in [*families(2, 2, BOUNDED), *Security(secured).collect()]:
+    for family in [
+        *families(2, 2, BOUNDED),
+        *Security(secured).collect(),
+        *LogOutput("info", "text").collect(),
+    ]:
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         told[family.name + suffix] = (family.type, labels)

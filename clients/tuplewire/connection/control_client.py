@@ -259,6 +259,31 @@ class ControlClient:
             finally:
                 call.cancel()
 
+    def debug(self, timeout: float = 60.0) -> dict[str, bytes]:
+        """Return files that help to find a fault at the worker, by name; they hold no secrets.
+
+        timeout: for all of them, in seconds. Raises ResourceLimitError while another bundle is being made.
+        """
+        connection = self._connected(self.timeout)
+        metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
+        files: dict[str, bytearray] = {}
+        with _mapped_errors(self.address, lambda: f"no bundle within {timeout:g} s", hint):
+            request = control_pb2.GetDebugRequest()
+            for piece in connection.control.GetDebug(request, timeout=timeout, metadata=metadata):
+                files.setdefault(piece.name, bytearray()).extend(piece.content)
+        return {name: bytes(content) for name, content in files.items()}
+
+    def set_logging(self, level: str = "", *, seconds: float, every_seconds: float = 0.0) -> None:
+        """Change what the worker logs for so many seconds, at most a day; then it is as configured again.
+
+        level: debug, info, warning or error; empty: as configured. every_seconds: how often it writes each
+        kind of event that others can cause; 0: once a minute. Raises ProtocolError for anything else.
+        """
+        self._call(
+            "SetLogging",
+            control_pb2.SetLoggingRequest(level=level, seconds=seconds, every_seconds=every_seconds),
+        )
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 

@@ -623,3 +623,29 @@ class TappedMessage(_message.Message):
     accepted_unix_micros: int
     seen_unix_micros: int
     def __init__(self, task: _Optional[int] = ..., source: _Optional[int] = ..., payload: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., headers: _Optional[bytes] = ..., headers_bytes: _Optional[int] = ..., sender: _Optional[str] = ..., from_worker: bool = ..., place: _Optional[str] = ..., redelivered: bool = ..., accepted_unix_micros: _Optional[int] = ..., seen_unix_micros: _Optional[int] = ...) -> None: ...
+
+class GetDebugRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetDebugResponse(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class SetLoggingRequest(_message.Message):
+    __slots__ = ("level", "seconds", "every_seconds")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVERY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    seconds: float
+    every_seconds: float
+    def __init__(self, level: _Optional[str] = ..., seconds: _Optional[float] = ..., every_seconds: _Optional[float] = ...) -> None: ...
+
+class SetLoggingResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

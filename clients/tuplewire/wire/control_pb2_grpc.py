@@ -85,6 +85,16 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.TapRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.TapResponse.FromString,
                 _registered_method=True)
+        self.GetDebug = channel.unary_stream(
+                '/tuplewire.v1.Control/GetDebug',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.GetDebugRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.GetDebugResponse.FromString,
+                _registered_method=True)
+        self.SetLogging = channel.unary_unary(
+                '/tuplewire.v1.Control/SetLogging',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -180,6 +190,22 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDebug(self, request, context):
+        """GetDebug returns files that help to find a fault: versions, settings without secrets, stacks of threads and
+        tasks, what is on the way, the last lines of the log, and the metrics. Refused with RESOURCE_LIMIT while
+        another bundle is being made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLogging(self, request, context):
+        """SetLogging changes what the worker logs, for a time; then all is as it is configured.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -232,6 +258,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Tap,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.TapRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.TapResponse.SerializeToString,
+            ),
+            'GetDebug': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetDebug,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.GetDebugRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.GetDebugResponse.SerializeToString,
+            ),
+            'SetLogging': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLogging,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -505,6 +541,60 @@ class Control(object):
             '/tuplewire.v1.Control/Tap',
             tuplewire_dot_v1_dot_control__pb2.TapRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.TapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDebug(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tuplewire.v1.Control/GetDebug',
+            tuplewire_dot_v1_dot_control__pb2.GetDebugRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.GetDebugResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLogging(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/SetLogging',
+            tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.FromString,
             options,
             channel_credentials,
             insecure,

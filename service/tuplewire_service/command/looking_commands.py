@@ -1,10 +1,11 @@
-"""`tuplewire tap`: what passes through a running worker."""
+"""`tuplewire tap`, `debug` and `log-level`: looks into a running worker."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from tuplewire.errors import ConfigError
@@ -52,6 +53,56 @@ def add_looking_commands(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each, with base64")
     parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
+
+    about = "write what helps to find a fault at a worker to a zip file, without secrets"
+    parser = add_asking(commands, _debug, about, "-o worker.zip")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        default=Path("tuplewire-debug.zip"),
+        help="a file that is not there yet (default tuplewire-debug.zip)",
+    )
+    about = "change what a worker logs, for a time"
+    parser = add_asking(commands, _log_level, about, "debug --for 60")
+    parser.add_argument(
+        "level", metavar="LEVEL", choices=["debug", "info", "warning", "error"], help="its level"
+    )
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        metavar="SECONDS",
+        type=float,
+        default=600.0,
+        help="then it is as configured again (default 600, at most a day)",
+    )
+    parser.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="so often each kind of event is logged that others can cause (default 60)",
+    )
+
+
+def _debug(arguments: argparse.Namespace) -> int:
+    from tuplewire_service.command.bundle import write_bundle
+
+    with control_of(arguments) as client:
+        names = write_bundle(client, arguments.output)
+    print(f"{arguments.output}: {', '.join(names)}")
+    return EXIT_OK
+
+
+def _log_level(arguments: argparse.Namespace) -> int:
+    for name in ("seconds", "every"):
+        if not getattr(arguments, name) > 0:
+            raise ConfigError("--for and --every take more than 0 seconds")
+    with control_of(arguments) as client:
+        client.set_logging(arguments.level, seconds=arguments.seconds, every_seconds=arguments.every)
+    print(f"{client.address} logs {arguments.level} for {arguments.seconds:g} s")
+    return EXIT_OK
 
 
 def _tap(arguments: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ def _membership(arguments: argparse.Namespace) -> int:
     silence_grpc()
     from tuplewire_service.leading.kubernetes_leases import ACCOUNT, KubernetesLeases
     from tuplewire_service.leading.leader import lead
-    from tuplewire_service.process.main import configure_log
+    from tuplewire_service.process.log_output import LogOutput
     from tuplewire_service.process.stop import Stop
 
     for address in arguments.workers:
@@ -60,7 +60,7 @@ def _membership(arguments: argparse.Namespace) -> int:
     leases = KubernetesLeases(arguments.lease, arguments.account or ACCOUNT) if arguments.lease else None
     # Of a pod that was started again in place, the name is the same, and the lease goes on.
     identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
-    configure_log("info", arguments.log_format)
+    LogOutput("info", arguments.log_format).start()
     stop = Stop()
     stop.on_signals()
     topology = resolve_topology(arguments.topology)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedError
+from tuplewire.events import event_logger
 from tuplewire.group import check_sizes
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc, health_pb2, health_pb2_grpc
@@ -37,11 +38,14 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     log_refusal,
 )
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
+from tuplewire_service.process.debugging import Debugging
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.sinks import By
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_snapshot import WorkerState
+
+logger = event_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
@@ -51,6 +55,8 @@ Response = health_pb2.HealthCheckResponse
 
 READINESS = ""
 LIVENESS = "liveness"
+_PIECE_BYTES = 1 << 20
+"""gRPC takes responses of 4 MiB."""
 _MOST_WATCHERS = 1000
 """Nobody has to show a token to watch."""
 
@@ -65,6 +71,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         stop: Stop,
         admit: Callable[[Context], IAccess],
         status: Callable[[], pb.GetStatusResponse],
+        debugging: Debugging,
     ) -> None:
         """Serve it.
 
@@ -76,6 +83,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._admit = admit
         self._stop = stop
         self._taps = TapService(worker)
+        self._debugging = debugging
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
@@ -203,6 +211,23 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
     def end_taps(self) -> None:
         """End every stream of Tap: the worker drains."""
         self._taps.end()
+
+    async def GetDebug(
+        self, _request: pb.GetDebugRequest, context: Context
+    ) -> AsyncGenerator[pb.GetDebugResponse]:
+        """Return the files of a bundle, in pieces."""
+        logger.info("debug.asked", extra={"client": context.peer(), "who": self._admit(context).owner})
+        async with contextlib.aclosing(self._debugging.files(self._worker)) as files:
+            async for name, text in files:
+                content = text.encode(errors="backslashreplace")
+                for start in range(0, len(content) or 1, _PIECE_BYTES):
+                    yield pb.GetDebugResponse(name=name, content=content[start : start + _PIECE_BYTES])
+
+    async def SetLogging(self, request: pb.SetLoggingRequest, context: Context) -> pb.SetLoggingResponse:
+        """Change what is logged, for a time."""
+        by = {"client": context.peer(), "who": self._admit(context).owner}
+        self._debugging.log.change(request.level, request.every_seconds, request.seconds, by)
+        return pb.SetLoggingResponse()
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""

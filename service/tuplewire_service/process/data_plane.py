@@ -24,6 +24,7 @@ from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
+from tuplewire_service.process.debugging import Debugging
 from tuplewire_service.process.memory import resident_bytes
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
@@ -50,7 +51,7 @@ class DataPlane:
     A defect on the loop (an exception that nobody handled) is logged, and ends the process with code 70.
     """
 
-    def __init__(self, config: WorkerConfig, stop: Stop) -> None:
+    def __init__(self, config: WorkerConfig, stop: Stop, debugging: Debugging) -> None:
         self._config = config
         self._stop = stop
         self.loop = messaging_loop()
@@ -84,7 +85,7 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
         """Adds to a status what only the process around the worker knows; on the loop."""
-        self._control = ControlServicer(self.worker, stop, self.security.admit, self._status)
+        self._control = ControlServicer(self.worker, stop, self.security.admit, self._status, debugging)
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None

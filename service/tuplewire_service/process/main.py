@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,13 +23,14 @@ from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.events import event_logger
 from tuplewire.session.ledger import DropReason
-from tuplewire.shown import shown
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.live_page import Here, LivePage
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
+from tuplewire_service.process.debugging import Debugging
+from tuplewire_service.process.log_output import LogOutput
 from tuplewire_service.process.memory import await_stop, memory_limit, share_heaps
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
 from tuplewire_service.process.worker_config import WorkerConfig
@@ -44,8 +46,6 @@ _PROGRAM_SECONDS = 1.0
 """How long executors may take to end that have nothing to do any more, or are given up."""
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
-_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every log record has."""
 _LINE_END = "\n"
 
 
@@ -63,14 +63,16 @@ def run_worker(
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
     share_heaps()
-    configure_log(config.log_level, config.log_format)
+    log = LogOutput(config.log_level, config.log_format)
+    log.start()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # also where the loop is stuck
     _allow_open_files()
     stop = Stop()
     stop.on_signals()
     if until_input_ends:
         stop.on_end_of_input()
     try:
-        return _serve(config, stop, control, collect)
+        return _serve(config, stop, log, control, collect)
     except TuplewireError as error:
         print(f"tuplewire worker: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -88,7 +90,9 @@ def _allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Sequence[str]) -> int:
+def _serve(
+    config: WorkerConfig, stop: Stop, log: LogOutput, control: int | None, collect: Sequence[str]
+) -> int:
     with ExitStack() as at_last, ExitStack() as cleanup:
         if config.listen_unix:
             cleanup.enter_context(claimed_socket(Path(config.listen_unix)))
@@ -102,7 +106,8 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             cleanup.callback(tracing.flush)
         else:
             tracing.disable()
-        plane = DataPlane(config, stop)
+        debugging = Debugging(config, log)
+        plane = DataPlane(config, stop, debugging)
         cleanup.callback(plane.close)
         program = None
         if config.program:  # what it needs is imported only where there is one
@@ -122,6 +127,8 @@ def _serve(config: WorkerConfig, stop: Stop, control: int | None, collect: Seque
             WorkerCollector(plane.snapshot, lambda: plane.assignment_errors, config, memory_limit())
         )
         registry.register(plane.security)
+        registry.register(log)
+        debugging.registry = registry
         if program is not None:
             registry.register(program.collector())
         ProcessCollector(registry=registry)
@@ -228,33 +235,3 @@ def _address_file(path: Path, config: WorkerConfig, servers: Servers, admin: Adm
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-class _EventFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`, then a trace on lines of its own; or one JSON object per line."""
-
-    def __init__(self, form: str) -> None:
-        super().__init__()
-        self._form = form
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        instant = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        moment = f"{instant}.{int(record.msecs):03d}Z"
-        trace = self.formatException(record.exc_info) if record.exc_info else ""
-        if self._form == "json":
-            head = {"time": moment, "level": record.levelname.lower(), "event": record.getMessage()}
-            facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-            parts = {**head, "logger": record.name, **facts, **({"error": trace} if trace else {})}
-            return json.dumps(parts, default=str)  # in ASCII, for any encoding and terminal
-        line = f"{moment} {record.levelname:7} {shown(record.getMessage())}"
-        return f"{line}\n{shown(trace, keep=_LINE_END)}" if trace else line
-
-
-def configure_log(level: str, form: str) -> None:
-    """Send every log record of the process to standard error, as `text` or `json`."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_EventFormatter(form))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # asyncio tells its selector's name, and when a callback was slow; neither is an event of ours.
-    logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -33,6 +33,8 @@ CONTROL = {
     "TakeOver": "publish",
     "Tap": "",
     "Drain": "drain",
+    "GetDebug": "debug",
+    "SetLogging": "debug",
 }
 """What a rule must allow for a method of Control; empty: nothing (with Stage and Tap, the tasks count)."""
 OTHER_CONTROL = "assign"

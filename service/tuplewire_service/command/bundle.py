@@ -1,0 +1,60 @@
+"""A bundle of files that helps to find a fault at a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import ConfigError
+from tuplewire_service.command.status_report import status_as_json
+from tuplewire_service.control.cluster_rows import Look, cluster_rows
+from tuplewire_service.control.rates import MOST_CLIENTS
+
+_BETWEEN_SECONDS = 1.0
+_NAME = re.compile(r"[a-z-]{1,30}\.(?:json|toml|txt)")
+
+
+def write_bundle(client: ControlClient, file: Path) -> list[str]:
+    """Ask a worker for all that it says of itself, write it to a zip file, and return the names in it.
+
+    Only its owner may read the file. Raises ConfigError where there is one already.
+    """
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{file} is there already: give another name with -o") from None
+    try:
+        with (
+            os.fdopen(descriptor, "wb") as stream,
+            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as bundle,
+        ):
+            contents = _contents(client)
+            for name, content in contents.items():
+                bundle.writestr(name, content)
+    except BaseException:
+        file.unlink()
+        raise
+    return sorted(contents)
+
+
+def _contents(client: ControlClient) -> dict[str, bytes]:
+    before, began = client.status(MOST_CLIENTS), time.monotonic()
+    # The names come from elsewhere, and whoever unpacks the file must not write outside of its folder.
+    contents = {name: content for name, content in client.debug().items() if _NAME.fullmatch(name)}
+    time.sleep(max(0.0, began + _BETWEEN_SECONDS - time.monotonic()))  # for rates
+    now = client.status(MOST_CLIENTS)
+    rows = cluster_rows([Look(now.worker_id, client.address, now, before)])
+    contents["status.json"] = _as_json(status_as_json(now))
+    contents["live.json"] = _as_json(dataclasses.asdict(rows))
+    return contents
+
+
+def _as_json(value: Any) -> bytes:
+    return json.dumps(value, indent=2, default=str).encode()

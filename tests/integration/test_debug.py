@@ -1,0 +1,144 @@
+"""What a running worker says of itself, and what can be changed while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from helpers import eventually
+from helpers.secured import denied, secret_file
+from helpers.worker_process import Running, run_command, running
+
+from tuplewire import Client, Credentials
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import PermissionDeniedError, ProtocolError
+from tuplewire_service.launching.local_workers import LocalWorkers
+
+SECONDS = 60.0
+FILES = [
+    "lanes.json",
+    "live.json",
+    "log.txt",
+    "metrics.txt",
+    "settings.toml",
+    "stacks.txt",
+    "status.json",
+    "versions.json",
+]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Run one with tasks 0 to 9."""
+    with running(tmp_path_factory.mktemp("debug"), "--tasks=0-9", "--log-level=warning") as worker:
+        yield worker
+
+
+def test_a_bundle_has_it_all(worker: Running, tmp_path: Path) -> None:
+    """State, stacks, log, metrics and settings of a worker with a client; its owner alone may read it."""
+    file = tmp_path / "worker.zip"
+    with Client(worker.address, client_id="shop") as client:
+        client.send(3, b"message")
+        client.flush(SECONDS)
+        ran = run_command("debug", worker.address, "-o", str(file))
+        assert (ran.returncode, ran.stderr) == (0, "")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with zipfile.ZipFile(file) as bundle:
+        assert sorted(bundle.namelist()) == FILES
+        read = {name: bundle.read(name).decode() for name in FILES}
+    status = json.loads(read["status.json"])
+    assert [each["sender_id"] for each in status["sessions"]] == ["shop"]
+    assert json.loads(read["versions.json"])["process_id"] == worker.bound["process_id"]
+    assert [each["queued_messages"] for each in status["tasks"] if each["task"] == 3] == [1]
+    assert [each["task"] for each in json.loads(read["live.json"])["tasks"]] == list(range(10))
+    assert json.loads(read["lanes.json"])["waiting"] == {"3": 1}
+    assert 'topology = "default"' in read["settings.toml"]
+    assert "# token_file is not set" in read["settings.toml"]
+    assert "tuplewire_accepted_messages_total 1.0" in read["metrics.txt"]
+    assert "thread MainThread" in read["stacks.txt"]
+    assert ", in _tick\n" in read["stacks.txt"]
+    again = run_command("debug", worker.address, "-o", str(file))
+    assert again.returncode == 64
+    assert "is there already" in again.stderr
+
+
+def test_a_bundle_has_no_secret(tmp_path: Path) -> None:
+    """A token is in no file of it; who may not ask for it gets nothing, and leaves no file."""
+    names = ("operator", "etl")
+    lines = {name: f"{name} {name}-{'s3cret' * 5}" for name in names}
+    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
+    rules = tmp_path / "permissions.toml"
+    rules.write_text(
+        '[[client]]\ntokens = ["operator"]\ncontrol = ["assign", "debug"]\n\n'
+        '[[client]]\ntokens = ["etl"]\nsend = "*"\ncontrol = ["drain"]\n',
+        encoding="utf-8",
+    )
+    operator, etl = (
+        Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
+    )
+    flags = [f"--token-file={tokens}", f"--permissions-file={rules}", "--log-level=debug"]
+    with LocalWorkers(1, "test", flags=flags, directory=tmp_path, credentials=operator) as workers:
+        workers.assign({0: range(5)}, SECONDS)
+        (worker,) = workers.endpoints
+        with ControlClient(worker.address, credentials=etl) as control:
+            with pytest.raises(PermissionDeniedError, match="may not call GetDebug: that takes 'debug'"):
+                control.debug()
+            with pytest.raises(PermissionDeniedError, match="may not call SetLogging"):
+                control.set_logging("debug", seconds=1)
+        assert denied(worker, "control") == 2
+        with ControlClient(worker.address, credentials=operator) as control:
+            files = control.debug()
+        assert "token_file" in files["settings.toml"].decode()
+        assert all(b"s3cret" not in content for content in files.values())
+        file = tmp_path / "none.zip"
+        ran = run_command("debug", worker.address, "-o", str(file), f"--token-file={tmp_path / 'etl'}")
+        assert ran.returncode == 1
+        assert not file.exists()
+
+
+def test_the_level_changes_for_a_time(worker: Running) -> None:
+    """Events of a lower level are written for so long, and not after; both ends are in the log."""
+    with ControlClient(worker.address) as control, closing(control.tap([1])) as tapped:
+        next(tapped)
+    assert "tap.began" not in worker.log
+    ran = run_command("log-level", worker.address, "info", "--for", "2", "--every", "0.5")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("logs info for 2 s\n")
+    assert "log.changed" in worker.log
+    assert "level=info every_seconds=0.5 seconds=2.0" in worker.log
+    with ControlClient(worker.address) as control:
+        with closing(control.tap([2])) as tapped:
+            next(tapped)
+        eventually(lambda: "tap.began" in worker.log, SECONDS)
+        recent = control.debug()["log.txt"].decode()
+        assert "tap.began" in recent
+
+        def silent() -> bool:
+            before = worker.log.count("tap.began")
+            with closing(control.tap([1])) as tapped:
+                next(tapped)
+            return worker.log.count("tap.began") == before
+
+        eventually(silent, SECONDS)
+        for level, seconds in (("loud", 1.0), ("info", 0.0), ("info", 1e9)):
+            with pytest.raises(ProtocolError):
+                control.set_logging(level, seconds=seconds)
+    text = worker.get("/metrics")[1]
+    (line,) = (
+        each for each in text.splitlines() if each.startswith('tuplewire_log_records_total{level="info"')
+    )
+    assert float(line.split()[1]) >= 1
+
+
+def test_a_signal_writes_the_stacks(worker: Running) -> None:
+    """Also of a process whose event loop answers nobody."""
+    os.kill(worker.process.pid, signal.SIGUSR1)
+    eventually(lambda: "in await_stop" in worker.log and "in _main" in worker.log, SECONDS)
+    assert worker.process.poll() is None
