@@ -65,9 +65,9 @@ executor:
   resources:
 {executor_resources}
 
-# Who has which tasks, where no membership says: the tasks from 0 on, in equal parts. Raise the
-# version with every change. Read again when it changes. items: each worker's worker_id, address
-# and tasks, in place of equal parts.
+# Who has which tasks, where no membership says: the tasks from 0 on, in equal parts; with a program
+# by turns. Raise the version with every change. Read again when it changes. items: each worker's
+# worker_id, address and tasks, in place of equal parts.
 assignment:
   version: 1
   tasksPerWorker: 8

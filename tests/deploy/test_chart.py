@@ -191,6 +191,18 @@ def test_workers_with_a_program() -> None:
     assert json.loads(conf) == {"x": 1}
 
 
+def test_a_program_is_spread() -> None:
+    """Without a membership, the tasks of a topology are dealt out by turns; else each worker has a range."""
+
+    def tasks(*settings: str) -> list[list[int]]:
+        data = the(chart(*settings), "ConfigMap", "tuplewire-assignment")["data"]["assignment.json"]
+        return [each["tasks"] for each in json.loads(data)["workers"]]
+
+    assert tasks("assignment.tasksPerWorker=2") == [[0, 1], [2, 3], [4, 5]]
+    spread = tasks("assignment.tasksPerWorker=2", "program.reference=a.b:c")
+    assert spread == [[0, 3], [1, 4], [2, 5]]
+
+
 def test_the_membership_takes_its_arguments() -> None:
     """The real command reads them: the workers' Service, the tasks, the topology, the lease it may take."""
     objects = chart(*CLUSTER, "membership.tasks=1-9", "settings.topology=flights")

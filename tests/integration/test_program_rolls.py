@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from helpers import numbered_spout
 from helpers.admin import get, samples
 from helpers.certificates import Authority
 from helpers.ports import free_ports
-from helpers.secured import secret_file
+from helpers.secured import files_of, secret_file, variables_of
 from helpers.worker_process import environment_without_ours
 
 from tuplewire.topology.acking.acker_tasks import with_ackers
@@ -37,13 +38,14 @@ class Site:
         self.folder = folder
         self.lives = 0
         self.ports = dict(zip(NAMES, zip(*[iter(free_ports(6))] * 2, strict=True), strict=True))
-        self.tls = Authority().issue("worker.tuplewire").write(folder / "tls")
+        self.authority = Authority()
+        self.tls = self.authority.issue("worker.tuplewire").write(folder / "tls")
         self.tokens = secret_file(folder / "token", f"programs/driver {'0' * 20}\nprograms {'1' * 20}")
         rules = ROOT / "deploy" / "kustomize" / "components" / "mtls" / "permissions.toml"
         conf = {**CONF, "mine.folder": str(folder)}
         (folder / "program.json").write_text(json.dumps(conf))
         (folder / "worker.toml").write_text(self._settings(rules))
-        tasks = sorted(with_ackers(numbered_spout.topology(), 1).tasks)
+        self.tasks = tasks = sorted(with_ackers(numbered_spout.topology(), 1).tasks)
         workers = [
             {"worker_id": name, "address": f"127.0.0.1:{port}", "tasks": tasks[index :: len(NAMES)]}
             for index, (name, (port, _)) in enumerate(self.ports.items())
@@ -70,8 +72,8 @@ class Site:
         }
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items())
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a worker by the arguments of the StatefulSet."""
+    def start(self, name: str, *, told: bool = False) -> subprocess.Popen[bytes]:
+        """Start a worker by the arguments of the StatefulSet. told: by a membership what its tasks are."""
         self.lives += 1
         port, admin = self.ports[name]
         words = [sys.executable, "-m", "tuplewire_service", "worker", f"--config={self.folder}/worker.toml"]
@@ -84,6 +86,8 @@ class Site:
             "program-conf": f"{self.folder}/program.json",
             "program-state-file": f"{self.folder}/{name}.json",
         }
+        if told:
+            del flags["assignment-file"]
         path = os.pathsep.join(str(ROOT / each) for each in ("clients", "service", "tests"))
         with (self.folder / f"{name}-{self.lives}.log").open("w") as log:
             return subprocess.Popen(
@@ -91,6 +95,30 @@ class Site:
                 env={**environment_without_ours(), "PYTHONPATH": path},
                 stderr=log,
             )
+
+    def membership(self) -> subprocess.Popen[bytes]:
+        """Start what assigns, with a program's certificate and the token that may."""
+        program = files_of(self.authority.issue("driver.example"), self.folder / "driver", "worker.tuplewire")
+        token = secret_file(self.folder / "driver-token", f"programs/driver {'0' * 20}")
+        words = [sys.executable, "-m", "tuplewire_service", "membership", f"--tasks={_several(self.tasks)}"]
+        with (self.folder / "membership.log").open("w") as log:
+            return subprocess.Popen(
+                [*words, f"--token-file={token}", *(f"127.0.0.1:{port}" for port, _ in self.ports.values())],
+                env={**environment_without_ours(), **variables_of(program)},
+                stderr=log,
+            )
+
+    def tasks_of(self, name: str) -> list[int]:
+        """Return the tasks of the topology that a worker runs."""
+        try:
+            state = json.loads((self.folder / f"{name}.json").read_text())
+        except (OSError, ValueError):
+            return []
+        return [each["task"] for each in state["executors"]]
+
+    def held(self, names: Sequence[str]) -> list[int]:
+        """Return the tasks that some workers run together, in order."""
+        return sorted(task for name in names for task in self.tasks_of(name))
 
     def is_ready(self, name: str) -> bool:
         """Whether its readiness probe succeeds."""
@@ -110,6 +138,10 @@ class Site:
     def seen(self) -> list[int]:
         """Return the numbers that were written down, each as often as it was."""
         return [int(line) for file in self.folder.glob("seen-*") for line in file.read_text().splitlines()]
+
+
+def _several(tasks: Sequence[int]) -> str:
+    return ",".join(map(str, tasks))
 
 
 @pytest.fixture
@@ -147,5 +179,31 @@ def test_a_cluster_rolls_without_loss(site: Site) -> None:
         assert [process.wait(SECONDS) for process in running.values()] == [0, 0, 0]
     finally:
         for process in running.values():
+            process.kill()
+            process.wait(SECONDS)
+
+
+def test_a_cluster_is_scaled_by_its_membership(site: Site) -> None:
+    """A worker that is taken away drains, and its tasks run elsewhere; one that comes gets some again."""
+    running = {name: site.start(name, told=True) for name in NAMES}
+    leader = site.membership()
+    try:
+        eventually(lambda: site.held(NAMES) == site.tasks, SECONDS)
+        eventually(lambda: site.executed() > 100, SECONDS)
+        last, stay = NAMES[-1], NAMES[:-1]
+        running[last].terminate()
+        assert running[last].wait(SECONDS) == 0
+        eventually(lambda: site.held(stay) == site.tasks, SECONDS)
+        eventually(partial(site.has_written, site.executed() + 100), SECONDS, "it goes on with two")
+        running[last] = site.start(last, told=True)
+        eventually(lambda: site.tasks_of(last), SECONDS)
+        eventually(partial(site.has_written, site.executed() + 100), SECONDS, "it goes on with three")
+        (site.folder / numbered_spout.STOP).touch()
+        eventually((site.folder / numbered_spout.DONE).exists, SECONDS)
+        assert set(site.seen()) == set(range(int((site.folder / numbered_spout.DONE).read_text())))
+        logs = "".join(log.read_text() for log in site.folder.glob("tuplewire-worker-*.log"))
+        assert "balanced=False" not in logs
+    finally:
+        for process in (leader, *running.values()):
             process.kill()
             process.wait(SECONDS)

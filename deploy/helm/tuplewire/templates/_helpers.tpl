@@ -12,7 +12,13 @@
 {{- range $index := until (int .Values.workers.replicas) -}}
 {{- $name := printf "tuplewire-worker-%d" $index -}}
 {{- $tasks := list -}}
-{{- range $task := untilStep (int (mul $index $size)) (int (mul (add1 $index) $size)) 1 -}}
+{{- $range := untilStep (int (mul $index $size)) (int (mul (add1 $index) $size)) 1 -}}
+{{- if $.Values.program.reference -}}
+{{- /* Dealt out by turns: a topology has few tasks, and one worker would run all of them. */ -}}
+{{- $count := int $.Values.workers.replicas -}}
+{{- $range = untilStep $index (int (mul $count $size)) $count -}}
+{{- end -}}
+{{- range $task := $range -}}
 {{- $tasks = append $tasks $task -}}
 {{- end -}}
 {{- $address := printf "%s.tuplewire-workers:6700" $name -}}
