@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,13 @@ from typing import Any
 from helpers.admin import get
 from helpers.ports import free_ports
 
+from tuplewire import Client
+from tuplewire.dead_letters import DeadMessage
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0
+Conf = Mapping[str, Any]
+NO_CONF: Conf = {}
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join(str(ROOT / folder) for folder in ("clients", "service", "tests"))
 
@@ -40,8 +44,10 @@ def write_assignment(directory: Path, version: int, workers: dict[str, tuple[int
 class Process:
     """A worker with a program, and an admin port."""
 
-    def __init__(self, directory: Path, worker_id: str, port: int, admin: int, *flags: str) -> None:
-        (directory / "conf.json").write_text(json.dumps({"topology.acker.executors": 0}))
+    def __init__(
+        self, directory: Path, worker_id: str, port: int, admin: int, *flags: str, conf: Conf
+    ) -> None:
+        (directory / "conf.json").write_text(json.dumps({"topology.acker.executors": 0, **conf}))
         self.address = f"127.0.0.1:{port}"
         self.admin = f"127.0.0.1:{admin}"
         self.state_file = directory / f"{worker_id}.json"
@@ -88,9 +94,11 @@ class Process:
 
 
 @contextmanager
-def running(directory: Path, ports: dict[str, tuple[int, int]], *flags: str) -> Iterator[dict[str, Process]]:
+def running(
+    directory: Path, ports: dict[str, tuple[int, int]], *flags: str, conf: Conf = NO_CONF
+) -> Iterator[dict[str, Process]]:
     """Run a process for each worker, given its port and that of its admin server; end what is left."""
-    processes = {name: Process(directory, name, *each, *flags) for name, each in ports.items()}
+    processes = {name: Process(directory, name, *each, *flags, conf=conf) for name, each in ports.items()}
     try:
         yield processes
     finally:
@@ -159,6 +167,34 @@ def test_an_error_ends_the_process(tmp_path: Path) -> None:
         assert "in execute" in one.log.read_text()
         assert "a word that nobody bears" in one.log.read_text()
         assert one.state()["not_ready"], "what a failed worker was at is left to be read"
+
+
+def test_a_tuple_that_is_given_up_is_a_dead_letter(tmp_path: Path) -> None:
+    """After its tries it is in the worker's dead-letter task, and can be replayed; the process goes on."""
+    port, admin = free_ports(2)
+    (tmp_path / "poison.py").write_text(
+        "from helpers.words import POISON, topology_of\n\n\ndef program():\n    return topology_of([POISON])"
+    )
+    write_assignment(tmp_path, 1, {"a": (port, [1, 2, 3, 4, 5, 99])})
+    flags = (f"--program={tmp_path}/poison.py:program", "--dead-letter-task=99")
+    conf = {"topology.error.policy": "dead_letter", "topology.error.tries": 2}
+    with running(tmp_path, {"a": (port, admin)}, *flags, conf=conf) as processes:
+        one = processes["a"]
+        with Client(one.address, topology="words") as client:
+            with client.recv([99], timeout=SECONDS) as subscription:
+                [letter] = next(subscription)
+                subscription.acknowledge()
+            told = DeadMessage.read(letter)
+            assert told is not None
+            assert (told.count, told.reason) == (2, "ValueError: a word that nobody bears")
+            client.send([told.message])  # as tuplewire dead-letters replay does
+            with client.recv([99], timeout=SECONDS) as subscription:
+                [again] = next(subscription)
+                subscription.acknowledge()
+        assert again.message == letter.message
+        assert one.stop() == 0
+        (drained,) = one.events("worker.drained")
+        assert "balanced=True" in drained
 
 
 def test_a_plaintext_port_for_others_is_refused(tmp_path: Path) -> None:

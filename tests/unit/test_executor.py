@@ -338,6 +338,31 @@ def test_policy_dead_letter_keeps_the_tuple() -> None:
     assert "ZeroDivisionError" in str(letters[0].error)
 
 
+@pytest.mark.parametrize("tries", [1, 2, 3])
+def test_a_tuple_is_tried_as_often_as_it_says(tries: int) -> None:
+    """What raises at first is given again; at the last time the policy says what happens, with the count."""
+    letters: list[DeadLetter] = []
+    given: Counter[int] = Counter()
+
+    def twice(message: Tuple) -> None:
+        given[message["number"]] += 1
+        if message["number"] == 5 or given[message["number"]] < 2:
+            raise ZeroDivisionError(message["number"])
+
+    class Once(Numbers):
+        def fail(self, message_id: Any) -> None:
+            """Leave it."""
+
+    conf = {"topology.error.policy": "dead_letter", "topology.error.tries": tries}
+    with running(chain(Once(10, Log()), Do(twice)), conf, dead_letter=letters.append) as worker:
+        assert wait_idle(worker, SECONDS)
+        (statistics,) = (bolt.statistics() for bolt in worker.bolts)
+    lost = range(10) if tries == 1 else [5]
+    assert [(letter.tuple["number"], letter.tries) for letter in letters] == [(each, tries) for each in lost]
+    assert statistics.counts.acked == 10 - len(lost)
+    assert given[5] == tries
+
+
 def test_error_in_a_grouping_loses_one_tuple() -> None:
     """A custom grouping that raises at one tuple of a column fails that one, and no other."""
     log, seen = Log(), Log()

@@ -230,7 +230,11 @@ class TaskError(TuplewireError):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A tuple that could not be processed or sent, and why."""
+    """A tuple that could not be processed or sent, and why.
+
+    tries: how often the bolt was given it; 0: it could not be sent.
+    """
 
     tuple: Tuple
     error: TaskError
+    tries: int = 0

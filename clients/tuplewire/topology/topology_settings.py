@@ -34,7 +34,7 @@ class ErrorPolicy(StrEnum):
     SKIP = "skip"
     """The tuple is failed, the error counted and told, and the task goes on."""
     DEAD_LETTER = "dead_letter"
-    """As skip, and the tuple is handed over with its error."""
+    """As skip, and the tuple goes with its error to the worker's dead-letter task, or to who runs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +118,17 @@ class TopologySettings(Settings):
         30.0,
         "how long one call of a spout or bolt may take before its executor counts as stuck",
     )
+    error_tries: int = setting(
+        count(),
+        1,
+        "how often a bolt is given a tuple at which it raises, before the policy says what happens",
+        key="topology.error.tries",
+    )
     error_policy: ErrorPolicy = setting(
         choice(ErrorPolicy),
         ErrorPolicy.FAIL,
         "what an exception of a spout or bolt does: end the worker (fail), fail the tuple and count (skip), "
-        "or hand it over with its error (dead_letter)",
+        "or send it with its error to the worker's dead-letter task, if there is one (dead_letter)",
         key="topology.error.policy",
     )
 

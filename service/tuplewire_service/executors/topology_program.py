@@ -15,13 +15,17 @@ from tuplewire.config import MIB
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.errors import TuplewireError, UnreachableError, UnsupportedValueError
 from tuplewire.events import event_logger
+from tuplewire.group import TaskGroup
 from tuplewire.topology.acking.acker_tasks import with_ackers
+from tuplewire.topology.component import DeadLetter
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat
 from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics
 from tuplewire.topology.running.termination import Failure, from_report
 from tuplewire.topology.serial.packing import pack_values
+from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire.topology.tuples import Tuple
 from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
@@ -75,6 +79,7 @@ class Program:
         self._version = 0
         self._ending = threading.Event()
         self._executors: ExecutorWorker | None = None
+        self._serializer = MessagePackTupleSerializer(self._topology)
         self._link = WorkerLink(worker, self._topology, settings)
         self._thread = threading.Thread(target=self._main, name="program", daemon=True)
 
@@ -168,6 +173,7 @@ class Program:
                 conf=self._conf,
                 link=self._link,
                 emitted=self._captured.add,
+                dead_letter=self._bury,
                 state_file=None if state_file is None else Path(state_file),
                 port=self._port,
             )
@@ -180,6 +186,19 @@ class Program:
         logger.info("program.follows", extra={"version": assignment.version, "tasks": sorted(wanted)})
         if self._channel is not None:
             self._channel.send("following", assignment.version)
+
+    def _bury(self, letter: DeadLetter) -> None:
+        """Send a tuple that was given up to the worker's dead-letter task; in an executor's thread."""
+        source = letter.tuple.source_task
+        try:
+            payload = self._serializer.serialize(Tuple(letter.tuple.values, letter.tuple.source))
+        except UnsupportedValueError:
+            return  # the log has it
+        if letter.tries:  # what could not be sent is nobody's message
+            group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
+            reason = f"{letter.error.__cause__.__class__.__name__}: {letter.error.__cause__}"
+            bury = self._worker.router.rejections.bury
+            self._loop.loop.call_soon_threadsafe(bury, group, letter.tries, reason)
 
     @property
     def _running(self) -> ExecutorWorker:

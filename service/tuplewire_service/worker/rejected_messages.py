@@ -120,6 +120,22 @@ class RejectedMessages:
             log.replace_oldest(copy, GrownMessage(token, grown) if grown else token)
             log.rewind(log.acknowledged)
             return RejectionOutcome(held_until=due)
+        self._keep(copy, settles, due)
+        return RejectionOutcome(self._settle(log, each), given_up=settles is not None)
+
+    def bury(self, group: TaskGroup, count: int, reason: str, now: float, now_micros: int) -> bool:
+        """Make a dead letter of a single message, of which its consumer has said so; False: there is no room.
+
+        There is a dead-letter task. count: how often it was tried; the times are as for reject().
+        """
+        if self.full or self.dead_letter_task is None:
+            return False
+        letter = dead_letter(group, self.dead_letter_task, count, reason, now_micros)
+        self._keep(letter, DropReason.DEAD_LETTERED, now)
+        return True
+
+    def _keep(self, copy: TaskGroup, settles: DropReason | None, due: float) -> None:
+        """Keep a copy as a message of this worker's own."""
         own = TaskGroup(
             copy.task,
             copy.source,
@@ -131,7 +147,6 @@ class RejectedMessages:
         )
         self._hold(own)
         self.put_back(Copy(due, next(self._numbers), own, settles), due)
-        return RejectionOutcome(self._settle(log, each), given_up=settles is not None)
 
     @staticmethod
     def _settle(log: DeliveryLog, each: Rejection) -> Done:

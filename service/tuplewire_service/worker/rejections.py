@@ -75,6 +75,20 @@ class Rejections:
             self.wake(outcome.held_until or self.messages.next_due)
         return outcome
 
+    def bury(self, group: TaskGroup, count: int, reason: str) -> None:
+        """Send a single message, which was tried so often, to the dead-letter task, if there is one.
+
+        Where there is no room, it counts as dropped{rejected}.
+        """
+        if self.messages.dead_letter_task is None:
+            return
+        now = time.monotonic()
+        self._ledger.accepted += 1
+        if self.messages.bury(group, count, reason, now, time.time_ns() // 1000):
+            self.wake(now)
+        else:
+            self._ledger.dropped[DropReason.REJECTED] += 1
+
     def wake(self, at: float | None) -> None:
         """Look at what is due at a time, or at the time before it that is known already."""
         if at is None or (self._timer is not None and self._timer.when() <= at):

@@ -91,8 +91,7 @@ class BoltExecutor(Executor[BoltTask]):
             try:
                 execute(message)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                self._failed(task, message)
-                self._raised(column.task, error, message)
+                self._try_again(task, message, error)
             if len(task.outbox) >= BATCH:
                 self._flush(task)
         self.tally.column = None
@@ -100,6 +99,24 @@ class BoltExecutor(Executor[BoltTask]):
         self.tally.count_executed(column.tuples)
         self._flush(task)
         self._finished(column)
+
+    def _try_again(self, task: BoltTask, message: Tuple, error: Exception) -> None:
+        """Give the bolt a tuple as often as the settings say; then fail it, and do as the policy says.
+
+        A tuple that it has acked or failed itself is not given again. What it has emitted goes out each time.
+        """
+        tries = 1
+        followed = message in task.open
+        while tries < self.settings.error_tries and (message in task.open or not followed):
+            self._told(task.id, error, message)
+            tries += 1
+            try:
+                return task.execute(message)
+            except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+                error = raised
+        self._failed(task, message)
+        self._raised(task.id, error, message, tries)
+        return None
 
     def _acked(self, task: BoltTask, message: Tuple) -> None:
         self.tally.just_acked.append(message.source)

@@ -255,14 +255,17 @@ class Executor(ABC, Generic[TaskKind]):
         self._surroundings.error(told)
         return told
 
-    def _raised(self, task: int, error: Exception, message: Tuple | None = None) -> None:
-        """Deal with an error as the policy says: raises TaskError when the worker is to fail by it."""
+    def _raised(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> None:
+        """Deal with an error as the policy says: raises TaskError when the worker is to fail by it.
+
+        tries: how often a bolt was given the message.
+        """
         told = self._told(task, error, message)
         policy = self.settings.error_policy
         if policy is ErrorPolicy.FAIL:
             raise told from error
         if policy is ErrorPolicy.DEAD_LETTER and message is not None:
-            self._surroundings.dead_letter(DeadLetter(message, told))
+            self._surroundings.dead_letter(DeadLetter(message, told, tries))
 
     # --- what tasks emit ----------------------------------------------------------------------------------
 
