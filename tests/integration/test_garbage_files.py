@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ProtocolError
 from tuplewire.wire import control_pb2
 from tuplewire_service.testing import eventually
-from tuplewire_service.worker.assignment import MAX_VERSION, MOST_AHEAD
+from tuplewire_service.worker.assignment import MAX_VERSION, MOST_AHEAD, Assignment, AssignmentFile
 
 
 def _one(version: object = 2, worker_id: object = "a", address: object = "127.0.0.1:1") -> bytes:
@@ -33,15 +34,32 @@ GARBAGE = [
     _one(version=2**64),
     _one(version=2**70),
     b'{"version": ' + b"9" * 5000 + b"}",
-    _one(version=MAX_VERSION),
     _one(version=True),
     _one(version=[]),
 ]
+TO_A_WORKER = [*GARBAGE[::5], _one(version=MAX_VERSION)]
+"""The worker looks each second; it alone knows that a version is too far ahead."""
 
 
 def _version(worker: Running) -> int:
     with ControlClient(worker.address) as control:
         return control.status().assignment_version
+
+
+@pytest.mark.parametrize("content", GARBAGE, ids=lambda content: repr(content[:40]))
+def test_garbage_is_no_assignment(content: bytes, tmp_path: Path) -> None:
+    """It is counted, and handed to nobody."""
+    file = tmp_path / "assignment.json"
+    file.write_bytes(content)
+    handed_on: list[Assignment] = []
+
+    def take(found: Assignment) -> bool:
+        handed_on.append(found)
+        return True
+
+    source = AssignmentFile(file, take)
+    assert not asyncio.run(source.check())
+    assert (source.errors, handed_on) == (1, [])
 
 
 def test_garbage_in_the_assignment_file_changes_nothing(tmp_path: Path) -> None:
@@ -51,7 +69,7 @@ def test_garbage_in_the_assignment_file_changes_nothing(tmp_path: Path) -> None:
     with running(tmp_path, f"--assignment-file={file}") as worker:
         file.write_text(json.dumps(_json(worker, 1)))
         eventually(lambda: _version(worker) == 1)
-        for number, content in enumerate(GARBAGE, 2):
+        for number, content in enumerate(TO_A_WORKER, 2):
             file.write_bytes(content)
             eventually(lambda number=number: worker.log.count("assignment_file.refused") == number)  # type: ignore[misc]
             assert str(file) in worker.log.splitlines()[-1]

@@ -167,7 +167,9 @@ class Workers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "transport"), [(1, "grpc"), (2, "grpc"), (1, "zmq")])
+@pytest.mark.parametrize(
+    ("seed", "transport"), [(1, "grpc"), pytest.param(2, "grpc", marks=pytest.mark.long), (1, "zmq")]
+)
 def test_a_task_moves_again_and_again_under_load(seed: int, transport: str) -> None:
     """Each move reaches the workers one after the other, in any order; everything arrives once, in order."""
     with Workers(seed, transport) as workers:
@@ -187,7 +189,10 @@ def test_a_task_moves_again_and_again_under_load(seed: int, transport: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "transport"), [(3, "grpc"), (4, "grpc"), (5, "grpc"), (3, "zmq")])
+@pytest.mark.parametrize(
+    ("seed", "transport"),
+    [(3, "grpc"), *(pytest.param(seed, "grpc", marks=pytest.mark.long) for seed in (4, 5)), (3, "zmq")],
+)
 def test_a_task_moves_before_its_last_move_is_over(seed: int, transport: str) -> None:
     """Moves follow each other at once, and some workers miss some of them: the same holds."""
     with Workers(seed, transport) as workers:

@@ -311,7 +311,7 @@ def test_a_planned_micro_batch_outlives_its_workers(workers: Workers) -> None:
 
 def test_a_worker_that_dies_takes_its_messages(workers: Workers) -> None:
     """The query says how many; what was planned and has died is named one by one, or passed over."""
-    with query(workers) as running:
+    with query(workers, timeout="5") as running:
         send(workers, range(100), "a")
         end = running.plan(60)
         running.reader.latestOffset(end, ReadMaxRows(1))
