@@ -60,7 +60,10 @@ class RestartableWorker:
         self._directory = directory
         self._flags = [f"--worker-id={worker_id}", f"--assignment-file={assignment}", *flags]
         transport = "zmq" if "--transport=zmq" in flags else "grpc"
-        self._listen = [f"--listen=127.0.0.1:{free_port()}", *listen_peers(transport)]
+        address, peers = f"127.0.0.1:{free_port()}", listen_peers(transport)
+        self._listen = [f"--listen={address}", *peers]
+        self.reached = Endpoint(worker_id, address, "", "", 0, "".join(peers).partition("=")[2])
+        """What an assignment says of it, before it has started, too."""
         self._starts = 0
         self._workers: LocalWorkers
 

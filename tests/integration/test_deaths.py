@@ -37,9 +37,9 @@ class Hops:
             )
             for name in ("near", "far")
         )
+        assignment_file(directory, 1, {self.near.reached: [], self.far.reached: [TASK, CONSUMED]})
         self.near.start()
         self.far.start()
-        assignment_file(directory, 1, {self.near.endpoint: [], self.far.endpoint: [TASK, CONSUMED]})
         self.near.wait_ready()
         self.far.wait_ready()
 

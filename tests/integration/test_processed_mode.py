@@ -55,19 +55,21 @@ class TwoHops:
 
     def __init__(self, directory: Path, transport: str) -> None:
         self._directory = directory
-        self.flags: list[str] = ["--drain-seconds=20", f"--transport={transport}"]
-        self._lives: dict[str, ExitStack] = {}
         self._ports = {"near": free_port(), "far": free_port()}
         self._listen_peers = {name: listen_peers(transport) for name in self._ports}
+        # They have the assignment before anybody can reach them.
+        near, far = map(self._reached, self._ports)
+        file = assignment_file(directory, 1, {near: [], far: [TASK]})
+        self.flags = ["--drain-seconds=20", f"--transport={transport}", f"--assignment-file={file}"]
+        self._lives: dict[str, ExitStack] = {}
         self.workers: dict[str, Endpoint] = {}
         for name in self._ports:
             self.start(name)
-        # In their next lives they have the assignment before anybody can reach them.
-        file = assignment_file(directory, 1, {self.near: [], self.far: [TASK]})
-        self.flags.append(f"--assignment-file={file}")
-        for name in self._ports:
-            self.kill(name)
-            self.start(name)
+
+    def _reached(self, name: str) -> Endpoint:
+        """Return where a worker is reached that may not have started yet."""
+        peers = "".join(self._listen_peers[name]).partition("=")[2]
+        return Endpoint(name, f"127.0.0.1:{self._ports[name]}", "", "", 0, peers)
 
     @property
     def near(self) -> Endpoint:
