@@ -76,7 +76,10 @@ def silent() -> Iterator[socket.socket]:
         yield listening
 
 
-@pytest.mark.parametrize("command", ["status", "assign", "drain", "top", "send", "recv"])
+ASKING = ["status", "assign", "drain", "top", "tap", "debug", "log-level", "dead-letters", "send", "recv"]
+
+
+@pytest.mark.parametrize("command", ASKING)
 def test_while_nobody_answers(command: str, silent: socket.socket, tmp_path: Path) -> None:
     """A worker that hangs keeps nobody: the wait ends at once, and not with its timeout."""
     address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -86,6 +89,8 @@ def test_while_nobody_answers(command: str, silent: socket.socket, tmp_path: Pat
     further = {
         "assign": [address, str(file)],
         "top": [address, "--once"],
+        "log-level": [address, "debug"],
+        "dead-letters": ["list", f"--address={address}"],
         "send": ["1", "x", f"--address={address}"],
         "recv": ["1", f"--address={address}"],
     }.get(command, [address])
