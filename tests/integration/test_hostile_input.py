@@ -259,12 +259,16 @@ def test_health_refuses_what_is_no_request(worker: Endpoint) -> None:
 
 
 def test_method_that_is_no_text(worker: Endpoint) -> None:
-    """A call of a method whose name is not UTF-8 hurts nobody; it ends the server of grpcio 1.84 and 1.85."""
-    with connected(worker.address) as connection:
-        connection.sendall(OPENING + call_headers(1, b"/\xff"))
-        while b"grpc-status" not in (said := connection.recv(4096)):
-            assert said, "hung up without an answer"
-    _use(worker)
+    """A call of a method whose name is not UTF-8 hurts nobody; it ends the server of grpcio 1.84 and 1.85.
+
+    Whoever makes it is refused or hung up on, and others find the worker there, however often it is made.
+    """
+    for _ in range(5):
+        with connected(worker.address) as connection:
+            connection.sendall(OPENING + call_headers(1, b"/\xff"))
+            while (said := connection.recv(4096)) and b"grpc-status" not in said:
+                pass
+        _use(worker)
 
 
 def test_long_words_do_not_hide_the_name(worker: Endpoint) -> None:

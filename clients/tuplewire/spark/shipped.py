@@ -17,8 +17,35 @@ from typing import Any, Self
 import tuplewire
 from tuplewire.errors import ConfigError
 
-REQUIRED = {"grpcio": ("grpc", "1.74", "1.83"), "protobuf": ("google.protobuf", "6.31.1", "8")}
-"""The libraries of an executor: the module, the first version that will do and the first that will not."""
+
+@dataclass(frozen=True, slots=True)
+class _Required:
+    """A library: its module, the first version that will do, the first that will not, and one between."""
+
+    module: str
+    first: str
+    beyond: str
+    but: str = ""
+
+    def takes(self, version: str) -> bool:
+        """Whether a version will do."""
+        parts, but = _parts(version), _parts(self.but)
+        return _parts(self.first) <= parts < _parts(self.beyond) and not (but and parts[: len(but)] == but)
+
+    def __str__(self) -> str:
+        return f">={self.first}" + (f",!={self.but}.*" if self.but else "") + f",<{self.beyond}"
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: none for an error's text."""
+    return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))
+
+
+REQUIRED = {
+    "grpcio": _Required("grpc", "1.74", "2", but="1.83"),
+    "protobuf": _Required("google.protobuf", "6.31.1", "8"),
+}
+"""The libraries of an executor, as `pyproject.toml` has them."""
 
 _WAYS = (
     "install it in the executors' interpreter, ship a packed environment (spark.archives), or set "
@@ -41,7 +68,7 @@ class Versions:
     @cache
     def here(cls) -> Self:
         """Return those of this process; a library that cannot be imported has its error in place of one."""
-        return cls(tuplewire.__version__, {name: _version(each[0]) for name, each in REQUIRED.items()})
+        return cls(tuplewire.__version__, {name: _version(each.module) for name, each in REQUIRED.items()})
 
 
 def check(driver: Versions, executor: Versions) -> None:
@@ -52,12 +79,12 @@ def check(driver: Versions, executor: Versions) -> None:
             f"{where} has tuplewire {executor.tuplewire}, and the driver has {driver.tuplewire}: bring them "
             "to the same release, in the executors' interpreter or with a new zip (make spark-zip)"
         )
-    for name, (_, first, beyond) in REQUIRED.items():
+    for name, required in REQUIRED.items():
         found = executor.libraries[name]
-        if not _parts(first) <= _parts(found) < _parts(beyond):
+        if not required.takes(found):
             raise VersionMismatchError(
                 f"{where} has {name} {found}, and tuplewire {executor.tuplewire} needs "
-                f"{name}>={first},<{beyond} (the driver has {driver.libraries[name]}). "
+                f"{name}{required} (the driver has {driver.libraries[name]}). "
                 f"{name} has compiled parts, which cannot come by --py-files: {_WAYS}"
             )
 
@@ -85,8 +112,3 @@ def _version(module: str) -> str:
     except ImportError as error:
         return f"none ({error})"
     return version
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: none for an error's text."""
-    return tuple(map(int, re.findall("[0-9]+", re.split("[^0-9.]", version)[0])))

@@ -138,6 +138,11 @@ class WorkerCollector(Collector):
             "Streams that have not said hello yet; beyond max_silent_streams, the oldest is refused.",
             snapshot.servers.silent_streams,
         )
+        yield counter(
+            "server_restarts",
+            "How often gRPC's server has ended by itself, and was started again at the same addresses.",
+            snapshot.servers.restarts,
+        )
         yield counters(
             "refused_streams",
             "Streams refused to whoever opened them, or ended with an error, by the code of the error.",

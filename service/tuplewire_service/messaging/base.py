@@ -74,6 +74,8 @@ class ServerStatistics:
     """Streams that have not said hello yet."""
     smallest_window: int | None = None
     """How many messages each sender may have outstanding to the most crowded task; None: it is not told."""
+    restarts: int = 0
+    """How often what listens has ended by itself, and was started again."""
 
 
 @dataclass(frozen=True, slots=True)

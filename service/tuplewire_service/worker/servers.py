@@ -135,6 +135,7 @@ class Servers:
             sum((Counter(part.refused_messages) for part in parts), Counter()),
             sum(part.silent_streams for part in parts),
             min((part.smallest_window for part in parts if part.smallest_window is not None), default=None),
+            sum(part.restarts for part in parts),
         )
 
     def sessions(self) -> list[SessionSnapshot]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import grpc
@@ -16,7 +17,6 @@ from tuplewire.connection.grpc_channel import ERROR_KEY, SERVICE, GrpcStream, di
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.stream import Dial, StreamBroken
 from tuplewire.errors import (
-    BindError,
     ConfigError,
     DrainingError,
     MessageError,
@@ -28,8 +28,10 @@ from tuplewire.errors import (
     WrongWorkerError,
 )
 from tuplewire.identity.credentials import Credentials
+from tuplewire.session.retry import Backoff
 from tuplewire.settings import Kind, setting, several
-from tuplewire_service.messaging.base import IConnectionCallback
+from tuplewire_service.messaging.base import IConnectionCallback, ServerStatistics
+from tuplewire_service.messaging.grpc.standing_server import StandingServer
 from tuplewire_service.messaging.streamed.streamed_stream import (
     EVERYTHING,
     MAX_DETAIL_LENGTH,
@@ -137,17 +139,20 @@ class GrpcServerConnection(StreamedServer):
         super().__init__(messaging_loop(), topology, port, settings, callback)
 
     async def _bind(self) -> int:
-        settings = self._settings
-        self._server = grpc.aio.server(options=self._options())
+        settings, session = self._settings, self._settings.session
+        backoff = Backoff(session.backoff_initial_seconds, session.backoff_max_seconds, random.random)
+        self._server = StandingServer(self._new_server, self._wiring.tls, backoff)
+        await self._server.start([f"{settings.host}:{self._port}", *settings.listen])
+        self._addresses = self._server.addresses
+        return int(self._addresses[0].rpartition(":")[2])
+
+    def _new_server(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=self._options())
         methods = {name: self._handler(serve) for name, serve in self._handlers.items()}
-        self._server.add_generic_rpc_handlers(
+        server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods), *self._wiring.services)
         )
-        port = self._listen(f"{settings.host}:{self._port}")
-        for address in settings.listen:
-            self._listen(address)
-        await self._server.start()
-        return port
+        return server
 
     def _handler(
         self, serve: Callable[[ServerStream], Awaitable[None]]
@@ -175,24 +180,11 @@ class GrpcServerConnection(StreamedServer):
             ]
         return options
 
-    def _listen(self, address: str) -> int:
-        unix = address.startswith("unix:")
-        tls = None if unix else self._wiring.tls
-        try:
-            port = (
-                self._server.add_insecure_port(address)
-                if tls is None
-                else self._server.add_secure_port(address, tls)
-            )
-        except RuntimeError as error:
-            raise BindError(
-                f"cannot listen on {address}: it is in use, or not an address of this machine"
-            ) from error
-        self._addresses.append(address if unix else f"{address.rpartition(':')[0]}:{port}")
-        return port
-
     async def _unbind(self, grace: float | None) -> None:
         await self._server.stop(grace)
+
+    def statistics(self) -> ServerStatistics:
+        return replace(super().statistics(), restarts=self._server.restarts)
 
 
 class GrpcContext(StreamedContext):

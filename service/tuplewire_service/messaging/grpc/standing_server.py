@@ -1,0 +1,162 @@
+"""A gRPC server at some addresses, which another one follows if it ends by itself.
+
+The asyncio server of grpcio 1.84 and 1.85 ends at a call whose method is not UTF-8: its main loop decodes
+the name where nothing catches the error, and it listens no more. Streams that are open go on. So a new server
+takes its place at once, and the old one is kept until its last stream has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from tuplewire.errors import BindError
+from tuplewire.events import event_logger
+from tuplewire.session.retry import Backoff
+
+logger = event_logger(__name__)
+
+_MAIN_LOOP, _SHUTDOWN = "AioServer._server_main_loop", "AioServer.shutdown"
+"""What takes a server's calls, and what grpcio runs when that has failed; as in grpcio 1.74 to 1.85."""
+
+_AS_LONG_AS_IT_TAKES = 1e9
+_LOOKS, _LOOK_SECONDS = 100, 0.01
+
+
+class StandingServer:
+    """One server after another, at the same addresses. Belongs to its loop."""
+
+    def __init__(
+        self,
+        make: Callable[[], grpc.aio.Server],
+        credentials: grpc.ServerCredentials | None,
+        backoff: Backoff,
+    ) -> None:
+        """Describe it.
+
+        make: returns a server with its handlers, bound nowhere. credentials: for every TCP address.
+        backoff: how long to wait where an address cannot be bound again.
+        """
+        self._make = make
+        self._credentials = credentials
+        self._backoff = backoff
+        self._servers: list[grpc.aio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._modes: dict[str, int] = {}
+        self._stopping = False
+        self.addresses: list[str] = []
+        """What is bound, host:port or unix:///path."""
+        self.restarts = 0
+        """How often a server has ended by itself."""
+
+    async def start(self, addresses: Sequence[str]) -> None:
+        """Bind all addresses; a port of 0 is any that is free. Raises BindError."""
+        server = self._make()
+        self.addresses = [self._listen(server, address) for address in addresses]
+        await self._serve(server)
+
+    async def stop(self, grace: float | None) -> None:
+        """Stop listening; calls in progress get so many seconds, or none."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(server.stop(grace) for server in self._servers))
+
+    def _listen(self, server: grpc.aio.Server, address: str) -> str:
+        unix = address.startswith("unix:")
+        credentials = None if unix else self._credentials
+        try:
+            with self._same_mode(address):
+                port = (
+                    server.add_insecure_port(address)
+                    if credentials is None
+                    else server.add_secure_port(address, credentials)
+                )
+        except RuntimeError as error:
+            raise BindError(
+                f"cannot listen on {address}: it is in use, or not an address of this machine"
+            ) from error
+        return address if unix else f"{address.rpartition(':')[0]}:{port}"
+
+    @contextlib.contextmanager
+    def _same_mode(self, address: str) -> Iterator[None]:
+        """Give a Unix socket the mode that the one before it had."""
+        mode = self._modes.get(address)
+        umask = None if mode is None else os.umask(0o777 & ~mode)
+        try:
+            yield
+        finally:
+            if umask is not None:
+                os.umask(umask)
+        if address.startswith("unix:"):
+            self._modes[address] = stat.S_IMODE(_path(address).stat().st_mode)
+
+    async def _serve(self, server: grpc.aio.Server) -> None:
+        before = asyncio.all_tasks()
+        await server.start()
+        self._servers.append(server)
+        for task in _called(_MAIN_LOOP) - before:
+            task.add_done_callback(lambda task: self._ended(server, task))
+
+    def _ended(self, server: grpc.aio.Server, main_loop: asyncio.Task[None]) -> None:
+        if self._stopping:
+            return
+        self.restarts += 1
+        reason = "cancelled" if main_loop.cancelled() else repr(main_loop.exception())
+        logger.error("server.ended", extra={"addresses": self.addresses, "reason": reason})
+        for task in _called(_SHUTDOWN):  # it fails with the same error, which is told by now
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        for coroutine in (self._see_off(server), self._start_again()):
+            task = asyncio.get_running_loop().create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _see_off(self, server: grpc.aio.Server) -> None:
+        """Let a server that has ended keep its streams until the last of them is over."""
+        await server.stop(_AS_LONG_AS_IT_TAKES)
+        self._servers.remove(server)
+
+    async def _start_again(self) -> None:
+        await self._sockets_removed()
+        server = self._make()
+        for address in self.addresses:
+            await self._listen_again(server, address)
+        await self._serve(server)
+        logger.info("server.restarted", extra={"addresses": self.addresses})
+
+    async def _listen_again(self, server: grpc.aio.Server, address: str) -> None:
+        while True:
+            try:
+                self._listen(server, address)
+            except BindError as error:
+                logger.warning("server.not_bound", extra={"reason": str(error)})
+                await asyncio.sleep(self._backoff.next())
+            else:
+                self._backoff.succeeded()
+                return
+
+    async def _sockets_removed(self) -> None:
+        """Wait until the server that has ended has removed its sockets: it would remove new ones, too."""
+        for _ in range(_LOOKS):
+            if not any(map(_exists, self._modes)):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _called(name: str) -> set[asyncio.Task[Any]]:
+    return {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == name}
+
+
+def _path(address: str) -> Path:
+    return Path(address.removeprefix("unix://"))
+
+
+def _exists(address: str) -> bool:
+    return _path(address).exists()
