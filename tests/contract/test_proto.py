@@ -100,6 +100,7 @@ def test_services() -> None:
         "Tap",
         "GetDebug",
         "SetLogging",
+        "SetFaults",
     ]
 
 

@@ -649,3 +649,15 @@ class SetLoggingRequest(_message.Message):
 class SetLoggingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class SetFaultsRequest(_message.Message):
+    __slots__ = ("rules", "seconds")
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rules: str
+    seconds: float
+    def __init__(self, rules: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class SetFaultsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

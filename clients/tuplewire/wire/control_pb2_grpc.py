@@ -95,6 +95,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.FromString,
                 _registered_method=True)
+        self.SetFaults = channel.unary_unary(
+                '/tuplewire.v1.Control/SetFaults',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -206,6 +211,14 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetFaults(self, request, context):
+        """SetFaults puts faults on purpose in force, for a time, so that a pipeline can be tried with them. Refused with
+        PERMISSION_DENIED by a worker that does not allow them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -268,6 +281,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.SetLogging,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.SerializeToString,
+            ),
+            'SetFaults': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetFaults,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -595,6 +613,33 @@ class Control(object):
             '/tuplewire.v1.Control/SetLogging',
             tuplewire_dot_v1_dot_control__pb2.SetLoggingRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.SetLoggingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetFaults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/SetFaults',
+            tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,7 +29,7 @@ from tuplewire_service.control.status_messages import (
     entries_to_wire,
 )
 from tuplewire_service.control.tap_service import TapService
-from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream, MakeStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     SilentStreams,
@@ -39,6 +39,7 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
 )
 from tuplewire_service.messaging.transport_settings import ConnectionLimits
 from tuplewire_service.process.debugging import Debugging
+from tuplewire_service.process.fault_control import FaultControl
 from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.sinks import By
 from tuplewire_service.worker.staging import AttemptName, Sink
@@ -57,6 +58,8 @@ READINESS = ""
 LIVENESS = "liveness"
 _PIECE_BYTES = 1 << 20
 """gRPC takes responses of 4 MiB."""
+_HEALTH = "/grpc.health."
+"""Probes have no faults on purpose."""
 _MOST_WATCHERS = 1000
 """Nobody has to show a token to watch."""
 
@@ -72,6 +75,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         admit: Callable[[Context], IAccess],
         status: Callable[[], pb.GetStatusResponse],
         debugging: Debugging,
+        faults: FaultControl,
     ) -> None:
         """Serve it.
 
@@ -84,6 +88,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._stop = stop
         self._taps = TapService(worker)
         self._debugging = debugging
+        self._faults = faults
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
@@ -229,6 +234,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._debugging.log.change(request.level, request.every_seconds, request.seconds, by)
         return pb.SetLoggingResponse()
 
+    async def SetFaults(self, request: pb.SetFaultsRequest, context: Context) -> pb.SetFaultsResponse:
+        """Put faults on purpose in force, for a time."""
+        by = {"client": context.peer(), "who": self._admit(context).owner}
+        self._faults.change(request.rules, request.seconds, by)
+        return pb.SetFaultsResponse()
+
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
@@ -248,9 +259,10 @@ class Services(grpc.GenericRpcHandler):
     The RefusedError or MessageError that a method raises reaches its caller, too.
     """
 
-    def __init__(self, check: Check, limits: ConnectionLimits) -> None:
+    def __init__(self, check: Check, limits: ConnectionLimits, make_stream: MakeStream) -> None:
         self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
+        self._make_stream = make_stream
         self.silent = SilentStreams(limits)
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
@@ -269,7 +281,8 @@ class Services(grpc.GenericRpcHandler):
         path = str(handler_call_details.method)
 
         async def answer(_: object, context: Context) -> None:
-            wire = GrpcServerStream(context, None)
+            make = GrpcServerStream if path.startswith(_HEALTH) else self._make_stream
+            wire = make(context, None, path.rpartition("/")[2])
             with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
                 request = await self._read(path, method, context, wire)
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSet
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.claimed_socket import file_mode
 from tuplewire_service.process.debugging import Debugging
+from tuplewire_service.process.fault_control import FaultControl
 from tuplewire_service.process.memory import resident_bytes
 from tuplewire_service.process.state_file import StateFile
 from tuplewire_service.process.stop import EXIT_DEFECT, Stop, StopRequest
@@ -57,7 +59,8 @@ class DataPlane:
         self.loop = messaging_loop()
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
-        self._services = Services(self.security.check_call, config.limits)
+        self.faults = FaultControl(config)
+        self._services = Services(self.security.check_call, config.limits, self.faults.make_stream)
         incarnation = time.time_ns()
         host = bracketed(split_host_port(config.listen)[0])
         programs = GrpcContext(
@@ -66,7 +69,7 @@ class DataPlane:
                 host=host,
                 listen=[f"unix://{config.listen_unix}"] if config.listen_unix else (),
             ),
-            self.security.wiring([self._services]),
+            replace(self.security.wiring([self._services]), make_stream=self.faults.make_stream),
         )
         self._contexts: list[IContext] = [programs]
         peers = None
@@ -85,7 +88,9 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
         """Adds to a status what only the process around the worker knows; on the loop."""
-        self._control = ControlServicer(self.worker, stop, self.security.admit, self._status, debugging)
+        self._control = ControlServicer(
+            self.worker, stop, self.security.admit, self._status, debugging, self.faults
+        )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
         self._source = AssignmentFile(Path(file), self.worker.update_assignment) if file else None

@@ -128,6 +128,7 @@ def _serve(
         )
         registry.register(plane.security)
         registry.register(log)
+        registry.register(plane.faults)
         debugging.registry = registry
         if program is not None:
             registry.register(program.collector())

@@ -35,6 +35,7 @@ CONTROL = {
     "Drain": "drain",
     "GetDebug": "debug",
     "SetLogging": "debug",
+    "SetFaults": "faults",
 }
 """What a rule must allow for a method of Control; empty: nothing (with Stage and Tap, the tasks count)."""
 OTHER_CONTROL = "assign"

@@ -17,7 +17,7 @@ from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.identity.credentials import allowed, parse_names
 from tuplewire.identity.files import UNREADABLE
 
-ACTIONS = ("assign", "drain", "publish", "debug")
+ACTIONS = ("assign", "drain", "publish", "debug", "faults")
 """What a rule may allow beside sending and receiving; the last is a sink's driver's."""
 _KEYS = ("certificates", "tokens", "topologies", "send", "receive", "tap", "control")
 _MOST_DOTS = 1000

@@ -83,7 +83,7 @@ Admit = Callable[[_Context], IAccess]
 class GrpcServerStream(GrpcStream, ServerStream):
     """A call in progress."""
 
-    def __init__(self, context: _Context, admit: Admit | None) -> None:
+    def __init__(self, context: _Context, admit: Admit | None, _method: str = "") -> None:
         super().__init__(context)
         self._context = context
         self.peer = context.peer()
@@ -109,18 +109,24 @@ class GrpcServerStream(GrpcStream, ServerStream):
         raise AssertionError  # abort raises; this tells the type checker
 
 
+MakeStream = Callable[[_Context, Admit | None, str], GrpcServerStream]
+"""Makes the stream of a call of a method."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcWiring:
     """The objects that a context works with; by default it serves Messaging alone, to everybody.
 
     services: gRPC handlers to serve on the same server. tls: the server credentials of every TCP address.
     admit: says of each stream what its caller may do. dialler: makes the channels to others.
+    make_stream: makes that of each call.
     """
 
     services: Sequence[grpc.GenericRpcHandler] = ()
     tls: grpc.ServerCredentials | None = None
     admit: Admit | None = None
     dialler: Dialler = field(default_factory=lambda: Dialler(Credentials()))
+    make_stream: MakeStream = GrpcServerStream
 
 
 class GrpcServerConnection(StreamedServer):
@@ -148,18 +154,18 @@ class GrpcServerConnection(StreamedServer):
 
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._options())
-        methods = {name: self._handler(serve) for name, serve in self._handlers.items()}
+        methods = {name: self._handler(name, serve) for name, serve in self._handlers.items()}
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods), *self._wiring.services)
         )
         return server
 
     def _handler(
-        self, serve: Callable[[ServerStream], Awaitable[None]]
+        self, method: str, serve: Callable[[ServerStream], Awaitable[None]]
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
         async def handle(_: object, context: _Context) -> None:
             with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
-                await serve(GrpcServerStream(context, self._wiring.admit))
+                await serve(self._wiring.make_stream(context, self._wiring.admit, method))
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
