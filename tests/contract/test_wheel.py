@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -65,6 +66,11 @@ def test_metadata(wheel: Path, names: set[str]) -> None:
     assert "[tuplewire.transports]" in entry_points
     assert "[tuplewire.run]" in entry_points
     assert info.replace("METADATA", "licenses/LICENSE") in names
+
+
+def test_page_of_an_index(wheel: Path, tmp_path: Path) -> None:
+    """The README renders as an index shows it, and its metadata is what an index takes."""
+    assert "PASSED" in run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=tmp_path)
 
 
 @pytest.fixture(scope="module")

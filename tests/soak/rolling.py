@@ -117,11 +117,16 @@ def _workers(directory: Path, drain_seconds: float) -> Iterator[list[Restartable
 
 
 def rolling_restart(
-    directory: Path, restarts: int, drain_seconds: float, report: Callable[[int, Restart], None]
+    directory: Path,
+    restarts: int,
+    drain_seconds: float,
+    report: Callable[[int, Restart], None],
+    progress: int = PROGRESS,
 ) -> Account:
     """Restart the workers in turn while producers at each send to every task; return what became of it all.
 
-    report: gets each restart with its number, from 1.
+    report: gets each restart with its number, from 1. progress: how many messages of every stream come
+    between two restarts.
     """
     with _workers(directory, drain_seconds) as workers:
         addresses = [each.endpoint.address for each in workers]
@@ -133,12 +138,12 @@ def rolling_restart(
             Program(producer, TOPOLOGY, routes, Load(TASKS, BATCH)) as producing,
         ):
             for number in range(1, restarts + 1):
-                _await_progress(consuming)
+                _await_progress(consuming, progress)
                 restart = workers[number % WORKERS].restart()
                 ledgers.append(restart.ledger)
                 exit_codes.append(restart.exit_code)
                 report(number, restart)
-            _await_progress(consuming)
+            _await_progress(consuming, progress)
             produced: Produced = producing.ask("finish")
             eventually(
                 lambda: _received(consuming) >= sum(produced.sent.values()), _WAIT_SECONDS, "all received"
@@ -156,7 +161,7 @@ def _received(consuming: Program) -> int:
     return sum(consumed.received.values())
 
 
-def _await_progress(consuming: Program) -> None:
+def _await_progress(consuming: Program, progress: int) -> None:
     """Wait until every stream, from each source to each task, has moved on."""
     start: Consumed = consuming.ask("progress")
 
@@ -164,9 +169,9 @@ def _await_progress(consuming: Program) -> None:
         now: Consumed = consuming.ask("progress")
         return all(
             now.received.get((source_at(index), task), 0)
-            >= start.received.get((source_at(index), task), 0) + PROGRESS
+            >= start.received.get((source_at(index), task), 0) + progress
             for index in range(WORKERS)
             for task in TASKS
         )
 
-    eventually(moved, _WAIT_SECONDS, f"{PROGRESS} more messages of every stream")
+    eventually(moved, _WAIT_SECONDS, f"{progress} more messages of every stream")

@@ -41,6 +41,7 @@ def remote(spark: SparkSession) -> Iterator[str]:
     service.stop(getattr(service, "stop$default$1")(), getattr(service, "stop$default$2")())
 
 
+@pytest.mark.long
 def test_source_sink_and_client(remote: str, launch: Any, tmp_path: Path) -> None:
     """A client without a JVM writes, sends in functions, streams and reads; all of it runs at the server."""
     with launch("spark", {0: [1, 2], 1: [3, 4, 5]}) as running:
