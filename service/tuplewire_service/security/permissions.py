@@ -18,7 +18,7 @@ from tuplewire.identity.credentials import allowed, parse_names
 from tuplewire.identity.files import UNREADABLE
 
 ACTIONS = ("assign", "drain", "publish", "debug", "faults")
-"""What a rule may allow beside sending and receiving; the last is a sink's driver's."""
+"""What a rule may allow beside sending and receiving; `publish` is for a sink's driver."""
 _KEYS = ("certificates", "tokens", "topologies", "send", "receive", "tap", "control")
 _MOST_DOTS = 1000
 """In one line. The time that a dotted key takes grows with their square, and everything else stands still."""
