@@ -16,7 +16,7 @@ from tuplewire_service.leading.lease import LEASE_SECONDS, Lease
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod has its account."""
-_TIMEOUT_SECONDS = 3.0
+_TIMEOUT_SECONDS = 1.5
 
 
 class KubernetesLeases:

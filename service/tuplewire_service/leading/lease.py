@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 LEASE_SECONDS = 15
-RENEW_SECONDS = 10.0
-"""A leader that has not renewed for so long leads no more; well before others may take the lease."""
+RENEW_SECONDS = 9.0
+"""A leader that has not renewed for so long leads no more. It notices before others may take the lease: after
+a look begun in time, a pause, and two calls that time out."""
 LOOK_SECONDS = 2.0
 
 

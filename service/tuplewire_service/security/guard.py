@@ -258,7 +258,7 @@ class Access(IAccess):
     def sees(self, who: str) -> bool:
         """Where there are rules, everybody sees its own, and whoever may assign or drain sees all."""
         granted = self._permissions()
-        return granted is None or bool(granted.control - {"publish"}) or who == self.owner
+        return granted is None or not granted.control.isdisjoint({"assign", "drain"}) or who == self.owner
 
     def control(self, method: str) -> None:
         """Take note that it calls a method of Control; PermissionDeniedError."""
