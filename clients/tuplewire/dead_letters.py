@@ -17,9 +17,10 @@ from tuplewire.message import ReadHeaders, TaskMessage
 
 REJECTED = "tuplewire-rejected"
 """The header of a message that comes again: how often consumers have rejected it, in decimal digits."""
-_DEAD = "tuplewire-dead-"
-_REASON, _SOURCE, _TASK, _COUNT, _TIME = (
-    f"{_DEAD}{name}" for name in ("reason", "source", "task", "count", "time")
+DEAD = "tuplewire-dead-"
+"""Headers of dead letters begin with it."""
+REASON, SOURCE, TASK, COUNT, TIME = (
+    f"{DEAD}{name}" for name in ("reason", "source", "task", "count", "time")
 )
 
 
@@ -51,13 +52,13 @@ def dead_letter(group: TaskGroup, task: int, count: int, reason: str, now_micros
     key, headers = headers_of(group)
     time = datetime.fromtimestamp(now_micros / 1e6, UTC).isoformat()
     source = "" if group.source is None else str(group.source)
-    facts = {_REASON: reason, _SOURCE: source, _TASK: str(group.task), _COUNT: str(count), _TIME: time}
+    facts = {REASON: reason, SOURCE: source, TASK: str(group.task), COUNT: str(count), TIME: time}
     told = [(name, value.encode(errors="replace")) for name, value in facts.items() if value]
     return replace(_with_headers(group, key, [*_others(headers), *told]), task=task)
 
 
 def _others(headers: ReadHeaders) -> list[tuple[str, bytes]]:
-    return [each for each in headers if each[0] != REJECTED and not each[0].startswith(_DEAD)]
+    return [each for each in headers if each[0] != REJECTED and not each[0].startswith(DEAD)]
 
 
 def _with_headers(group: TaskGroup, key: bytes | None, headers: list[tuple[str, bytes]]) -> TaskGroup:
@@ -89,17 +90,17 @@ class DeadMessage:
             told = dict(letter.headers)
         except MalformedError:
             return None
-        task = _number(told.get(_TASK))
+        task = _number(told.get(TASK))
         if task is None:
             return None
         text = {name: value.decode(errors="replace") for name, value in told.items()}
-        facts = (*(told.get(name, b"") for name in (_TASK, _SOURCE, _COUNT, _REASON, _TIME)), letter.message)
+        facts = (*(told.get(name, b"") for name in (TASK, SOURCE, COUNT, REASON, TIME)), letter.message)
         return cls(
             blake2b(b"\0".join(facts), digest_size=4).hexdigest(),
             task,
-            _number(told.get(_SOURCE)),
-            _number(told.get(_COUNT)) or 0,
-            text.get(_REASON, ""),
-            text.get(_TIME, ""),
+            _number(told.get(SOURCE)),
+            _number(told.get(COUNT)) or 0,
+            text.get(REASON, ""),
+            text.get(TIME, ""),
             TaskMessage(task, letter.message, key=letter.key, headers=_others(letter.headers)),
         )

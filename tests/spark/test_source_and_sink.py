@@ -15,7 +15,9 @@ from pyspark.testing import assertDataFrameEqual
 
 from tuplewire import Client, TaskMessage, TaskMessageBatch
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.spark import lag
+from tuplewire.dead_letters import DeadMessage
+from tuplewire.errors import ConfigError
+from tuplewire.spark import lag, rejected
 from tuplewire.topology.grouping import fields
 
 pytestmark = pytest.mark.spark
@@ -277,3 +279,38 @@ def test_wrong_writes(
     frame = spark.range(2).selectExpr(columns.split(", ", maxsplit=1)[0], *columns.split(", ")[1:])
     with pytest.raises(PySparkException, match=f"(?s){message}"):
         frame.write.format("tuplewire").mode("append").options(**options(workers, **more)).save()
+
+
+def test_rejected_rows_come_again_and_are_dead_letters(spark: SparkSession, workers: Any) -> None:
+    """With key, headers and count; after the limit as what consumers reject, for the same command."""
+    with Client(address(workers), topology=TOPOLOGY, source=7) as client:
+        client.send(1, b"bad", key=b"k", headers=[("mine", b"1")])
+        client.send(3, b"plain")
+    with pytest.raises(ConfigError, match="lack headers"):
+        rejected(read(spark, workers), dead_letter_task=4)
+
+    def reject() -> None:
+        again = rejected(
+            read(spark, workers, "1,3", includeHeaders="true"), dead_letter_task=4, limit=2, reason="no"
+        )
+        held = spark.createDataFrame(again.collect(), again.schema)
+        consume(workers)
+        held.write.format("tuplewire").mode("append").options(**options(workers)).save()
+
+    reject()
+    found = {row.task: row for row in read(spark, workers, includeHeaders="true").collect()}
+    assert found.keys() == {1, 3}
+    assert [(each.key, each.value) for each in found[1].headers] == [
+        ("mine", b"1"),
+        ("tuplewire-rejected", b"1"),
+    ]
+    assert found[1].key == b"k"
+    reject()
+    with Client(address(workers, 1), topology=TOPOLOGY) as client, client.recv([4], timeout=20) as batches:
+        letters = [DeadMessage.read(message) for message in batches.messages(2)]
+    told = {each.message.message: each for each in letters if each is not None}
+    bad, plain = told[b"bad"], told[b"plain"]
+    assert (bad.task, bad.count, bad.reason, bad.source) == (1, 2, "no", None)
+    assert (bad.message.key, bad.message.headers) == (b"k", (("mine", b"1"),))
+    assert (plain.task, plain.count, plain.message.headers) == (3, 2, ())
+    assert datetime.fromisoformat(bad.time).tzinfo is not None

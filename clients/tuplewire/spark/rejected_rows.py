@@ -1,0 +1,69 @@
+"""Rows that a query cannot process, as the sink takes them: to their task again, or to the dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tuplewire.dead_letters import COUNT, DEAD, REASON, REJECTED, SOURCE, TASK, TIME
+from tuplewire.errors import ConfigError
+from tuplewire.spark.data_source import HEADERS_TYPE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+
+
+def rejected(
+    rows: DataFrame, *, dead_letter_task: int, limit: int = 5, reason: str | Column = ""
+) -> DataFrame:
+    """Return rows that a query rejects, to be written with the format `tuplewire`.
+
+    Each goes to its task again, behind what is there, with the header `tuplewire-rejected`; or, once it was
+    rejected so often, to the dead-letter task, as what consumers reject. See docs/how-to/reject.md.
+
+    Args:
+        rows: Of the source, with the option includeHeaders; more columns do no harm.
+        dead_letter_task: The workers' dead_letter_task, where `tuplewire dead-letters` looks.
+        limit: After so many rejections a message is a dead letter.
+        reason: Why, for people: a text for all, or a column.
+
+    Raises:
+        ConfigError: The rows lack a column, or the limit is less than 1.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for them
+
+    missing = [name for name in ("task", "message", "source", "key", "headers") if name not in rows.columns]
+    if missing:
+        raise ConfigError(
+            f"rows to reject lack {', '.join(missing)}: read them with includeHeaders=true, and keep all"
+        )
+    if limit < 1:
+        raise ConfigError(f"limit is {limit}: a message is rejected once at least")
+    headers = F.coalesce("headers", F.array().cast(HEADERS_TYPE))
+
+    def text(column: Column) -> Column:
+        return column.cast("string").cast("binary")
+
+    def pair(name: str, value: Column) -> Column:
+        return F.struct(F.lit(name).alias("key"), text(value).alias("value"))
+
+    counts = F.filter(headers, lambda each: each["key"] == REJECTED)
+    before = F.try_element_at(F.transform(counts, lambda each: each["value"].cast("string")), F.lit(1))
+    count = F.coalesce(before.cast("int"), F.lit(0)) + 1
+    others = F.filter(headers, lambda each: (each["key"] != REJECTED) & ~each["key"].startswith(DEAD))
+    told = F.array(
+        pair(REASON, F.lit(reason) if isinstance(reason, str) else reason),
+        pair(SOURCE, F.col("source")),
+        pair(TASK, F.col("task")),
+        pair(COUNT, count),
+        pair(TIME, F.date_format(F.current_timestamp(), _ISO)),
+    )
+    dead = count >= limit
+    more = F.when(dead, F.filter(told, lambda each: each["value"].isNotNull()))
+    return rows.select(
+        F.when(dead, F.lit(dead_letter_task)).otherwise(F.col("task")).cast("int").alias("task"),
+        "message",
+        "key",
+        F.concat(others, more.otherwise(F.array(pair(REJECTED, count)))).alias("headers"),
+    )
