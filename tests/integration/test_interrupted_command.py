@@ -76,7 +76,10 @@ def silent() -> Iterator[socket.socket]:
         yield listening
 
 
-ASKING = ["status", "assign", "drain", "top", "tap", "debug", "log-level", "dead-letters", "send", "recv"]
+ASKING = [
+    *("status", "assign", "drain", "top", "tap", "debug", "log-level", "faults", "dead-letters"),
+    *("send", "recv"),
+]
 
 
 @pytest.mark.parametrize("command", ASKING)
