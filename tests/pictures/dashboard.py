@@ -41,7 +41,7 @@ IMAGES = ROOT / "docs" / "images"
 PANELS = ROOT / "build" / "pictures" / "panels.js"
 PICTURES = {
     "dashboard-flow.png": ("Overview", "Throughput", "Ledger"),
-    "dashboard-tasks.png": ("Queues", "Tasks", "Sessions and windows", "Deaths"),
+    "dashboard-tasks.png": ("Queues", "Tasks", "Sessions and windows", "Deaths", "Dead letters"),
     "dashboard-time.png": ("Latency", "Where time goes", "Peers"),
 }
 REST = "dashboard-process.png"
