@@ -12,6 +12,19 @@ from helpers.topology import TOPOLOGY, Pair, pair_of_workers
 
 from tuplewire_service.executors.cluster import DistributedCluster
 
+_ASYNCIO = """
+import asyncio, sys
+from tuplewire import aio
+
+async def main():
+    task, answer = map(int, sys.argv[3:])
+    async with aio.Client(sys.argv[1], topology=sys.argv[2]) as client:
+        await client.send(task, b"alone")
+        async for message in client.recv(task).messages(1):
+            await client.send(answer, message.payload)
+
+asyncio.run(main())
+"""
 _SEND_BATCH = """
 import sys, tuplewire
 from opentelemetry import trace
@@ -93,6 +106,17 @@ def test_batches_are_linked_and_what_is_not_sampled_has_no_span(seen: Collector,
     linked = [link for each in received for link in each.links]
     assert all(len(each.links) > 1 or each.parent for each in received)
     assert {*linked, *(each.parent for each in received if not each.links)} == {each.id for each in sent}
+
+
+def test_asyncio(seen: Collector, traced: Pair) -> None:
+    """The client for asyncio makes the same spans, also where messages come one by one."""
+    task, answer = traced.near_task(), traced.near_task()
+    seen.run("aio", _ASYNCIO, traced.near.address, TOPOLOGY, task, answer)
+    names = [f"send {task}", f"queue {task}", f"receive {task}", f"process {task}", f"send {answer}"]
+    seen.await_spans(lambda: all(seen.named(name) for name in names), "every span")
+    first = seen.named(names[0])[0]
+    assert [each.name for each in seen.trace(first.trace) if each.name in names] == names
+    assert seen.named(names[-1])[0].parent == seen.named(f"process {task}")[0].id
 
 
 def test_exemplars_name_a_trace(seen: Collector, traced: Pair) -> None:
