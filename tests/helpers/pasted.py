@@ -38,6 +38,10 @@ PASTED = (
     Pasted(("docs/tutorial/first-message.md",), ("42 b'hello'", "second: .*important", "from a shell")),
     Pasted(("docs/tutorial/first-topology.md",), ("'to': 200", "'that': 100")),
     Pasted(("docs/how-to/topology.md",)),
+    Pasted(
+        ("docs/how-to/reject.md",),
+        (r"booked 12 \(\)", r"42\s+7\s+3\s+6\s+invalid literal", r"reason   invalid literal"),
+    ),
     Pasted(("docs/how-to/secure.md",)),
     Pasted(("docs/how-to/transport.md",)),
 )
