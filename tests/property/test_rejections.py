@@ -18,8 +18,9 @@ from tuplewire.errors import UnknownTaskError
 from tuplewire.group import TaskGroup
 from tuplewire.message import TaskMessage
 from tuplewire.session.consume import Arrived, ConsumeWindow, Rejected
-from tuplewire.session.delivery import Done
+from tuplewire.session.delivery import Delivery, Done
 from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire.session.rejection import Answer
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
@@ -205,6 +206,7 @@ class Scene:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(
@@ -243,3 +245,17 @@ def test_rejected_messages_come_again_or_become_letters(
         assert scene.sender.messages[task] == len(scene.sent[task])
         assert scene.sender.size_bytes[task] == sum(len(str(each)) for each in scene.sent[task])
     assert scene.ledger.dropped[DropReason.DEAD_LETTERED] == len(doomed & set(range(1, total + 1)))
+
+
+def test_an_answer_to_an_earlier_rejection_is_not_taken_for_the_later_one() -> None:
+    """What a consumer waits for is the answer with its number: an earlier one was told twice."""
+    window = ConsumeWindow([1], PREFETCH, MIB)
+    window.opened(7, [(1, 0)])
+    for number in (1, 2):
+        arrived = window.arrived([Delivery(1, TaskGroup.of(1, [b"a"]))])
+        window.acknowledge(arrived, [Rejected(0, 0.0, "no", wait=True)])
+        assert window.waiting() == {1}
+        window.answered([Answer(1, number - 1, 3)])
+        assert window.waiting() == {1}
+        window.answered([Answer(1, number, 0)])
+        assert not window.waiting()
