@@ -45,6 +45,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     "supervisor.monitor.frequency.secs": _DAEMON,
     "supervisor.queue.size": _DAEMON,
     "supervisor.supervisors": _DAEMON,
+    "supervisor.supervisors.commands": _DAEMON,
     "supervisor.thrift.": _DAEMON,
     "supervisor.worker.heartbeats.max.timeout.secs": _DAEMON,
     "supervisor.worker.timeout.secs": "nimbus.task.timeout.secs says when an executor counts as stuck",
@@ -59,7 +60,9 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     "topology.batch.flush.interval.millis": _BATCHES,
     "topology.blobstore.map": "pass files by Spark, or by a volume",
     "topology.bolt.wait.": _WAITING,
+    "topology.bolts.message.id.field.name": _STATE,
     "topology.bolts.outgoing.overflow.buffer.enable": _BATCHES,
+    "topology.bolts.watermark.event.interval.ms": "a tuple's time moves its stream's watermark at once",
     "topology.builtin.metrics.bucket.size.secs": _METRICS,
     "topology.classpath": _JVM,
     "topology.component.": _PLACED,
@@ -107,6 +110,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     "topology.trident.": _TRIDENT,
     "topology.tuple.serializer": "tuples are MessagePack",
     "topology.users": "who may do what says the permissions file of a worker",
+    "topology.v2.metrics.tick.interval.seconds": _METRICS,
     "topology.worker.cpu.": _PLACED,
     "topology.worker.gc.childopts": _JVM,
     "topology.worker.logwriter.childopts": _LOGS,
@@ -127,6 +131,7 @@ _TLS = (
     "would be ignored, and messages would travel in the open: set tls_certificate, tls_key and tls_ca of the "
     "workers in place of it (docs/how-to/secure.md)"
 )
+_WINDOW = "has one place here: give the WindowedBolt its `window` (docs/how-to/topology.md)"
 _REFUSED: Mapping[str, str] = {
     "storm.messaging.netty.authentication": (
         "would be ignored: give workers certificates or tokens in place of it (docs/how-to/secure.md)"
@@ -135,12 +140,20 @@ _REFUSED: Mapping[str, str] = {
     "storm.resource.isolation.plugin.enable": (
         "would bound nothing: bound memory and CPU where workers run, by Spark's settings or a pod's limits"
     ),
+    "topology.auto.task.hooks": (
+        "would call nobody: count in the spouts and bolts, or read /metrics (docs/how-to/from-storm.md)"
+    ),
+    "topology.bolts.late.tuple.stream": "has one place here: late tuples go to the stream `late`",
+    "topology.bolts.tuple.timestamp.": _WINDOW,
+    "topology.bolts.window.": _WINDOW,
     "topology.state.provider": "would keep nothing: keep state in a Spark query, or in a store of your own",
     "topology.tasks": "has one place here: write set_num_tasks() at the component",
 }
 """What to do about keys that nothing here can stand for, unless they are off: null, false or empty."""
 
-_OFF: tuple[Any, ...] = (None, False, "", "false", [], {})
+_IN_MEMORY = "org.apache.storm.state.InMemoryKeyValueStateProvider"
+_OFF: tuple[Any, ...] = (None, False, "", "false", [], {}, _IN_MEMORY)
+"""Also Storm's default for state, which keeps as little there: it dies with its worker."""
 
 _TRANSPORTS: Mapping[str, str] = {"netty": "grpc", "zmq": "zmq", "local": "local"}
 """Ours, by the package of Storm's."""
@@ -156,7 +169,7 @@ def is_storms(key: str, value: Any) -> bool:
     refusal = _entry(_REFUSED, key)
     if refusal is not None and value not in _OFF:
         raise ConfigError(f"{key} {refusal}")
-    reason = "it is off" if refusal is not None else _entry(_WITHOUT_EFFECT, key)
+    reason = "it is off, or Storm's default" if refusal is not None else _entry(_WITHOUT_EFFECT, key)
     if reason is not None and key not in _warned:
         _warned.add(key)
         logger.warning("setting.no_effect", extra={"key": key, "reason": reason})
