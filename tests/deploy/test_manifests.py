@@ -106,7 +106,7 @@ def test_the_worker_is_a_native_sidecar(overlay: str) -> None:
 
 @every_pod
 def test_nobody_has_more_rights_than_needed(overlay: str, kind: str) -> None:
-    """Every container keeps the standard `restricted` as user 185, and the worker's root is read-only."""
+    """Every container keeps the standard `restricted`; the worker's root is read-only."""
     pod = pods(overlay)[kind]
     for each in containers(pod):
         check_restricted(pod, each["name"])

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,22 @@ from tuplewire.identity.credentials import Credentials
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OVERLAY = "mtls"
-GROUP = 185
+WORKER, GROUP = 186, 185
+PROGRAM = f"""
+import os, socket, sys
+os.chdir(sys.argv[1])
+os.setgroups([{GROUP}])
+os.setgid(65534)
+os.setuid(185)
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect("worker.sock")
+    print("connected")
+try:
+    os.kill(int(sys.argv[2]), 0)
+except PermissionError:
+    print("no signals")
+"""
+"""What code in the executor's container is: user 185 in any group, and the pod's group beside it."""
 GIVEN = {"POD_NAME": "a-pod", "POD_IP": "127.0.0.1"}
 OWN_PORTS = ("--listen=0.0.0.0:0", "--admin=127.0.0.1:0", "--address-file=/run/tuplewire/addresses.json")
 
@@ -89,7 +106,7 @@ def _sidecar(bundle: Path, folder: Path, volumes: dict[str, Path]) -> Iterator[C
 
 
 def test_the_image_runs_as_the_template_says(bundle: Path, tmp_path: Path) -> None:
-    """As user 185, with secrets that only its group may read, it serves, answers its probe, and drains."""
+    """As a user of its own it reads its group's secrets, serves, answers its probe, and drains."""
     volumes = _volumes(executor(OVERLAY), tmp_path)
     token = volumes["/etc/tuplewire/token"] / "token"
     with _sidecar(bundle, tmp_path, volumes) as sidecar:
@@ -100,6 +117,9 @@ def test_the_image_runs_as_the_template_says(bundle: Path, tmp_path: Path) -> No
         with ControlClient(f"unix://{socket}", credentials=Credentials(token_file=str(token))) as control:
             assert control.status().worker_id == "a-pod"
         assert oct(socket.stat().st_mode & 0o777) == "0o660"
-        assert socket.stat().st_gid == GROUP
+        assert (socket.stat().st_uid, socket.stat().st_gid) == (WORKER, GROUP)
+        program = [sys.executable, "-c", PROGRAM, str(sidecar.shared), str(sidecar.pid)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.returncode) == ("connected\nno signals\n", 0), done.stderr
         sidecar.process.send_signal(signal.SIGTERM)
         assert sidecar.process.wait(60) == 0, sidecar.log

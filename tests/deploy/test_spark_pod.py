@@ -97,7 +97,7 @@ def test_the_executor_is_sparks(overlay: str, pod: Manifest) -> None:
 
 
 def test_nobody_has_more_rights_than_needed(pod: Manifest) -> None:
-    """Both containers keep the standard `restricted`, as user 185."""
+    """Both containers keep the standard `restricted`, as users of their own."""
     check_restricted(pod, "tuplewire")
     check_restricted(pod, SPARK)
 
