@@ -14,6 +14,8 @@ from helpers import http2
 from helpers.hostile import frame, hello
 from helpers.http2 import OPENING, PREFACE, call_headers, connected, grpc_message, http2_frame
 
+from tuplewire_service.testing import eventually
+
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _MOST_OPEN = 20
 _MOST_READ = 64 << 10
@@ -135,6 +137,14 @@ _KINDS = (
 )  # fmt: skip
 
 
+def _connected(address: str) -> socket.socket | None:
+    """Return a connection; None while another server takes the place of one that this input has ended."""
+    try:
+        return connected(address)
+    except (ConnectionRefusedError, FileNotFoundError):
+        return None
+
+
 class Wire:
     """Connections that bytes are thrown at; some stay open for a while, saying nothing more."""
 
@@ -150,9 +160,10 @@ class Wire:
             self._open.popleft().close()
 
     def attack(self, rng: random.Random) -> str:
-        """Connect, write, and go or stay; return the kind. OSError when nobody listens."""
+        """Connect, write, and go or stay; return the kind. AssertionError when nobody listens for long."""
         write = rng.choice(_KINDS)
-        connection = connected(rng.choice(self._addresses))
+        address = rng.choice(self._addresses)
+        connection = eventually(lambda: _connected(address), what=f"somebody at {address}")
         with contextlib.suppress(OSError):  # the worker may hang up at any time
             connection.sendall(write(rng))
             match rng.randrange(4):
