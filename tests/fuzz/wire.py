@@ -137,8 +137,14 @@ _KINDS = (
 )  # fmt: skip
 
 
-def _connected(address: str) -> socket.socket | None:
-    """Return a connection; None while another server takes the place of one that this input has ended."""
+def _connected(address: str) -> socket.socket:
+    """Return a connection; wait while another server takes the place of one that this input has ended."""
+    connection = eventually(lambda: _try(address), what=f"somebody at {address}")
+    assert connection is not None
+    return connection
+
+
+def _try(address: str) -> socket.socket | None:
     try:
         return connected(address)
     except (ConnectionRefusedError, FileNotFoundError):
@@ -162,8 +168,7 @@ class Wire:
     def attack(self, rng: random.Random) -> str:
         """Connect, write, and go or stay; return the kind. AssertionError when nobody listens for long."""
         write = rng.choice(_KINDS)
-        address = rng.choice(self._addresses)
-        connection = eventually(lambda: _connected(address), what=f"somebody at {address}")
+        connection = _connected(rng.choice(self._addresses))
         with contextlib.suppress(OSError):  # the worker may hang up at any time
             connection.sendall(write(rng))
             match rng.randrange(4):
