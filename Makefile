@@ -124,6 +124,10 @@ deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign cli
 	$(BIN)/python -m pytest tests/deploy $(PRODUCTION) --numprocesses=2 --dist=loadfile --durations=10 $(ARGS)
 	$(BIN)/python tests/bench/run.py --only scrape
 
+.PHONY: cluster-check
+cluster-check: ## Check it in a real cluster, of kind or yours: ARGS=--help says how, ARGS=--print what
+	deploy/cluster-check.sh $(ARGS)
+
 .PHONY: property
 property: $(VENV)/.dev ## Drive sessions, moves and drains through many random steps; SEED=n repeats a run
 	TUPLEWIRE_LONG=1 TUPLEWIRE_SEED=$(SEED) $(BIN)/python -m pytest -s tests/property $(ARGS)

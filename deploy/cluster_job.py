@@ -1,0 +1,55 @@
+"""The job of deploy/cluster-check.sh: numbers go from one worker to the next while these are replaced.
+
+    python cluster_job.py send ADDRESS TASK STOP    until the file STOP is there
+    python cluster_job.py recv ADDRESS TASK         until told how many there were
+
+What arrives must be every number, once and in order. It ends with 1, and says what came in place of what,
+where it is not.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import tuplewire
+
+WAIT_SECONDS = 300.0
+BURST, PAUSE_SECONDS = 100, 0.05
+
+
+def send(address: str, task: int, stop: Path) -> str:
+    """Send numbers, some thousand a second, and in the end how many; return what to print."""
+    count = 0
+    with tuplewire.Client(address) as client:
+        while not stop.exists():
+            for number in range(count, count + BURST):
+                client.send(task, b"%d" % number, timeout=WAIT_SECONDS)
+            count += BURST
+            time.sleep(PAUSE_SECONDS)
+        client.send(task, b"end %d" % count, timeout=WAIT_SECONDS)
+        client.flush(WAIT_SECONDS)
+    return f"sent {count} messages, all acknowledged"
+
+
+def receive(address: str, task: int) -> str:
+    """Take them, and return what to print; SystemExit at the first that is not the next."""
+    count = 0
+    with tuplewire.Client(address) as client, client.recv([task], timeout=WAIT_SECONDS) as batches:
+        for batch in batches:
+            for message in batch:
+                if message.message == b"end %d" % count:
+                    batches.acknowledge()
+                    return f"received {count} messages, each once and in order"
+                if message.message != b"%d" % count:
+                    sys.exit(f"message {count} is not the next: {message.message!r} came")
+                count += 1
+    sys.exit(f"nothing came any more after {count} messages")
+
+
+if __name__ == "__main__":
+    role, where, number, *rest = sys.argv[1:]
+    print(
+        send(where, int(number), Path(rest[0])) if role == "send" else receive(where, int(number)), flush=True
+    )

@@ -1,0 +1,254 @@
+"""`make cluster-check` without a cluster: what it would run, and its job beside real workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import eventually
+from helpers.manifests import CHART, Manifest, cluster, container, executor, helm, the
+from helpers.pod_checks import check_pod
+from helpers.restartable import RestartableWorker
+from helpers.schemas import VERSIONS, validate
+from helpers.tools import ROOT
+from helpers.topology import TOPOLOGY, acknowledged, assignment_file
+
+SCRIPT = ROOT / "deploy" / "cluster-check.sh"
+JOB = ROOT / "deploy" / "cluster_job.py"
+IMAGE = "r.example/tuplewire:1"
+CONTEXT = ("--yes", "--image", IMAGE)
+"""A cluster that is there already."""
+STEPS_OF_ITS_OWN = ["A cluster", "The image", "A node"]
+STEPS = ["Workers", "A worker beside an executor", "A stranger", "A job", "A drain", "A roll", "The end"]
+_WAIT_SECONDS = 60.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> partial[subprocess.CompletedProcess[str]]:
+    """Return what runs the script where there is nothing but `cat`: no kubectl, no docker, no kind."""
+    (tmp_path / "cat").symlink_to(shutil.which("cat") or "/bin/cat")
+    bash = shutil.which("bash") or "/bin/bash"
+    environment = {"PATH": str(tmp_path)}
+    return partial(_run, bash, environment)
+
+
+def _run(bash: str, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [bash, SCRIPT, *words], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def _inputs(output: str) -> list[Manifest]:
+    """Return the objects that the printed commands are given."""
+    return [yaml.safe_load(text) for text in re.findall(r"(?ms)^\$ [^\n]* <<END\n(.*?)^END$", output)]
+
+
+@pytest.mark.parametrize("words", [(), ("--chart",), CONTEXT], ids=["kind", "chart", "context"])
+def test_it_prints_what_it_would_run(
+    run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...]
+) -> None:
+    """Each step says what it shows, and runs something; in the end, what was made goes. No tool is needed."""
+    done = run("--print", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = re.findall(r"(?m)^== \d+\. (.*)\n   shows: .+\n\$ ", done.stdout)
+    its_own = words != CONTEXT
+    assert [each for each in found if each not in {*STEPS_OF_ITS_OWN, "The cluster"}] == STEPS
+    assert set(STEPS_OF_ITS_OWN) <= set(found) or not its_own
+    assert ("kind " in done.stdout) == ("docker " in done.stdout) == (" drain NODE" in done.stdout) == its_own
+    *_, last, nothing, end = done.stdout.split("\n")
+    assert (nothing, end) == ("Nothing was run.", "")
+    assert "kind delete cluster" in done.stdout if its_own else "delete namespace" in done.stdout
+    assert last == ""
+    assert "delete" not in run("--print", "--keep", *words).stdout.replace("delete pod", "").replace(
+        "--delete-emptydir-data", ""
+    )
+
+
+def test_what_it_applies_keeps_the_schemas(run: partial[subprocess.CompletedProcess[str]]) -> None:
+    """The jobs are such as the standard `restricted` admits; the pod with a sidecar is whole."""
+    output = run("--print", *CONTEXT).stdout
+    space, *jobs = _inputs(output)
+    assert space["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    assert [job["metadata"]["name"] for job in jobs] == ["stranger", "recv", "send"]
+    (patch,) = re.findall(r"--patch \$'(.*?)' \|", output)
+    pod = {**executor("dev"), "spec": {**executor("dev")["spec"]}}
+    pod["spec"]["containers"] = [dict(container(pod, "spark-kubernetes-executor"))]
+    for each in json.loads(patch.replace(r"\n", "\n")):
+        assert each["op"] == "add"
+        *_, field = each["path"].split("/")
+        (pod["spec"]["containers"][0] if "containers" in each["path"] else pod["spec"])[field] = each["value"]
+    check_pod(pod)
+    assert container(pod, "spark-kubernetes-executor")["image"] == IMAGE
+    for version in VERSIONS:
+        for each in (space, *jobs, pod):
+            validate(each, version)
+    for job in jobs:
+        spec = job["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        (program,) = spec["containers"]
+        assert program["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert program["image"] == IMAGE
+
+
+def test_the_workers_are_those_that_the_job_names(run: partial[subprocess.CompletedProcess[str]]) -> None:
+    """In the overlay and in the chart, task 4 is worker 1's, and there are two of them."""
+    output = run("--print", "--chart", *CONTEXT).stdout.replace("\\,", ",")
+    flags = [found for flag in ("set-string", "set") for found in re.findall(rf"--{flag} \S+", output)]
+    rendered = helm("template", "a-release", CHART, *" ".join(flags).split())
+    assert rendered.returncode == 0, rendered.stderr
+    installed = tuple(each for each in yaml.safe_load_all(rendered.stdout) if each)
+    assert container(the(installed, "StatefulSet")["spec"]["template"])["image"] == IMAGE
+    for manifests in (cluster("dev"), installed):
+        stateful = the(manifests, "StatefulSet")
+        assert stateful["spec"]["replicas"] == 2
+        data = the(manifests, "ConfigMap", "tuplewire-assignment")["data"]["assignment.json"]
+        tasks = {each["worker_id"]: each["tasks"] for each in json.loads(data)["workers"]}
+        assert 4 in tasks["tuplewire-worker-1"]
+        assert len(tasks) == 2
+
+
+@pytest.fixture
+def stubs(tmp_path: Path) -> Path:
+    """Put programs in the place of the tools: they note what they are asked, and fail at BREAK alone."""
+    folder = tmp_path / "stubs"
+    folder.mkdir()
+    for name in ("cat", "sed"):
+        (folder / name).symlink_to(shutil.which(name) or name)
+    for name in ("docker", "kind", "kubectl"):
+        stub = folder / name
+        stub.write_text(STUB.replace("NAME", name).replace("BASH", shutil.which("bash") or "/bin/bash"))
+        stub.chmod(0o755)
+    return folder
+
+
+STUB = """#!BASH
+echo "NAME $*" >>"$ASKED"
+case " $* " in
+    *" kustomize "*) echo "image: localhost/tuplewire:dev" ;;
+    *" get pod tuplewire-worker-"*) echo "node-of-$7" ;;
+    *" current-context "*) echo somewhere ;;
+    *" --filename - "*) cat >>"$ASKED.inputs"; cat "$ASKED.inputs" ;;
+esac
+[[ -z ${BREAK:-} || " $* " != *" $BREAK "* ]]
+"""
+
+
+@pytest.mark.parametrize("words", [(), CONTEXT], ids=["kind", "context"])
+def test_the_steps_go_through(stubs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Where every tool is content, all steps run in their order, on one cluster, and it is cleaned up."""
+    asked = tmp_path / "asked"
+    bash = shutil.which("bash") or "/bin/bash"
+    done = _run(bash, {"PATH": str(stubs), "ASKED": str(asked)}, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = re.findall(r"(?m)^== \d+\. (.*)$", done.stdout)
+    assert f"The {len(steps)} steps are through." in done.stdout
+    lines = asked.read_text(encoding="utf-8").splitlines()
+    context = "--context somewhere" if words else "--context kind-tuplewire-check"
+    local = ("kubectl kustomize", "kubectl patch --local", "kubectl config")
+    assert all(context in line for line in lines if line.startswith("kubectl") and not line.startswith(local))
+    assert "localhost/tuplewire:dev" not in (tmp_path / "asked.inputs").read_text() or not words
+    assert (f"kubectl {context} delete namespace" if words else "kind delete cluster") in lines[-1]
+    assert any(" drain node-of-tuplewire-worker-1 " in line for line in lines) == (not words)
+
+
+def test_a_step_that_fails_is_named(stubs: Path, tmp_path: Path) -> None:
+    """It ends with 1, shows what the cluster says, and removes what it has made; what was there stays."""
+    bash = shutil.which("bash") or "/bin/bash"
+    environment = {"PATH": str(stubs), "ASKED": str(tmp_path / "asked"), "BREAK": "rollout restart"}
+    done = _run(bash, environment)
+    assert done.returncode == 1
+    assert "FAILED: A roll" in done.stderr
+    lines = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert any(" get pods,jobs,events" in line for line in lines)
+    assert lines[-1] == "kind delete cluster --name tuplewire-check"
+    for words, broken in (((), "create cluster"), (CONTEXT, "create")):
+        (tmp_path / "asked").unlink()
+        assert _run(bash, {**environment, "BREAK": broken}, *words).returncode == 1
+        assert "delete" not in (tmp_path / "asked").read_text(encoding="utf-8")
+
+
+def test_what_is_missing_is_named(run: partial[subprocess.CompletedProcess[str]]) -> None:
+    """Without its tools it runs nothing, says loudly which, and ends with a code of its own."""
+    done = run("--chart")
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "NOT CHECKED, nothing was run" in done.stderr
+    assert {line.split()[0] for line in done.stderr.splitlines()[1:]} == {"kubectl", "helm", "kind", "docker"}
+    done = run(*CONTEXT)
+    assert done.returncode == 69
+    assert {line.split()[0] for line in done.stderr.splitlines()[1:]} == {"kubectl"}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--yse",), "unknown argument --yse"),
+        (("--yes",), "--yes needs --image"),
+        (("--image",), "--image needs a value"),
+        (("--image", "r.example:5000/tuplewire"), "--image needs a tag"),
+    ],
+)
+def test_wrong_usage(
+    run: partial[subprocess.CompletedProcess[str]], words: tuple[str, ...], problem: str
+) -> None:
+    """It ends at once, and says where to look."""
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert problem in done.stderr
+    assert "see --help" in done.stderr
+
+
+def test_help(run: partial[subprocess.CompletedProcess[str]]) -> None:
+    """It names each argument and each exit code."""
+    done = run("--help")
+    assert done.returncode == 0
+    for word in ("--yes", "--image", "--chart", "--keep", "--print", "69"):
+        assert word in done.stdout
+
+
+@pytest.mark.slow
+def test_the_job_outlives_a_roll_of_both_workers(tmp_path: Path) -> None:
+    """Both workers are drained and started again under its load; it receives what it has sent, in order."""
+    assignment, stop = tmp_path / "assignment.json", tmp_path / "stop"
+    environment = {**os.environ, "TUPLEWIRE_TOPOLOGY": TOPOLOGY}
+
+    def program(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, JOB, *words], env=environment, stdout=subprocess.PIPE, text=True
+        )
+
+    with (
+        RestartableWorker("near", tmp_path, assignment) as near,
+        RestartableWorker("far", tmp_path, assignment) as far,
+    ):
+        assignment_file(tmp_path, 1, {near.endpoint: [0], far.endpoint: [4]})
+        near.wait_ready()
+        far.wait_ready()
+        with (
+            program("recv", far.endpoint.address, "4") as receiver,
+            program("send", near.endpoint.address, "4", str(stop)) as sender,
+        ):
+            try:
+                for worker in (far, near):
+                    eventually(lambda: acknowledged(far.endpoint, 4) > 100, _WAIT_SECONDS, "it runs")
+                    assert worker.restart().exit_code == 0
+                eventually(lambda: acknowledged(far.endpoint, 4) > 100, _WAIT_SECONDS, "it goes on")
+                stop.touch()
+                sent, received = (each.communicate(timeout=_WAIT_SECONDS)[0] for each in (sender, receiver))
+            finally:
+                sender.kill()
+                receiver.kill()
+        assert (sender.returncode, receiver.returncode) == (0, 0)
+    (count,) = re.findall(r"^sent (\d+) messages", sent)
+    assert received == f"received {count} messages, each once and in order\n"
