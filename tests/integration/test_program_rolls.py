@@ -131,6 +131,11 @@ class Site:
         """Return how many numbers were written down."""
         return len(self.seen())
 
+    def emitted(self) -> int:
+        """Return how many numbers there are, once the spout has said so; 0 before."""
+        done = self.folder / numbered_spout.DONE
+        return int(done.read_text() or 0) if done.exists() else 0
+
     def has_written(self, more: int) -> bool:
         """Whether more numbers than that were written down."""
         return self.executed() > more
@@ -164,8 +169,7 @@ def test_a_cluster_rolls_without_loss(site: Site) -> None:
             more = site.executed() + 100
             eventually(partial(site.has_written, more), SECONDS, "it goes on")
         (site.folder / numbered_spout.STOP).touch()
-        eventually((site.folder / numbered_spout.DONE).exists, SECONDS)
-        emitted = int((site.folder / numbered_spout.DONE).read_text())
+        emitted = eventually(site.emitted, SECONDS)
         assert set(site.seen()) == set(range(emitted)), "nothing is lost"
         logs = "".join(log.read_text() for log in site.folder.glob("*.log"))
         assert logs.count(" worker.drained ") == len(NAMES)
@@ -199,8 +203,7 @@ def test_a_cluster_is_scaled_by_its_membership(site: Site) -> None:
         eventually(lambda: site.tasks_of(last), SECONDS)
         eventually(partial(site.has_written, site.executed() + 100), SECONDS, "it goes on with three")
         (site.folder / numbered_spout.STOP).touch()
-        eventually((site.folder / numbered_spout.DONE).exists, SECONDS)
-        assert set(site.seen()) == set(range(int((site.folder / numbered_spout.DONE).read_text())))
+        assert set(site.seen()) == set(range(eventually(site.emitted, SECONDS)))
         logs = "".join(log.read_text() for log in site.folder.glob("tuplewire-worker-*.log"))
         assert "balanced=False" not in logs
     finally:

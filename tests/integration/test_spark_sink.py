@@ -302,9 +302,9 @@ def test_what_a_worker_has_lost_is_computed_again(workers: Pair) -> None:
     attempt(0, 64, 9)
     part = writer.write(iter([rows(task, range(5))]))
     lost = replace(part, attempt="lost")
-    with pytest.raises(StageGoneError, match="start the query"):
+    with pytest.raises(StageGoneError, match="Start the query"):
         writer.commit([lost], 9)
-    with pytest.raises(StageGoneError, match="start the query"):
+    with pytest.raises(StageGoneError, match="Start the query"):
         writer.commit([part], 10)
     writer.commit([part], 9)
     assert queued(workers.near, task) == 5

@@ -87,6 +87,7 @@ RIGHT: dict[str, Any] = {
     "mode": "distributed",
     "admin_page": False,
     "allow_plaintext": True,
+    "faults": "lose=0.5 method=Send",
     "fail_on_data_loss": False,
     "COUNT": 77,
     "SIZE": 3 << 20,
@@ -118,6 +119,7 @@ RIGHT: dict[str, Any] = {
 }
 # What else a setting needs, or does not go with.
 WITH: dict[str, dict[str, Any]] = {
+    "faults": {"allow_faults": True},
     "transport": dict.fromkeys(TLS),
     "listen_peers": {"transport": "zmq", **dict.fromkeys(TLS)},
 }
