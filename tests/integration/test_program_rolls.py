@@ -203,7 +203,8 @@ def test_a_cluster_is_scaled_by_its_membership(site: Site) -> None:
         eventually(lambda: site.tasks_of(last), SECONDS)
         eventually(partial(site.has_written, site.executed() + 100), SECONDS, "it goes on with three")
         (site.folder / numbered_spout.STOP).touch()
-        assert set(site.seen()) == set(range(eventually(site.emitted, SECONDS)))
+        emitted = set(range(eventually(site.emitted, SECONDS)))
+        eventually(lambda: set(site.seen()) == emitted, SECONDS, "every number")
         logs = "".join(log.read_text() for log in site.folder.glob("tuplewire-worker-*.log"))
         assert "balanced=False" not in logs
     finally:
