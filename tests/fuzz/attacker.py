@@ -31,8 +31,6 @@ THREADS = {WIRE: 2, "garbage": 2, "misuse": 2, "refused": 1}
 messages that make no sense; with what has one right answer."""
 _CALLS_PER_CONNECTION = 200
 _MOST_COMPLAINTS = 20
-_TRIES = 5
-_SERVER_ENDED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
 @dataclass(slots=True)
@@ -102,19 +100,10 @@ def _talk(
                 connection.close()
                 channel = connection.enter_context(grpc.insecure_channel(address, options=OPTIONS))
             conversation = SPEECH[level](chance(seed, level, thread, number))
-            answer = _answer(channel, conversation)
+            answer = hold(channel, conversation)
             tally.counts[answer.error or answer.status.name] += 1
             if (wrong := complaint(conversation, answer)) and len(tally.complaints) < _MOST_COMPLAINTS:
                 tally.complaints.append(f"{level}/{thread}/{number}: {wrong}; said was {conversation}")
-
-
-def _answer(channel: grpc.Channel, conversation: Conversation) -> Answer:
-    """Hold a conversation, again where gRPC's own server ended meanwhile: another attacker may do that."""
-    for _ in range(_TRIES):
-        answer = hold(channel, conversation)
-        if answer.error or answer.status not in _SERVER_ENDED:
-            break
-    return answer
 
 
 def replay(seed: int, place: str, address: str) -> tuple[Conversation, Answer]:

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Self
 
 from helpers import http2
-from helpers.hostile import frame, hello
+from helpers.hostile import SEND, frame, hello
 from helpers.http2 import OPENING, PREFACE, call_headers, connected, grpc_message, http2_frame
-
-from tuplewire_service.testing import eventually
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _MOST_OPEN = 20
@@ -96,13 +94,16 @@ def _stream_flood(rng: random.Random) -> bytes:
 
 
 def _strange_headers(rng: random.Random) -> bytes:
-    """Return calls of methods that nobody has heard of."""
+    """Return calls of methods that nobody has heard of.
+
+    Names that are not UTF-8 are tested apart: they end the server of grpcio 1.84 and 1.85, and calls that
+    have just begun are broken off with it.
+    """
     paths = [
         b"",
         b"/",
-        b"/\xff\xfe",
         b"/tuplewire.v1.Messaging/",
-        rng.randbytes(rng.randrange(1, 100)),
+        bytes(rng.choices(range(128), k=rng.randrange(1, 100))),
         b"x" * 100,
     ]
     return OPENING + b"".join(call_headers(2 * n + 1, rng.choice(paths)) for n in range(rng.randrange(1, 10)))
@@ -125,9 +126,13 @@ def _cut_off(rng: random.Random) -> bytes:
 
 
 def _flipped(rng: random.Random) -> bytes:
+    """Return a call with other bytes in it; the method stays as it is, see _strange_headers."""
     written = bytearray(_good_call(rng))
+    path = written.index(SEND.encode())
+    method = range(path - 1, path + len(SEND))
     for _ in range(rng.randrange(1, 6)):
-        written[rng.randrange(len(written))] = rng.randrange(256)
+        if (place := rng.randrange(len(written))) not in method:
+            written[place] = rng.randrange(256)
     return bytes(written)
 
 
@@ -135,20 +140,6 @@ _KINDS = (
     _noise, _other_protocol, _random_frames, _bad_messages, _frame_flood, _stream_flood, _strange_headers,
     _good_call, _cut_off, _flipped,
 )  # fmt: skip
-
-
-def _connected(address: str) -> socket.socket:
-    """Return a connection; wait while another server takes the place of one that this input has ended."""
-    connection = eventually(lambda: _try(address), what=f"somebody at {address}")
-    assert connection is not None
-    return connection
-
-
-def _try(address: str) -> socket.socket | None:
-    try:
-        return connected(address)
-    except (ConnectionRefusedError, FileNotFoundError):
-        return None
 
 
 class Wire:
@@ -166,9 +157,9 @@ class Wire:
             self._open.popleft().close()
 
     def attack(self, rng: random.Random) -> str:
-        """Connect, write, and go or stay; return the kind. AssertionError when nobody listens for long."""
+        """Connect, write, and go or stay; return the kind. OSError when nobody listens."""
         write = rng.choice(_KINDS)
-        connection = _connected(rng.choice(self._addresses))
+        connection = connected(rng.choice(self._addresses))
         with contextlib.suppress(OSError):  # the worker may hang up at any time
             connection.sendall(write(rng))
             match rng.randrange(4):
