@@ -27,7 +27,8 @@ class Vitals:
     """One worker at one moment.
 
     series: each name with its labels, where all tasks count as one. What tasks that stay have blocked is left
-    out: it comes by chance, and stays.
+    out: it comes by chance, and stays. So is what sources that are gone have sent, one series for all of
+    them: a worker that was slow to come back was gone, too.
     """
 
     rss: int
@@ -47,14 +48,16 @@ def vitals_of(endpoint: Endpoint) -> Vitals:
         rss(endpoint.process_id),
         len(list((process / "fd").iterdir())),
         len(list((process / "task").iterdir())),
-        Counter(_TASK.sub('task="N"', name) for name in found if not _blocked_by_a_stayer(name)),
+        Counter(_TASK.sub('task="N"', name) for name in found if not _by_chance(name)),
         int(found['tuplewire_sessions{state="connected"}']),
         int(found['tuplewire_sessions{state="resumable"}']),
         ledger(unix(endpoint)),
     )
 
 
-def _blocked_by_a_stayer(name: str) -> bool:
+def _by_chance(name: str) -> bool:
+    if 'source="other"' in name:
+        return True
     found = _WHOM_IT_BLOCKS.match(name)
     return found is not None and not is_fresh(int(found[1]))
 
