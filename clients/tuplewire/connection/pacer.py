@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from tuplewire.session.pacing import Pacing
 
@@ -18,16 +19,17 @@ class Pacer:
         self.gathers = False
         """Whether the writer is held up: it will look for what has come meanwhile."""
 
-    async def after(self, size_bytes: int) -> None:
-        """Wait until a frame may follow the one of so many bytes that was written, or press() is called."""
-        wait = self._pacing.wrote(asyncio.get_running_loop().time(), size_bytes)
-        if not wait:
-            return
+    def wrote(self, size_bytes: int) -> float:
+        """Return in how many seconds a frame may follow the one of so many bytes that was written."""
+        return self._pacing.wrote(time.monotonic(), size_bytes)
+
+    async def gather(self, seconds: float) -> None:
+        """Wait so long, or until press() is called."""
         self._pressed.clear()
         self.gathers = True
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(seconds):
                     await self._pressed.wait()
         finally:
             self.gathers = False

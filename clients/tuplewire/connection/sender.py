@@ -287,7 +287,8 @@ class Sender(LoopSendingEnd, Resumable):
             pressure.writes(frame)
             await stream.write(data)
             pressure.goes_on()
-            await self._pacer.after(frame.size_bytes)
+            if wait := self._pacer.wrote(frame.size_bytes):
+                await self._pacer.gather(wait)
 
     async def _read(self, stream: ClientStream) -> None:
         while (data := await stream.read()) is not None:

@@ -165,7 +165,8 @@ class RecvService(StreamService):
                 asks = asking.asks(clock(), pressing=pressing)
                 data = _frame(sequence, deliveries, asks=asks)
                 await wire.write(data)
-                await pacer.after(len(data))
+                if wait := pacer.wrote(len(data)):
+                    await pacer.gather(wait)
                 continue
             if (error := subscription.ended) is not None:
                 await wire.write(pb.RecvResponse(ended=ended_to_wire(error)).SerializeToString())
