@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.errors import comes_to_say
@@ -136,6 +137,25 @@ def test_closing_leaves_the_rest_to_the_next_subscriber(pair: Pair) -> None:
             next(first)
         with client.recv([task], timeout=10) as second:
             assert numbers(collect(second, 4)) == [5, 6, 7, 8]
+
+
+def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair) -> None:
+    """An acknowledgement that a broken connection has swallowed counts: nobody gets its messages again."""
+    task = pair.near_task()
+    with FaultProxy(pair.near.address) as proxy, client_of(proxy.address) as client:
+        client.send(numbered(task, range(10)))
+        client.flush(10)
+        subscription = client.recv([task], timeout=10)
+        assert len(next(subscription)) == 10
+        proxy.black_hole()
+        subscription.acknowledge()
+        with ThreadPoolExecutor(1) as pool:
+            closing = pool.submit(subscription.close)
+            eventually(lambda: repr(subscription).endswith("closed>"))
+            proxy.cut()
+            proxy.resume()
+            closing.result(10)
+    assert acknowledged(pair.near, task) == 10
 
 
 def test_dropped_subscription_frees_its_task(pair: Pair) -> None:

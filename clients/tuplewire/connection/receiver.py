@@ -31,6 +31,9 @@ from tuplewire.wire.translate import answers_from_wire, code_name, cursor_to_wir
 
 logger = event_logger(__name__)
 
+_FAREWELL_SECONDS = 3.0
+"""How long a subscription that is closed tries to tell what is acknowledged."""
+
 
 class Receiver(Resumable):
     """One subscription to tasks of one worker. Thread-safe unless a method belongs to the loop."""
@@ -59,6 +62,9 @@ class Receiver(Resumable):
         self._acknowledgements = Gathering(self._progress, loop)
         self._telling = False
         """Whether the loop is about to tell what is acknowledged: it need not be woken for more."""
+        self._acknowledged = self._known = 0
+        """How often something was acknowledged, and up to which of these the worker surely knows it."""
+        self._said_goodbye = False
         self._broken_since = time.monotonic()
         self._not_let_in = False
         """Whether the worker has never let us in, and connect_seconds are over."""
@@ -138,7 +144,10 @@ class Receiver(Resumable):
             counts = self._window.acknowledge(arrived, rejected)
             if counts and rejected:
                 self._throw_away(self._window.waiting())
-            if not counts or self.over or (self._telling and not arrived.asks):
+            if not counts or self.over:
+                return
+            self._acknowledged += 1
+            if self._telling and not arrived.asks:
                 return
             self._telling = True
         self._loop.call_soon_threadsafe(partial(self._acknowledgements.add, at_once=arrived.asks))
@@ -168,9 +177,10 @@ class Receiver(Resumable):
             self._patience = None
 
     async def close(self) -> None:
-        """End the subscription; acknowledgements that were made are delivered first where possible.
+        """End the subscription, once the worker knows what is acknowledged; that may take three seconds.
 
-        After a cancelled call it is closed, and its stream ends by itself.
+        If the stream breaks meanwhile, another one is opened. After a cancelled call it is closed, and its
+        stream ends by itself.
         """
         if self.over:
             return
@@ -178,9 +188,13 @@ class Receiver(Resumable):
             self.over = True
             self._moved.notify_all()
         self._progress.set()
-        if self.connected and self._task is not None:
-            await asyncio.wait([self._task], timeout=1.0)
+        if self._task is not None and (self.connected or self._wanted):
+            await asyncio.wait([self._task], timeout=_FAREWELL_SECONDS)
         await self.suspend()
+
+    @property
+    def _wanted(self) -> bool:
+        return not self.over or self._known < self._acknowledged
 
     def resume(self) -> None:
         """Go on after a fork."""
@@ -210,7 +224,7 @@ class Receiver(Resumable):
 
     async def _open(self, stream: ClientStream) -> None:
         with self._lock:
-            cursors = self._window.all()
+            cursors, told = self._window.all(), self._acknowledged
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
             topology=self._identity.topology,
@@ -228,6 +242,7 @@ class Receiver(Resumable):
             )
             self._window.takes_rejections = subscribed.takes_rejections
             self._not_let_in = False
+            self._known, self._said_goodbye = told, False
         self._progress.set()
         self.connected = True
         logger.info("subscription.ready", extra={"peer": self.address, "worker": subscribed.worker_id})
@@ -255,6 +270,8 @@ class Receiver(Resumable):
                 if arrived.deliveries:
                     self._buffer.append(arrived)
                     self._moved.notify_all()
+        if self._said_goodbye:
+            self._known = self._acknowledged
 
     async def _write(self, stream: ClientStream) -> None:
         while True:
@@ -271,4 +288,5 @@ class Receiver(Resumable):
             if closed:
                 await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
                 await stream.done_writing()
+                self._said_goodbye = True
                 return

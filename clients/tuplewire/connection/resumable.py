@@ -123,15 +123,20 @@ class Resumable(ABC):
             task.cancel()
             await asyncio.wait([task])  # what it raised, if anything, was reported
 
+    @property
+    def _wanted(self) -> bool:
+        """Whether a stream that breaks is opened again."""
+        return not self.over
+
     async def _run(self) -> None:
         settings = self._settings
         backoff = Backoff(settings.backoff_initial_seconds, settings.backoff_max_seconds, random.random)
-        while not self.over:
+        while self._wanted:
             try:
                 await self._stream(backoff)
             except TuplewireError as error:
                 self._lost(error)
-                if not self.over and not self._may_try_again(error):
+                if self._wanted and not self._may_try_again(error):
                     self._in_reach()
                     self._failed(_without_frames(error))
                     return
@@ -142,7 +147,7 @@ class Resumable(ABC):
                 raise
             finally:
                 self.connected = False
-            if not self.over:
+            if self._wanted:
                 await asyncio.sleep(backoff.next())
 
     def _may_try_again(self, error: TuplewireError) -> bool:
