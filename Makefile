@@ -136,6 +136,10 @@ property: $(VENV)/.dev ## Drive sessions, moves and drains through many random s
 bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of one run
 	$(BIN)/python tests/bench/run.py $(ARGS)
 
+.PHONY: bench-idle
+bench-idle: $(VENV)/.dev ## Measure workers that have nothing to do: start, memory, CPU, a new assignment
+	$(BIN)/python tests/bench/resting.py $(ARGS)
+
 .PHONY: bench-compare
 bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commit, ARGS='--only hop --pairs 5'
 	$(BIN)/python tests/bench/compare.py $(BASE) $(ARGS)

@@ -63,7 +63,8 @@ class Tuplewire:
         """Run a query from task 1 to task 3."""
         reader = self._spark.readStream.format("tuplewire").options(**self._where, tasks=str(TASKS[0]))
         frame = reader.load().selectExpr(f"{TARGET} as task", "upper(cast(message as string)) as message")
-        return TuplewireWire(Query(frame, "tuplewire", self._where), self._addresses)
+        query = Query(frame, "tuplewire", self._where)
+        return TuplewireWire(query, self._addresses, lambda: self._drain(TASKS[:1]))
 
     def _drain(self, tasks: Iterable[int]) -> int:
         """Take all that is in tasks, up to an end mark; return how much that was."""
@@ -83,10 +84,11 @@ class Tuplewire:
 
 
 class TuplewireWire:
-    """A program with clients of both workers."""
+    """A program with clients of both workers. drain: takes away what the query has not acknowledged."""
 
-    def __init__(self, query: Query, addresses: list[str]) -> None:
+    def __init__(self, query: Query, addresses: list[str], drain: Callable[[], object]) -> None:
         self._query = query
+        self._drain = drain
         self._sender = Client(addresses[WORKER_OF[TASKS[0]]], topology=TOPOLOGY)
         self._receiver = Client(addresses[WORKER_OF[TARGET]], topology=TOPOLOGY)
 
@@ -99,6 +101,7 @@ class TuplewireWire:
         self._query.__exit__()
         self._receiver.close()
         self._sender.close()
+        self._drain()  # Spark acknowledges a micro-batch with the next one
 
     def send(self, payload: bytes) -> None:
         """Send to the task that the query reads."""
@@ -106,7 +109,9 @@ class TuplewireWire:
 
     def take(self) -> Sequence[bytes]:
         """Wait for a batch."""
-        return next(self._batches).payloads
+        batch = next(self._batches)
+        self._batches.acknowledge()
+        return batch.payloads
 
 
 def latencies(wire: Wire, count: int, size: int) -> list[float]:
