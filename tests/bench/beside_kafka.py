@@ -54,7 +54,7 @@ def _trial(spark: Agent, plan: Plan, cell: Cell, size: int) -> Any:
         return answer["milliseconds"]
     if answer.get("received", amount) != amount:
         raise BenchError(f"{cell.title}, {cell.verb}: {amount} rows written, {answer['received']} arrived")
-    return amount / answer["seconds"]
+    return amount / answer[cell.clock]
 
 
 def _measure(spark: Agent, plan: Plan) -> list[Line]:
