@@ -6,15 +6,14 @@ That the generated code is current is checked by `make proto-check`.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FieldDescriptor
+from helpers.tools import require_tool
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,11 +33,7 @@ from tuplewire.wire import (
 
 PROTO = Path(__file__).parents[2] / "proto"
 
-# A buf beside the interpreter is the pinned one.
-BUF = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
 
-
-@pytest.mark.skipif(BUF is None, reason="buf is not installed: pip install buf-bin, or make install")
 @pytest.mark.parametrize(
     "command",
     [
@@ -50,8 +45,8 @@ BUF = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which
 )
 def test_buf(command: list[str]) -> None:
     """The contract is lint clean, commented throughout, formatted, and breaks no earlier one."""
-    assert BUF is not None
-    run = subprocess.run([BUF, *command], cwd=PROTO, capture_output=True, text=True, check=False)
+    buf = require_tool("buf", "make install")  # one beside the interpreter is the pinned one
+    run = subprocess.run([buf, *command], cwd=PROTO, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

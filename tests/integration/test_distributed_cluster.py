@@ -307,16 +307,22 @@ def run_by_anybody(program: str, user: str | None) -> subprocess.CompletedProces
     )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start processes of other users")
+def require_root() -> None:
+    """Leave the test out where it cannot be made."""
+    if os.geteuid() != 0:
+        missing("only root may start processes of other users; run the tests as root")
+
+
 def test_workers_run_as_another_user() -> None:
     """Where it is permitted, the processes are the other user's, and the topology reaches them."""
+    require_root()
     ended = run_by_anybody(AS_NOBODY.replace("USER", "'nobody'"), None)
     assert ended.stdout == f"{{{pwd.getpwnam('nobody').pw_uid}}} True\n", ended.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start this as somebody who is not")
 def test_another_user_where_that_is_not_permitted() -> None:
     """Whoever is not root is told so, and what to do."""
+    require_root()
     ended = run_by_anybody(AS_NOBODY.replace("USER", "'root'"), "nobody")
     assert "cannot run as root: only root may start processes of other users" in ended.stderr
 

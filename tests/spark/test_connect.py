@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tools import missing
 from pyspark.sql import SparkSession
 
 from tuplewire_service.launching.local_workers import LocalWorkers
@@ -19,10 +20,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        find_spec("grpc_status") is None,
-        reason="Spark Connect is NOT tested: install pyspark[connect], as the extra `dev` does",
-    ),
 ]
 
 CLIENT = Path(__file__).with_name("connect_client.py")
@@ -33,6 +30,8 @@ CLIENT_SECONDS = 200.0
 @pytest.fixture(scope="module")
 def remote(spark: SparkSession) -> Iterator[str]:
     """Let the shared session serve Spark Connect, and return where."""
+    if find_spec("grpc_status") is None:
+        missing("Spark Connect is missing; the extra `dev` has pyspark[connect]")
     context: Any = spark.sparkContext
     packaged = context._jvm.org.apache.spark.sql.connect.service
     service = getattr(getattr(packaged, "SparkConnectService$"), "MODULE$")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,24 @@ def test_names(page: Path) -> None:
 
 
 def test_every_entry_is_whole() -> None:
-    """Every entry for Storm's users has Storm's name, ours, and a test that pytest finds by that id."""
+    """Every entry for Storm's users has Storm's name, ours, and a test that pytest finds by that id.
+
+    It is one that `make test` or `make test-long` runs, and no skip is written on it.
+    """
     found = entries()
     assert len(found) == STORM.read_text(encoding="utf-8").count("\n- **") > 50
     assert all("`tuplewire" in ours for _, ours, _ in found)
     tests = {shown for *_, shown in found}
-    collecting = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
-    collected = subprocess.run(collecting, cwd=ROOT, capture_output=True, text=True, check=False)
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]
+    places = tuple(f"{place}/" for place in settings["ini_options"]["testpaths"])
+    assert [test for test in tests if not test.startswith(places)] == []
+    collecting = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    unskipped = ["-m", "not skip and not skipif"]
+    collected = subprocess.run(
+        [*collecting, *unskipped, *tests], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert "deselected" not in collected.stdout, "a test that is skipped shows nothing"
 
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
