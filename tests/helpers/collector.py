@@ -6,17 +6,18 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from helpers import eventually
 from helpers.ports import free_port
+from helpers.served import JsonHandler, served
 from helpers.tools import ROOT, missing
 
 BINARY = ROOT / "build" / "bin" / "collector"
@@ -142,26 +143,14 @@ def _takes(url: str) -> bool:
 def _sink(spans: list[SeenSpan]) -> Iterator[str]:
     """Take what the collector passes on."""
 
-    class Sink(BaseHTTPRequestHandler):
+    class Sink(JsonHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            spans.extend(_read(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(b"{}")
+            spans.extend(_read(json.loads(self.body())))
+            self.answer(HTTPStatus.OK, {})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Sink) as server:
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Sink)) as server:
         server.daemon_threads = False
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
 
 
 def _read(request: dict[str, Any]) -> Iterator[SeenSpan]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import yaml
 
 from helpers.manifests import Manifest
+from helpers.served import JsonHandler, served
 
 _KINDS = {"pods": "Pod", "configmaps": "ConfigMap"}
 
@@ -34,55 +32,36 @@ class KubernetesApi(ThreadingHTTPServer):
         return [each for each in self.created if each["kind"] == kind]
 
 
-@contextmanager
-def kubernetes_api() -> Iterator[KubernetesApi]:
+def kubernetes_api() -> AbstractContextManager[KubernetesApi]:
     """Serve it while the block runs."""
-    with KubernetesApi() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(KubernetesApi())
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler, BaseHTTPRequestHandler):
     server: KubernetesApi
 
     def do_GET(self) -> None:
         kind = _KINDS.get(self._resource, "Status")
         version = {"apiVersion": "v1", "kind": f"{kind}List", "metadata": {"resourceVersion": "1"}}
         items = [{**each, "status": {"phase": "Running"}} for each in self.server.of_kind(kind)]
-        self._answer(HTTPStatus.OK, {**version, "items": items})
+        self.answer(HTTPStatus.OK, {**version, "items": items})
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = json.loads(self.body())
         self.server.created.append(asked)
         # It answers with a copy: what was asked for stays as it came.
         metadata = {**asked["metadata"], "uid": str(len(self.server.created)), "resourceVersion": "1"}
-        self._answer(HTTPStatus.CREATED, {**asked, "metadata": metadata})
+        self.answer(HTTPStatus.CREATED, {**asked, "metadata": metadata})
 
     def do_PATCH(self) -> None:
         # Server-side apply, which is how Spark makes all but pods.
-        asked = yaml.safe_load(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = yaml.safe_load(self.body())
         self.server.created.append(asked)
-        self._answer(HTTPStatus.OK, asked)
+        self.answer(HTTPStatus.OK, asked)
 
     def do_DELETE(self) -> None:
-        self._answer(HTTPStatus.OK, {"apiVersion": "v1", "kind": "Status", "status": "Success"})
+        self.answer(HTTPStatus.OK, {"apiVersion": "v1", "kind": "Status", "status": "Success"})
 
     @property
     def _resource(self) -> str:
         return self.path.partition("?")[0].rsplit("/", 1)[-1]
-
-    def _answer(self, status: HTTPStatus, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""

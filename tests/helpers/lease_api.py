@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from helpers.certificates import Authority
+from helpers.served import JsonHandler, served
 
 TOKEN = "a-pods-own-token"  # noqa: S105 - of a stub
 _PATH = "/apis/coordination.k8s.io/v1/namespaces/streams/leases"
@@ -47,63 +47,46 @@ class LeaseApi(ThreadingHTTPServer):
             return "" if lease is None else str(lease["spec"]["holderIdentity"])
 
 
-@contextmanager
-def lease_api(account: Path) -> Iterator[LeaseApi]:
+def lease_api(account: Path) -> AbstractContextManager[LeaseApi]:
     """Serve it while the block runs."""
-    with LeaseApi(account) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return served(LeaseApi(account))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler, BaseHTTPRequestHandler):
     server: LeaseApi
 
     def do_GET(self) -> None:
         with self.server.lock:
             found = self.server.leases.get(self.path.removeprefix(f"{_PATH}/"))
-            self._answer(HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK, found or {"message": "no"})
+            self.answer(HTTPStatus.NOT_FOUND if found is None else HTTPStatus.OK, found or {"message": "no"})
 
     def do_POST(self) -> None:
-        asked = self._asked()
+        asked = json.loads(self.body())
         name = asked["metadata"]["name"]
         with self.server.lock:
             if self.path != _PATH or name in self.server.leases:
-                self._answer(HTTPStatus.CONFLICT, {"message": "it is there"})
+                self.answer(HTTPStatus.CONFLICT, {"message": "it is there"})
                 return
             asked["metadata"]["resourceVersion"] = "1"
             self.server.leases[name] = asked
-            self._answer(HTTPStatus.CREATED, asked)
+            self.answer(HTTPStatus.CREATED, asked)
 
     def do_PUT(self) -> None:
-        asked = self._asked()
+        asked = json.loads(self.body())
         name = self.path.removeprefix(f"{_PATH}/")
         with self.server.lock:
             known = self.server.leases[name]["metadata"]["resourceVersion"]
             if asked["metadata"]["resourceVersion"] != known:
-                self._answer(HTTPStatus.CONFLICT, {"message": "somebody was first"})
+                self.answer(HTTPStatus.CONFLICT, {"message": "somebody was first"})
                 return
             asked["metadata"]["resourceVersion"] = str(int(known) + 1)
             self.server.leases[name] = asked
-            self._answer(HTTPStatus.OK, asked)
+            self.answer(HTTPStatus.OK, asked)
 
-    def _asked(self) -> Any:
-        return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-
-    def _answer(self, status: HTTPStatus, body: Any) -> None:
+    def answer(self, status: HTTPStatus, body: Any) -> None:
+        """Answer whoever has the token, unless nobody is to be answered."""
         if self.server.down:
             status, body = HTTPStatus.INTERNAL_SERVER_ERROR, {"message": "down"}
         elif self.headers["Authorization"] != f"Bearer {TOKEN}":
             status, body = HTTPStatus.UNAUTHORIZED, {"message": "who are you?"}
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        super().answer(status, body)
