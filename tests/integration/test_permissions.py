@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 TOPOLOGY = "test"
+DEPLOYED = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "mtls" / "permissions.toml"
 _SECONDS = 60.0
 
 RULES = """
@@ -262,3 +263,45 @@ def test_startup_needs_files_of_use(tmp_path: Path) -> None:
     """A worker with a rules file that is not there does not start open."""
     with pytest.raises(TuplewireError, match="cannot read the permissions file"):
         LocalWorkers(1, TOPOLOGY, flags=[f"--permissions-file={tmp_path}/gone"], directory=tmp_path).start()
+
+
+def test_user_code_of_an_executor_has_no_control(tmp_path: Path) -> None:
+    """By the rules and tokens of the overlays, it sends, receives and stages; all else is the driver's."""
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("programs/driver", "programs")}
+    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
+    driver, executor = (
+        Credentials(token_file=str(secret_file(tmp_path / name.replace("/", "-"), line)))
+        for name, line in lines.items()
+    )
+    flags = [f"--token-file={tokens}", f"--permissions-file={DEPLOYED}"]
+    with LocalWorkers(
+        1, TOPOLOGY, flags=flags, directory=tmp_path, drain_seconds=1, credentials=driver
+    ) as workers:
+        assignment = assignment_to_wire(workers.assign({0: [1]}, _SECONDS))
+        address = workers.endpoints[0].address
+        with Client(address, topology=TOPOLOGY, credentials=executor) as client:
+            client.send(1, b"message")
+            client.flush(_SECONDS)
+            with client.recv([1], timeout=_SECONDS) as batches:
+                assert [message.message for message in next(batches)] == [b"message"]
+        attempt = control_pb2.StagedAttempt(partition=0, attempt="a", messages=1, pieces=1)
+        with (
+            ControlClient(address, credentials=executor) as control,
+            ControlClient(address, credentials=driver) as operator,
+        ):
+            control.stage(TOPOLOGY, "sink", 1, 0, "a", 0, [TaskGroup.of(1, [b"a"])])
+            calls: dict[str, Callable[[], object]] = {
+                "UpdateAssignment": lambda: control.update_assignment(assignment, force=True),
+                "Drain": control.drain,
+                "Publish": lambda: control.publish(TOPOLOGY, "sink", 1, [attempt]),
+                "TakeOver": lambda: control.take_over(TOPOLOGY, "sink", 1, "run", [attempt]),
+                "GetDebug": control.debug,
+                "SetLogging": lambda: control.set_logging("debug", seconds=1),
+                "SetFaults": control.set_faults,
+            }
+            for method, call in calls.items():
+                with pytest.raises(PermissionDeniedError, match=f"may not call {method}"):
+                    call()
+            assert operator.update_assignment(assignment) is False
+            operator.publish(TOPOLOGY, "sink", 1, [attempt])
+            assert operator.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Callable
 from http import HTTPStatus
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from helpers import eventually
 from helpers.admin import get
+from helpers.listening import listening_hosts
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -125,6 +127,8 @@ def test_only_the_run_talks_to_its_workers(
     for process, flags in workers.items():
         file = Path(flags["--address-file"])
         address = json.loads(file.read_text())["address"]
+        bound = socket.gethostbyname(address.rpartition(":")[0])
+        assert listening_hosts(int(process.name)) <= {bound, "127.0.0.1"}, "no other port is on the network"
         for token in ((), (("authorization", f"Bearer {'0' * len(secret)}"),)):
             with grpc.insecure_channel(address) as channel:
                 for method, call in foreign_calls(channel, token).items():

@@ -1,0 +1,63 @@
+"""What is started without a word about the network listens on this machine alone, as the kernel tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import words
+from helpers.leaks import children
+from helpers.listening import listening_hosts
+
+import tuplewire
+from tuplewire.addresses import is_loopback, split_host_port
+from tuplewire.settings import settings_of
+from tuplewire_service.executors.cluster import DistributedCluster
+from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire_service.process.worker_config import HOST_PORT, WorkerConfig
+
+LOOPBACK = {"127.0.0.1"}
+SECONDS = 60.0
+
+
+def of_all_children() -> list[set[str]]:
+    """Return the addresses of each process that this one has started."""
+    return [listening_hosts(process) for process in children()]
+
+
+def test_the_defaults_of_a_worker() -> None:
+    """Every address that it listens at by default is of the loopback, or there is none."""
+    config = WorkerConfig()
+    known = settings_of(WorkerConfig)
+    addresses = {name: getattr(config, name) for name in known if known[name].kind is HOST_PORT}
+    assert addresses.keys() == {"listen", "admin", "listen_peers"}
+    assert all(is_loopback(split_host_port(each)[0]) for each in addresses.values() if each)
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_workers_of_a_test(transport: str, tmp_path: Path) -> None:
+    """Messages, control, metrics, and the port for others over another transport."""
+    with LocalWorkers(2, "shut", directory=tmp_path, flags=[f"--transport={transport}"]):
+        assert of_all_children() == [LOOPBACK, LOOPBACK]
+
+
+def test_the_worker_of_a_program() -> None:
+    """`tuplewire.local()` serves this machine."""
+    with tuplewire.local("1"):
+        assert of_all_children() == [LOOPBACK]
+
+
+def test_the_processes_of_a_topology() -> None:
+    """Executors in processes reach each other over the loopback."""
+    with DistributedCluster() as cluster:
+        conf = {"topology.workers": 2}
+        running = cluster.submit("words", conf, "helpers.words:topology", collect=["count"])
+        assert of_all_children() == [LOOPBACK, LOOPBACK]
+        assert len(running.finish(SECONDS).tuples("count")) == len(words.EXPECTED)
+
+
+def test_an_open_address_would_be_seen(tmp_path: Path) -> None:
+    """What is asked for is found."""
+    flags = ["--listen=[::]:0", "--allow-plaintext"]
+    with LocalWorkers(1, "wide", directory=tmp_path, flags=flags):
+        assert of_all_children() == [{"::", *LOOPBACK}]
