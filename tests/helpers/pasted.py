@@ -35,7 +35,10 @@ PASTED = (
         logs=(r"worker\.drained .*accepted 4 = acknowledged 4 ",),
     ),
     Pasted(("clients/README.md",)),
-    Pasted(("docs/tutorial/first-message.md",), ("42 b'hello'", "second: .*important", "from a shell")),
+    Pasted(
+        ("docs/tutorial/first-message.md",),
+        ("42 b'hello'", "second: .*important", "from a shell", r'"headers": \[\["lang", "en"\]\]'),
+    ),
     Pasted(("docs/tutorial/first-topology.md",), ("'to': 200", "'that': 100")),
     Pasted(("docs/how-to/topology.md",)),
     Pasted(

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import tuplewire
+from tuplewire.errors import ConfigError
 from tuplewire.local_worker import OwnWorker
+from tuplewire_service.command.messages import MessageFormat, read_messages
 
 _SECONDS = 60.0
 
@@ -63,9 +66,56 @@ def test_json_lines(worker: OwnWorker) -> None:
     assert sorted(found, key=str) == sorted(
         [{"task": 3, "message": "text"}, {"task": 4, "base64": "/w=="}], key=str
     )
-    wrong = command(worker, "send", "5", "--format", "json", given=b'{"task": "x", "message": "m"}\n')
-    assert wrong.returncode == 64
-    assert b"message 1 is not of the form" in wrong.stderr
+
+
+def test_json_lines_carry_a_key_and_headers(worker: OwnWorker) -> None:
+    """What `recv` writes is what `send` reads, text or not; a line of each kind comes back as it was."""
+    lines = [
+        {"task": 9, "message": "text", "key": "k", "headers": [["a", "1"], ["a", "zoë"]]},
+        {"task": 9, "base64": "/w==", "key": {"base64": "/w=="}, "headers": [["b", {"base64": "/g=="}]]},
+        {"task": 9, "message": "", "key": ""},
+        {"task": 9, "message": "neither"},
+    ]
+    given = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    assert command(worker, "send", "--format", "json", given=given).returncode == 0
+    took = command(worker, "recv", "9", "--format", "json", "--count", "4")
+    assert [json.loads(line) for line in took.stdout.splitlines()] == lines
+    assert command(worker, "send", "--format", "json", given=took.stdout).returncode == 0
+    with worker.client() as client, client.recv([9]) as subscription:
+        first, second, *_ = subscription.messages(4)
+    assert (first.key, first.headers) == (b"k", (("a", b"1"), ("a", "zoë".encode())))
+    assert (second.payload, second.key, second.headers) == (b"\xff", b"\xff", (("b", b"\xfe"),))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"task": "x", "message": "m"}',
+        '{"task": 5}',
+        '{"task": 5, "message": "m", "key": 1}',
+        '{"task": 5, "message": "m", "headers": {"ab": "x"}}',
+        '{"task": 5, "message": "m", "headers": ["ab"]}',
+        '{"task": 5, "message": "m", "headers": [[1, "x"]]}',
+        '{"task": 5, "base64": "?"}',
+        "[]",
+        "m",
+    ],
+)
+def test_what_is_no_message_is_refused(line: str) -> None:
+    """With its number, and the form that is wanted."""
+    with pytest.raises(ConfigError, match=r"message 1 is not of the form .*headers"):
+        list(read_messages([line.encode()], MessageFormat.JSON, None))
+
+
+def test_a_file_or_standard_output(worker: OwnWorker, tmp_path: Path) -> None:
+    """What is received goes where it is told to; `-` is standard output, as without."""
+    command(worker, "send", "10", "a", "b")
+    assert command(worker, "recv", "10", "-", "--count", "1").stdout == b"a\n"
+    assert command(worker, "recv", "10", str(tmp_path / "b"), "--count", "1").stdout == b""
+    assert (tmp_path / "b").read_bytes() == b"b\n"
+    wrong = command(worker, "recv", "10", str(tmp_path), "--count", "1")
+    assert wrong.returncode == 1
+    assert wrong.stderr == f"tuplewire recv: {tmp_path}: Is a directory\n".encode()
 
 
 def test_any_bytes_with_a_prefix(worker: OwnWorker) -> None:
@@ -118,13 +168,13 @@ def test_messages_end_by_count_quiet_and_time(worker: OwnWorker) -> None:
         client.send(tuplewire.TaskMessageBatch.from_columns(8, [b"%d" % n for n in range(10)]))
         client.flush(10)
         with client.recv([8]) as subscription:
-            assert [each.message for each in subscription.messages(3)] == [b"0", b"1", b"2"]
+            assert [each.payload for each in subscription.messages(3)] == [b"0", b"1", b"2"]
         with client.recv([8]) as subscription:
             for each in subscription.messages():
-                if each.message == b"5":
+                if each.payload == b"5":
                     break  # 5 itself is not acknowledged
         with client.recv([8]) as subscription:
-            assert [each.message for each in subscription.messages(quiet=0.5)] == [
+            assert [each.payload for each in subscription.messages(quiet=0.5)] == [
                 b"5",
                 b"6",
                 b"7",

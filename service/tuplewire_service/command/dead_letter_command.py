@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.config import MIB
 from tuplewire.errors import ConfigError
 from tuplewire.group import TaskGroup
-from tuplewire.message import TaskMessage, encoded_of
+from tuplewire.message import encoded_of
 from tuplewire.session.consume import Arrived, Rejected
 from tuplewire.shown import shown
 from tuplewire_service.command.message_commands import add_way, address_of, client_of
@@ -43,13 +43,13 @@ def add_dead_letter_command(commands: Any) -> None:
     parser.add_argument(
         "action",
         choices=list(_ACTIONS),
-        help="list them; show some with their content; replay: send them to their tasks again, and drop "
+        help="list them; show some with their payload; replay: send them to their tasks again, and drop "
         "them; drop: throw them away",
     )
     parser.add_argument("ids", metavar="ID", nargs="*", help="which, as `list` names them")
     parser.add_argument("--all", action="store_true", help="all of them")
     parser.add_argument("--task", metavar="TASK", type=int, help="those that were to this task")
-    parser.add_argument("--json", action="store_true", help="a JSON object in each line, with the content")
+    parser.add_argument("--json", action="store_true", help="a JSON object in each line, with the payload")
     add_way(parser)
 
 
@@ -153,7 +153,7 @@ def _list(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]
             str(each.task),
             "" if each.source is None else str(each.source),
             str(each.count),
-            str(len(each.message.message)),
+            str(len(each.message.payload)),
             each.reason,
         )
         for each in letters
@@ -163,24 +163,12 @@ def _list(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]
 
 
 def _write_json(letters: Sequence[DeadMessage]) -> int:
-    for each in letters:
-        facts = {name: getattr(each, name) for name in ("id", "task", "source", "count", "reason", "time")}
-        print(json.dumps({**facts, **_content(each.message)}))
-    return EXIT_OK
-
-
-def _content(message: TaskMessage) -> dict[str, Any]:
     from tuplewire_service.command.messages import as_json
 
-    fields = as_json(message)
-    del fields["task"]
-    if message.key is not None:
-        fields["key"] = message.key.decode(errors="backslashreplace")
-    if message.headers:
-        fields["headers"] = [
-            [name, value.decode(errors="backslashreplace")] for name, value in message.headers
-        ]
-    return fields
+    for each in letters:
+        facts = {name: getattr(each, name) for name in ("id", "task", "source", "count", "reason", "time")}
+        print(json.dumps({**facts, **as_json(each.message), "task": each.task}))
+    return EXIT_OK
 
 
 def _show(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]) -> int:
@@ -200,9 +188,9 @@ def _show(arguments: argparse.Namespace, _: _Box, letters: Sequence[DeadMessage]
             f"header   {name}: {value.decode(errors='backslashreplace')}"
             for name, value in each.message.headers
         ]
-        payload = each.message.message
+        payload = each.message.payload
         more = f" ... ({len(payload)} bytes)" if len(payload) > _SHOWN_BYTES else ""
-        lines.append(f"message  {payload[:_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
+        lines.append(f"payload  {payload[:_SHOWN_BYTES].decode(errors='backslashreplace')}{more}")
         write_text(sys.stdout, "\n".join([*map(shown, lines), "", ""]))
     return EXIT_OK
 
@@ -211,7 +199,7 @@ def _replay(arguments: argparse.Namespace, box: _Box, letters: Sequence[DeadMess
     from tuplewire.batch import TaskMessageBatch
 
     groups = [
-        TaskGroup.joined(each.task, each.source, [each.message.message], [encoded_of(each.message)])
+        TaskGroup.joined(each.task, each.source, [each.message.payload], [encoded_of(each.message)])
         for each in letters
     ]
     box.client.send(TaskMessageBatch.from_groups(groups), timeout=arguments.timeout)

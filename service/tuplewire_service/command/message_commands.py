@@ -7,8 +7,9 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Unpack
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from tuplewire.errors import FlushTimeoutError, UnreachableError
 from tuplewire.shown import shown
@@ -47,6 +48,9 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument("--source", metavar="TASK", type=int, help="the task that sends (default: none)")
     parser = _add_messages(commands, _recv, "take the messages of tasks, and print them", "42 --count 1")
     parser.add_argument("tasks", metavar="TASKS", type=task_list, help="the tasks, like 42 or 1,2,10-19")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="where to; none, or -: write standard output"
+    )
     parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
     parser.add_argument("--quiet", metavar="SECONDS", type=float, help="end once nothing came for so long")
 
@@ -60,8 +64,8 @@ def _add_messages(commands: Any, handler: Handler, help_text: str, example: str)
         choices=list(MessageFormat),
         type=MessageFormat,
         default=MessageFormat.LINES,
-        help="lines: a message in each; json: lines with task and message, or base64; prefixed: the length "
-        "in four bytes before each (default lines)",
+        help="lines: a payload in each; json: in each an object with task, message (or base64), key and "
+        "headers; prefixed: the length in four bytes before each payload (default lines)",
     )
     return parser
 
@@ -133,8 +137,8 @@ def _send(arguments: argparse.Namespace) -> int:
     drawn = reads and not sys.stdin.isatty()
     with client_of(arguments, arguments.source) as client:
         with closing(counted(messages, "messages", _share_of_input, drawn=drawn)) as each:
-            for task, payload in each:
-                client.send(task, payload, timeout=arguments.timeout)
+            for task, payload, beside in each:
+                client.send(task, payload, timeout=arguments.timeout, **beside)
         client.flush(arguments.timeout)
         sent = client.ledger().accepted
     print(f"{sent} sent and acknowledged", file=sys.stderr)
@@ -148,19 +152,24 @@ def _share_of_input(_: int) -> float | None:
 
 
 def _recv(arguments: argparse.Namespace) -> int:
-    out = sys.stdout.buffer
-
     def share(taken: int) -> float | None:
         return taken / arguments.count if arguments.count else None
 
-    terminal = sys.stdout.encoding if sys.stdout.isatty() else None
-    write = writer_of_messages(out, arguments.format, terminal=terminal)
-    with client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
-        messages = subscription.messages(arguments.count, quiet=arguments.quiet)
+    with _opened(arguments.file) as out:
+        write = writer_of_messages(
+            out, arguments.format, terminal=sys.stdout.encoding if out.isatty() else None
+        )
         # Not beside the end of a pipe, which may write to the same terminal.
-        drawn = stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
-        with closing(counted(messages, "messages", share, drawn=drawn)) as each:
-            for message in each:
-                write(message)
-                out.flush()
+        drawn = stat.S_ISREG(os.fstat(out.fileno()).st_mode)
+        with client_of(arguments) as client, client.recv(arguments.tasks) as subscription:
+            messages = subscription.messages(arguments.count, quiet=arguments.quiet)
+            with closing(counted(messages, "messages", share, drawn=drawn)) as each:
+                for message in each:
+                    write(message)
+                    out.flush()
     return EXIT_OK
+
+
+def _opened(file: str) -> AbstractContextManager[BinaryIO]:
+    """Open what is written to; standard output stays open."""
+    return nullcontext(sys.stdout.buffer) if file == "-" else Path(file).open("wb")

@@ -6,10 +6,11 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
-from tuplewire.errors import ConfigError, InvalidTaskError
+from tuplewire.errors import ConfigError, InvalidTaskError, MalformedError
 from tuplewire.group import check_task
 from tuplewire.message import TaskMessage
 from tuplewire.shown import shown
@@ -23,7 +24,11 @@ class MessageFormat(StrEnum):
     LINES = "lines"
     """One in each line, as it is."""
     JSON = "json"
-    """In each line a JSON object: `task`, and `message` (text) or `base64` (bytes that are no text)."""
+    """In each line a JSON object: `task`, and `message` (text) or `base64` (bytes that are no text).
+
+    Where a message has them: `key`, and `headers` as pairs of name and value. A key or a value that is no
+    text is an object with `base64`.
+    """
     PREFIXED = "prefixed"
     """Before each its length, in four bytes, big-endian. Of the task nothing is said."""
 
@@ -42,20 +47,29 @@ def payloads_in(file: BinaryIO, form: MessageFormat) -> Iterator[bytes]:
     return _prefixed(file) if form is MessageFormat.PREFIXED else (line.removesuffix(b"\n") for line in file)
 
 
+class Beside(TypedDict, total=False):
+    """What goes with a payload, as keywords of `send`."""
+
+    key: bytes
+    headers: list[tuple[str, bytes]]
+
+
 def read_messages(
     payloads: Iterable[bytes], form: MessageFormat, task: int | None
-) -> Iterator[tuple[int, bytes]]:
-    """Return the task and the payload of each message.
+) -> Iterator[tuple[int, bytes, Beside]]:
+    """Return the task, the payload, and the key and headers of each message.
 
     task: of messages that name none. Raises ConfigError, with the number of the message, for what is no
     message, and for one without a task.
     """
-    for number, payload in enumerate(payloads, 1):
-        to, message = _from_json(payload, number) if form is MessageFormat.JSON else (None, payload)
+    for number, line in enumerate(payloads, 1):
+        to, payload, beside = (
+            _from_json(line, number) if form is MessageFormat.JSON else (None, line, Beside())
+        )
         to = task if to is None else to
         if to is None:
             raise ConfigError(f"message {number} names no task: give TASK, or write JSON lines with `task`")
-        yield to, message
+        yield to, payload, beside
 
 
 def _prefixed(file: BinaryIO) -> Iterator[bytes]:
@@ -69,18 +83,38 @@ def _prefixed(file: BinaryIO) -> Iterator[bytes]:
         yield payload
 
 
-def _from_json(line: bytes, number: int) -> tuple[int | None, bytes]:
+def _from_json(line: bytes, number: int) -> tuple[int | None, bytes, Beside]:
     try:
         fields = json.loads(line)
         task = check_task(fields["task"]) if "task" in fields else None
-        if "base64" in fields:
-            return task, base64.b64decode(fields["base64"], validate=True)
-        return task, fields["message"].encode()
+        payload = _bytes_of(fields) if "base64" in fields else _bytes_of(fields["message"])
+        beside = Beside()
+        if fields.get("key") is not None:
+            beside["key"] = _bytes_of(fields["key"])
+        if fields.get("headers"):
+            beside["headers"] = list(map(_header_of, fields["headers"]))
     except (ValueError, TypeError, KeyError, AttributeError, InvalidTaskError) as error:
         raise ConfigError(
-            f'message {number} is not of the form {{"task": 42, "message": "text"}}, with "base64" in place '
-            f'of "message" for bytes: {line[:80]!r}'
+            f'message {number} is not of the form {{"task": 42, "message": "text", "key": "k", "headers": '
+            f'[["name", "value"]]}}, where {{"base64": ...}} stands for bytes and "base64" for "message": '
+            f"{line[:80]!r}"
         ) from error
+    return task, payload, beside
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Return the bytes that a text, or an object with `base64`, stands for."""
+    if isinstance(value, dict):
+        return base64.b64decode(value["base64"], validate=True)
+    encoded: bytes = value.encode()
+    return encoded
+
+
+def _header_of(pair: Any) -> tuple[str, bytes]:
+    name, value = pair if isinstance(pair, list) else ()
+    if not isinstance(name, str):
+        raise TypeError
+    return name, _bytes_of(value)
 
 
 def writer_of_messages(
@@ -94,20 +128,33 @@ def writer_of_messages(
     if form is MessageFormat.PREFIXED:
         if terminal:
             raise ConfigError("--format prefixed is for files and pipes: a terminal would obey what it holds")
-        return lambda message: file.write(_LENGTH.pack(len(message.message)) + message.message)
+        return lambda message: file.write(_LENGTH.pack(len(message.payload)) + message.payload)
     if form is MessageFormat.JSON:
         return lambda message: file.write(json.dumps(as_json(message)).encode() + b"\n")
     if terminal:
-        return lambda message: file.write(_shown(message.message, terminal) + b"\n")
-    return lambda message: file.write(message.message + b"\n")
+        return lambda message: file.write(_shown(message.payload, terminal) + b"\n")
+    return lambda message: file.write(message.payload + b"\n")
 
 
 def as_json(message: TaskMessage) -> dict[str, Any]:
-    """Return task and payload as they are written in JSON."""
+    """Return a message as it is written in JSON; its headers are left out where they cannot be read."""
+    payload = _as_value(message.payload)
+    fields: dict[str, Any] = {"task": message.task}
+    fields |= payload if isinstance(payload, dict) else {"message": payload}
+    with suppress(MalformedError):
+        if message.key is not None:
+            fields["key"] = _as_value(message.key)
+        if message.headers:
+            fields["headers"] = [[name, _as_value(value)] for name, value in message.headers]
+    return fields
+
+
+def _as_value(value: bytes) -> str | dict[str, str]:
+    """Return bytes as a text, or as an object with `base64` where they are none."""
     try:
-        return {"task": message.task, "message": message.message.decode()}
+        return value.decode()
     except UnicodeDecodeError:
-        return {"task": message.task, "base64": base64.b64encode(message.message).decode()}
+        return {"base64": base64.b64encode(value).decode()}
 
 
 def _shown(payload: bytes, encoding: str) -> bytes:
