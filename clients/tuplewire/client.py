@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from tuplewire.addresses import resolve_address, resolve_topology
 from tuplewire.batch import TaskMessageBatch, as_groups
-from tuplewire.config import SessionKeywords, SessionSettings
+from tuplewire.config import SessionKeywords, SessionSettings, naming_settings
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
 from tuplewire.connection.loop import messaging_loop
@@ -50,6 +50,7 @@ class BaseClient:
     traced = True
     """Whether it makes spans of what it sends and receives, where the process makes any."""
 
+    @naming_settings
     def __init__(
         self,
         address: str | None = None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from tuplewire.errors import ConfigError
+from tuplewire.keywords import naming
 from tuplewire.settings import (
     SECONDS,
     SECONDS_OR_EVER,
@@ -16,6 +17,7 @@ from tuplewire.settings import (
     choice,
     count,
     setting,
+    settings_of,
 )
 
 KIB = 1024
@@ -186,3 +188,10 @@ class SessionKeywords(TypedDict, total=False):
     prefetch_messages: int
     prefetch_bytes: int
     reject_order: RejectOrder | Literal["go_on", "wait"]
+
+
+naming_settings = naming(
+    SessionKeywords,
+    {name: each.kind.plain(each.default) for name, each in settings_of(SessionSettings).items()},
+)
+"""Decorates what takes SessionKeywords."""

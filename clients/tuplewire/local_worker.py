@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self, Unpack
 
 from tuplewire.client import Client
-from tuplewire.config import SessionKeywords
+from tuplewire.config import SessionKeywords, naming_settings
 from tuplewire.errors import ClosedError
 from tuplewire.processes import Child, bound_addresses, worker_command
 from tuplewire.task_ids import parse_tasks
@@ -81,6 +81,7 @@ class OwnWorker:
             raise
         self.address, self.metrics_url = bound["address"], bound["metrics_url"]
 
+    @naming_settings
     def client(self, *, source: int | None = None, **settings: Unpack[SessionKeywords]) -> Client:
         """Return a client of this worker; the keywords are those of `tuplewire.Client`."""
         if self._child is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 import subprocess
 import sys
 from typing import Any, get_type_hints
@@ -11,11 +12,13 @@ import pytest
 
 import tuplewire
 import tuplewire.spark
-from tuplewire import aio
+from tuplewire import aio, config
 from tuplewire.config import SessionKeywords, SessionSettings
 from tuplewire.errors import FlushTimeoutError, InvalidTaskError, TuplewireError
 from tuplewire.membership import Membership, MembershipKeywords
 from tuplewire.settings import settings_of
+from tuplewire.spark.client_handle import ClientHandle
+from tuplewire.spark.executors import membership
 
 
 def test_keywords_are_the_settings_of_a_session() -> None:
@@ -23,6 +26,30 @@ def test_keywords_are_the_settings_of_a_session() -> None:
     assert get_type_hints(SessionKeywords).keys() == settings_of(SessionSettings).keys()
     keywords = inspect.signature(Membership).parameters.keys() - {"workers", "tasks"}
     assert get_type_hints(MembershipKeywords).keys() == keywords
+
+
+@pytest.mark.parametrize(
+    "function",
+    [tuplewire.Client, aio.Client, ClientHandle, tuplewire.local.client],
+    ids=lambda each: each.__name__,
+)
+def test_python_itself_knows_the_keywords(function: Any) -> None:
+    """help(), and what completes in a notebook, show each setting with its default, and no `**settings`."""
+    shown = inspect.signature(function).parameters
+    for name, declared in settings_of(SessionSettings).items():
+        assert shown[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert shown[name].default == declared.default
+        assert type(shown[name].default) in {str, int, float}
+        assert get_type_hints(SessionKeywords)[name] == eval(shown[name].annotation, vars(config))  # noqa: S307
+    assert not [name for name, each in shown.items() if each.kind is inspect.Parameter.VAR_KEYWORD]
+    assert "overflow" in pydoc.render_doc(function)
+
+
+def test_python_itself_knows_the_keywords_of_a_membership() -> None:
+    """The same for the workers beside Spark's executors."""
+    shown = inspect.signature(membership).parameters
+    assert shown.keys() > get_type_hints(MembershipKeywords).keys()
+    assert (shown["at_least"].default, shown["expire_seconds"].default) == (1, 10.0)
 
 
 @pytest.mark.parametrize("kind", [tuplewire.Client, aio.Client])

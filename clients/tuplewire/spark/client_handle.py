@@ -15,7 +15,7 @@ from tuplewire import tracing
 from tuplewire.addresses import ADDRESS_VARIABLE, resolve_address
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
-from tuplewire.config import SessionKeywords, SessionSettings
+from tuplewire.config import SessionKeywords, SessionSettings, naming_settings
 from tuplewire.errors import ClosedError, TuplewireError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.message import Headers, TaskMessage
@@ -193,6 +193,7 @@ class ClientHandle(Shipped):
     (`.write.format("tuplewire")`) is what sorts attempts out.
     """
 
+    @naming_settings
     def __init__(
         self,
         address: str | None = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tuplewire.addresses import join_host_port
 from tuplewire.errors import ConfigError, UnreachableError
+from tuplewire.keywords import naming
 from tuplewire.membership import Membership, MembershipKeywords, Workers
 from tuplewire.spark import is_remote
 
@@ -71,6 +72,7 @@ def _host_of(host_port: str) -> str:
     return host if colon and port.isdigit() and (host.endswith("]") or ":" not in host) else host_port
 
 
+@naming(MembershipKeywords, vars(Membership)["__init__"].__kwdefaults__)
 def membership(
     spark: SparkSession,
     tasks: Collection[int],
