@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codeop import compile_command
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from helpers.packaging import ROOT
 from helpers.pasted import ELSEWHERE, PASTED, PASTED_ON_SPARK, Pasted, blocks, check, paste
 
 _SECONDS = 100.0
+FOR_A_FILE = "into a file"
 
 
 def test_every_page_with_programs_is_pasted() -> None:
@@ -20,6 +22,23 @@ def test_every_page_with_programs_is_pasted() -> None:
     pasted = {page for each in (*PASTED, PASTED_ON_SPARK) for page in each.pages}
     assert with_programs == pasted | set(ELSEWHERE)
     assert all((ROOT / test).exists() for test in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("page", [page for each in (*PASTED, PASTED_ON_SPARK) for page in each.pages])
+def test_a_prompt_takes_it(page: str) -> None:
+    """Line by line, as Python's own prompt did up to 3.12: an empty line ends what is indented.
+
+    A page with programs of another form says where they are to be pasted.
+    """
+    if FOR_A_FILE in " ".join((ROOT / page).read_text(encoding="utf-8").split()):
+        return
+    for language, text in blocks(page):
+        typed: list[str] = []
+        for line in [*text.splitlines(), ""] if language == "python" else []:
+            typed.append(line)
+            if compile_command("\n".join(typed), page, "single") is not None:
+                typed.clear()
+        assert typed == [], "the prompt waits for more"
 
 
 @pytest.mark.slow
