@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from helpers.lease_api import LeaseApi, lease_api
-from helpers.topology import TOPOLOGY, one_worker, status
+from helpers.topology import TOPOLOGY, status
 from helpers.worker_process import environment_without_ours
 
 from tuplewire import Client
-from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
 SECONDS = 60.0
@@ -57,15 +58,10 @@ def programs(directory: Path, api: LeaseApi, addresses: list[str], *names: str) 
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[list[Endpoint]]:
-    """Run three workers without an assignment."""
-    with ExitStack() as stack:
-        found = []
-        for name in ("a", "b", "c"):
-            folder = tmp_path / name
-            folder.mkdir()
-            found.append(stack.enter_context(one_worker(name, "--drain-seconds=5", directory=folder)))
-        yield found
+def workers() -> Iterator[list[Endpoint]]:
+    """Run three workers without an assignment; at the end nobody takes what they hold."""
+    with LocalWorkers(3, TOPOLOGY, flags=["--drain-seconds=0.2"]) as started:
+        yield started.endpoints
 
 
 def tasks_of(endpoint: Endpoint) -> int:
@@ -125,8 +121,9 @@ def test_alone_it_takes_no_lease(tmp_path: Path, workers: list[Endpoint]) -> Non
     program = Program(tmp_path, "alone", [each.address for each in workers])
     try:
         eventually(lambda: [tasks_of(each) for each in workers] == [2, 2, 2], SECONDS)
-        program.process.terminate()
+        program.process.send_signal(signal.SIGINT)
         assert program.process.wait(SECONDS) == 0
+        assert program.has_said("membership.stopped reason=SIGINT")
     finally:
         program.process.kill()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBERNETES_")}

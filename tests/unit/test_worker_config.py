@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tuplewire.errors import ConfigError
 from tuplewire.settings import SECONDS, SIZE, Kind, count, settings_of
-from tuplewire_service.command.cli import main
+from tuplewire_service.command.cli import command_parser, main
 from tuplewire_service.process.config_sources import load, to_toml
 from tuplewire_service.process.worker_config import ADVERTISED, HOST_PORT, MODE, SOCKET_PATH, WorkerConfig
 
@@ -215,14 +217,21 @@ def test_every_setting_has_a_flag_with_help(capsys: pytest.CaptureFixture[str]) 
         assert known.variable in shown
 
 
-@pytest.mark.parametrize("command", ["worker", "send", "recv", "status", "assign", "drain", "completion"])
-def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The help of a command ends with one that works, and with the exit codes."""
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    shown = capsys.readouterr().out
-    assert f"example: tuplewire {command}" in shown
-    assert "64 wrong usage" in " ".join(shown.split())
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _parsers(each)
+
+
+def test_every_command_has_an_example() -> None:
+    """The help of each command, and of each job, ends with one that works, and with the exit codes."""
+    helps = {each.prog: " ".join(each.format_help().split()) for each in _parsers(command_parser(["run"]))}
+    assert {"tuplewire", "tuplewire worker", "tuplewire tap", "tuplewire run flights"} <= helps.keys()
+    for command, shown in helps.items():
+        assert "64 wrong usage" in shown, command
+        assert f"example: {command}" in shown or command == "tuplewire run", command
 
 
 @pytest.mark.parametrize(

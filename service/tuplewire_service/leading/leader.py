@@ -74,7 +74,8 @@ def lead(
                 if reason:
                     logger.error("membership.over", extra={"reason": reason})
                     return EXIT_FAILED
-            if stop.wait(LOOK_SECONDS) is not None:
+            if (request := stop.wait(LOOK_SECONDS)) is not None:
+                logger.info("membership.stopped", extra={"reason": request.reason})
                 break
     if election is not None:
         election.give_back()
