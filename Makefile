@@ -65,7 +65,7 @@ TEST_PROCESSES ?= 3
 
 .PHONY: test
 test: $(VENV)/.dev ## Run every test, three files at a time; ARGS='-k name' for some of them
-	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder -m 'not long' --durations=10 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder --one-spark -m 'not long' --durations=10 $(ARGS)
 
 .PHONY: test-long
 test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out

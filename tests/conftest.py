@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import leaks
@@ -21,6 +22,31 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("tuplewire", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=20)  # make quick
 settings.load_profile("tuplewire")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test` says to several processes."""
+    parser.addoption(
+        "--one-spark", action="store_true", help="run the tests on Spark in one of the processes"
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a process whole files; all of tests/spark to one, which then has the only Spark session.
+
+    Each further session costs as much as ten tests. It takes most of the run, so it begins at once.
+    """
+    if not config.getoption("one_spark") or config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneSpark(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return str(Path(file).parent) if _has_spark(Path(file)) else file
+
+    return OneSpark(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

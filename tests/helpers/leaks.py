@@ -10,7 +10,6 @@ import time
 from asyncio import AbstractEventLoop, BaseEventLoop, Task
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -49,20 +48,36 @@ def install() -> None:
 
 def children() -> dict[int, str]:
     """Return this process's children and their command lines; `defunct` for one that nobody waited for."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    found: dict[int, str] = {}
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # nearly always so: there is none, and none is looked for
+        return found
+    own = str(os.getpid())
+    for folder in os.listdir("/proc"):  # noqa: PTH208 - it is done twice for each test
+        if not folder.isdigit():
+            continue
         try:
             # pid (name) state ppid ...; the name may hold spaces and brackets
-            state, parent = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:2]
-            if int(parent) != os.getpid():
+            state, parent = _read(f"/proc/{folder}/stat").rpartition(")")[2].split(maxsplit=2)[:2]
+            if parent != own:
                 continue
-            command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = _read(f"/proc/{folder}/cmdline").replace("\0", " ")
         except (FileNotFoundError, ProcessLookupError):
             continue
         command = "defunct" if state == "Z" else command
         if not any(kept in command for kept in _KEPT_PROCESSES):
-            found[int(stat.parent.name)] = command.strip()
+            found[int(folder)] = command.strip()
     return found
+
+
+def _read(path: str) -> str:
+    """Return the text of a file of /proc that fits one read."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, 1 << 16).decode(errors="replace")
+    finally:
+        os.close(file)
 
 
 def _running() -> dict[object, str]:

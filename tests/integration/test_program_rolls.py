@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
 NAMES = ("tuplewire-worker-0", "tuplewire-worker-1", "tuplewire-worker-2")
-CONF = {"topology.acker.executors": 1, "topology.max.spout.pending": 50, "topology.message.timeout.secs": 20}
+CONF = {"topology.acker.executors": 1, "topology.max.spout.pending": 50, "topology.message.timeout.secs": 5}
 
 
 class Site:

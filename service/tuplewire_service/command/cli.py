@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +207,8 @@ def _add_run(commands: Any) -> None:
         description="Start local workers and PySpark, run a job through them, and check its result.",
         epilog=f"`tuplewire run JOB --help` has the options of a job, and an example. {EXIT_CODES}",
     )
+    from importlib.metadata import entry_points  # loads much, and is seldom needed
+
     found = sorted(entry_points(group=ENTRY_POINT_GROUP))
     if not found:
         raise ConfigError(

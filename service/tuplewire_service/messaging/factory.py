@@ -6,18 +6,22 @@ Source: Storm's `TransportFactory.makeContext`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from importlib.metadata import entry_points
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.settings import OUR_PREFIX, unknown
 from tuplewire.storm_keys import our_transport
 from tuplewire_service.messaging.base import IContext
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 TRANSPORT_KEY = "storm.messaging.transport"
 DEFAULT_TRANSPORT = "grpc"
 ENTRY_POINT_GROUP = "tuplewire.transports"
+_ROOMS = tuple(f"{OUR_PREFIX}{room}." for room in ("transport", "session"))
+"""How our keys begin that every transport may have."""
 
 
 class TransportFactory:
@@ -26,7 +30,7 @@ class TransportFactory:
     @staticmethod
     def known() -> list[str]:
         """Return the names of the installed transports."""
-        return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+        return sorted({point.name for point in _installed()})
 
     @staticmethod
     def make_context(conf: Mapping[str, Any]) -> IContext:
@@ -37,10 +41,12 @@ class TransportFactory:
         one. Raises ConfigError for a name that leads nowhere, and for a key that begins with `tuplewire.`
         and is of no installed transport; which of its own keys it knows says the transport.
         """
-        rooms = [f"{OUR_PREFIX}{room}." for room in ("transport", "session", *TransportFactory.known())]
-        for key in conf:
-            if str(key).startswith(OUR_PREFIX) and not key.startswith(tuple(rooms)):
-                raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
+        others = [key for key in conf if str(key).startswith(OUR_PREFIX) and not key.startswith(_ROOMS)]
+        if others:  # to ask what is installed takes a while
+            rooms = (*_ROOMS, *(f"{OUR_PREFIX}{name}." for name in TransportFactory.known()))
+            for key in others:
+                if not key.startswith(rooms):
+                    raise unknown(f"setting {key!r}", key, [f"{room}*" for room in rooms])
         name = conf.get(TRANSPORT_KEY)
         name = DEFAULT_TRANSPORT if name is None else name
         if not isinstance(name, str):
@@ -73,11 +79,19 @@ def _prepared(made: Any, conf: Mapping[str, Any]) -> IContext | None:
     return context if isinstance(context, IContext) else None
 
 
+def _installed() -> Iterable[EntryPoint]:
+    from importlib.metadata import (
+        entry_points,
+    )  # it loads much, which those who only name a transport need not
+
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
 def _find(name: str) -> Any:
     ours = our_transport(name)
     if ours is not None:
         raise ConfigError(f"{TRANSPORT_KEY}={name!r} is a class of Storm's: write {ours!r} in place of it")
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in _installed():
         if point.name == name:
             return _load(name, point.load)
     if ":" not in name and "." not in name:

@@ -29,6 +29,7 @@ HOST = "127.0.0.1"
 UNKNOWN_TASK = 999
 RECEIVE_MESSAGES = 2000
 """What a receiver may hold for a task besides what its sender holds."""
+_LEAST_POLL_SECONDS, _MOST_POLL_SECONDS = 0.005, 0.05
 _Value = TypeVar("_Value")
 
 
@@ -128,13 +129,17 @@ def raises(kind: type[TuplewireError], call: Callable[[], object]) -> TuplewireE
 def eventually(condition: Callable[[], _Value], timeout: float = 30.0, what: str = "") -> _Value:
     """Return what the condition returns as soon as that is true; AssertionError after so many seconds.
 
-    what: names the condition in the error.
+    what: names the condition in the error. A condition that takes long is asked less often: what it waits for
+    needs the processor, too.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    deadline = began + timeout
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"not within {timeout} s: {what or condition}; last seen: {value!r}")
-        time.sleep(0.005)
+        time.sleep(min(max(now - began, _LEAST_POLL_SECONDS), _MOST_POLL_SECONDS))
+        began = time.monotonic()
     return value
 
 
