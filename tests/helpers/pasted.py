@@ -82,6 +82,7 @@ def paste(
         "TUPLEWIRE_LISTEN": address,
         "TUPLEWIRE_ADDRESS": address,
         "TUPLEWIRE_ADMIN": "127.0.0.1:0",
+        "TUPLEWIRE_DRAIN_SECONDS": "1",  # nobody takes what a page leaves
     }
     (folder / ".venv").symlink_to(sys.prefix)
     script = ["set -e", _END, "pip() { :; }  # it is installed"]

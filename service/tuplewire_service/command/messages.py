@@ -111,10 +111,9 @@ def _bytes_of(value: Any) -> bytes:
 
 
 def _header_of(pair: Any) -> tuple[str, bytes]:
-    name, value = pair if isinstance(pair, list) else ()
-    if not isinstance(name, str):
+    if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
         raise TypeError
-    return name, _bytes_of(value)
+    return pair[0], _bytes_of(pair[1])
 
 
 def writer_of_messages(
