@@ -21,7 +21,7 @@ def test_rules_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("loose=1", "a fault is one of lose, double, cut, delay, slow, method, peer"),
+        ("loose=1", "a fault is one of lose, double, cut, delay, slow, rate, method, peer"),
         ("lose", "with = and a value"),
         ("lose=", "with = and a value"),
         ("lose=1.1", "lose is a number from 0 to 1, not '1.1'"),
@@ -29,6 +29,9 @@ def test_rules_are_read() -> None:
         ("delay=3600", "delay is a number from 0 to 60"),
         ("method=Send", "does nothing"),
         ("lose=0 peer=a", "does nothing"),
+        ("lose=1 rate=0", "does nothing"),
+        ("rate=0.5", "does nothing"),
+        ("lose=1 rate=2", "rate is a number from 0 to 1"),
         (";".join(["lose=1"] * 21), "20 rules at most"),
     ],
 )
@@ -46,6 +49,14 @@ def test_a_rule_is_for_its_methods_and_peers() -> None:
     assert faults.fate("Recv", ["shop"], 200) == UNTOUCHED
     assert faults.fate("SetFaults", ["shop"], 200) == UNTOUCHED
     assert Faults(parse_faults("cut=1 double=1")).fate("Recv", ["a"], 1) == Fate(cut=True, doubled=True)
+
+
+def test_a_rate_is_a_share_of_the_messages() -> None:
+    """Of many messages some wait, and the others do not."""
+    faults = Faults(parse_faults("delay=1 rate=0.5"))
+    fates = {faults.fate("Send", ["a"], 1) for _ in range(200)}
+    assert fates == {Fate(1.0), UNTOUCHED}
+    assert 0 < faults.counts["delayed"] < 200
 
 
 def test_a_worker_that_matters_has_none() -> None:

@@ -91,8 +91,8 @@ def add_looking_commands(commands: Any) -> None:
         "rule",
         metavar="WORD",
         nargs="*",
-        help="lose=, double=, cut= (a share of messages), delay= (seconds), slow= (bytes a second), method= "
-        "and peer= (patterns); none: end all faults",
+        help="lose=, double=, cut= (a share of messages), delay= (seconds), slow= (bytes a second), "
+        "rate= (of the messages), method= and peer= (patterns); none: end all faults",
     )
     parser.add_argument(
         "--for", dest="seconds", metavar="SECONDS", type=float, default=60.0, help="for how long (default 60)"

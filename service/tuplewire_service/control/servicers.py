@@ -29,10 +29,12 @@ from tuplewire_service.control.status_messages import (
     entries_to_wire,
 )
 from tuplewire_service.control.tap_service import TapService
-from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream, MakeStream
+from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
+    ServerStream,
     SilentStreams,
+    Wrap,
     check_id,
     check_receiver,
     log_refusal,
@@ -259,10 +261,10 @@ class Services(grpc.GenericRpcHandler):
     The RefusedError or MessageError that a method raises reaches its caller, too.
     """
 
-    def __init__(self, check: Check, limits: ConnectionLimits, make_stream: MakeStream) -> None:
+    def __init__(self, check: Check, limits: ConnectionLimits, wrap: Wrap) -> None:
         self._added: list[grpc.GenericRpcHandler] = []
         self._check = check
-        self._make_stream = make_stream
+        self._wrap = wrap
         self.silent = SilentStreams(limits)
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
@@ -281,8 +283,9 @@ class Services(grpc.GenericRpcHandler):
         path = str(handler_call_details.method)
 
         async def answer(_: object, context: Context) -> None:
-            make = GrpcServerStream if path.startswith(_HEALTH) else self._make_stream
-            wire = make(context, None, path.rpartition("/")[2])
+            wire: ServerStream = GrpcServerStream(context, None)
+            if not path.startswith(_HEALTH):
+                wire = self._wrap(wire, path.rpartition("/")[2])
             with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
                 request = await self._read(path, method, context, wire)
                 try:
@@ -298,7 +301,7 @@ class Services(grpc.GenericRpcHandler):
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    async def _read(self, path: str, method: Any, context: Context, wire: GrpcServerStream) -> Any:
+    async def _read(self, path: str, method: Any, context: Context, wire: ServerStream) -> Any:
         try:
             self._check(context, path)
             return _request(method, await self.silent.first(wire.read, "request"))

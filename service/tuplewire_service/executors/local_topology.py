@@ -23,9 +23,13 @@ from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.topology.running.timer import SimulatedTimer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.capture import Captured
-from tuplewire_service.executors.local_worker import HostedWorker, LocalWorker, rests
-from tuplewire_service.messaging.factory import TransportFactory
-from tuplewire_service.process.config_sources import transport_settings_in
+from tuplewire_service.executors.local_worker import (
+    HostedWorker,
+    LocalWorker,
+    config_of,
+    context_of,
+    rests,
+)
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
 logger = event_logger(__name__)
@@ -86,7 +90,7 @@ class LocalTopology:
         try:
             portions = shares_of(topology, TopologySettings.from_conf(conf).workers)
             # What is wrong with a transport's settings is an error of one worker alone, too.
-            TransportFactory.make_context(transport_settings_in(conf)).term()
+            context_of(conf, config_of(conf, name, name)).term()
             self._several = len(portions) > 1
             for number, portion in enumerate(portions):
                 self._workers.append(self._make_worker(number, portion))

@@ -16,7 +16,10 @@ from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.termination import IdleWatch
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire_service.executors.worker_link import WorkerLink
-from tuplewire_service.messaging.factory import TransportFactory
+from tuplewire_service.messaging.base import IContext
+from tuplewire_service.messaging.factory import TRANSPORT_KEY, TransportFactory
+from tuplewire_service.messaging.faults import Faults, parse_faults
+from tuplewire_service.messaging.streamed.faulty_stream import make_faulty
 from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.config_sources import settings_in, transport_settings_in
 from tuplewire_service.process.worker_config import WorkerConfig
@@ -29,6 +32,22 @@ logger = event_logger(__name__)
 _HOST = "127.0.0.1"
 
 
+def context_of(conf: Mapping[str, Any], config: WorkerConfig, incarnation: int = 0) -> IContext:
+    """Return what joins a worker of this process with the others; ConfigError for what cannot be."""
+    of_worker = TransportSettings(**of_transport(config, incarnation))
+    own = transport_settings_in(conf)
+    context = TransportFactory.make_context({**own, **of_worker.conf()})
+    if config.allow_faults:
+        make_faulty(context, own[TRANSPORT_KEY], Faults(parse_faults(config.faults or "")))
+    return context
+
+
+def config_of(conf: Mapping[str, Any], worker_id: str, topology_id: str) -> WorkerConfig:
+    """Return the settings of a worker of this process; ConfigError."""
+    given = settings_in(conf, of_processes=False)
+    return WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology_id})
+
+
 class HostedWorker:
     """A worker in this process, on its event loop, with the link of its executors.
 
@@ -36,12 +55,10 @@ class HostedWorker:
     """
 
     def __init__(self, worker_id: str, topology_id: str, topology: Topology, conf: Mapping[str, Any]) -> None:
-        given = settings_in(conf, of_processes=False)
-        config = WorkerConfig(**{**given, "worker_id": worker_id, "topology": topology_id})
+        config = config_of(conf, worker_id, topology_id)
         incarnation = time.time_ns()
-        transport = TransportSettings(**of_transport(config, incarnation))
         self._loop = messaging_loop()
-        self._context = TransportFactory.make_context({**transport_settings_in(conf), **transport.conf()})
+        self._context = context_of(conf, config, incarnation)
         self.worker = self._loop.call(lambda: Worker(config, self._context, incarnation))
         self._loop.run(self.worker.start(0))
         self.port = int(self.worker.servers.addresses[0].rpartition(":")[2])

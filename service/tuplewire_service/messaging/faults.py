@@ -1,6 +1,6 @@
 """Faults on purpose: which messages of a server's streams are lost, doubled, delayed, cut off or slowed down.
 
-Pure, but for chance. A rule is `lose=0.1 delay=0.05 method=Send peer=shop*`; several have `;` between them.
+Pure, but for chance. A rule is `lose=0.1 double=0.1 method=Send peer=shop*`; several have `;` between them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tuplewire.errors import ConfigError
 
 FATES = ("lost", "doubled", "cut", "delayed", "slowed")
+_KINDS = ("lose", "double", "cut", "delay", "slow")
 MOST_RULES = 20
 _MOST_SECONDS = 60.0
 _FOREVER_METHODS = ("SetFaults",)
@@ -26,7 +27,8 @@ class FaultRule:
     """What happens to messages of some methods and peers.
 
     lose, double, cut: the share of messages, 0 to 1. delay: in seconds, of each. slow: bytes a second that
-    a stream passes on; 0: as many as come. method, peer: patterns like `S*`; a peer is a host, or an id.
+    a stream passes on; 0: as many as come. rate: the share of messages that the rule looks at. method, peer:
+    patterns like `S*`; a peer is a host, or an id.
     """
 
     lose: float = 0.0
@@ -34,6 +36,7 @@ class FaultRule:
     cut: float = 0.0
     delay: float = 0.0
     slow: float = 0.0
+    rate: float = 1.0
     method: str = "*"
     peer: str = "*"
 
@@ -58,7 +61,7 @@ def _rule(text: str) -> FaultRule:
         if name not in kinds or not is_given or not value:
             raise ConfigError(f"a fault is one of {', '.join(kinds)}, with = and a value, not {word[:100]!r}")
         values[name] = value if name in {"method", "peer"} else _number(name, value)
-    if not any(isinstance(value, float) and value for value in values.values()):
+    if not values.get("rate", 1.0) or not any(values.get(name) for name in _KINDS):
         raise ConfigError(
             f"the rule {text.strip()[:100]!r} does nothing: give lose, double, cut, delay or slow"
         )
@@ -106,7 +109,7 @@ class Faults:
             return UNTOUCHED
         seconds, lost, doubled, cut = 0.0, False, False, False
         for rule in self.rules:
-            if not rule.fits(method, names):
+            if not rule.fits(method, names) or self._random.random() >= rule.rate:
                 continue
             if rule.delay:
                 self.counts["delayed"] += 1

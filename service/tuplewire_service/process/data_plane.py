@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ class DataPlane:
         self.loop.loop.set_exception_handler(self._on_defect)
         self.security = Security(config)
         self.faults = FaultControl(config)
-        self._services = Services(self.security.check_call, config.limits, self.faults.make_stream)
+        self._services = Services(self.security.check_call, config.limits, self.faults.wrap)
         incarnation = time.time_ns()
         host = bracketed(split_host_port(config.listen)[0])
         programs = GrpcContext(
@@ -69,8 +68,9 @@ class DataPlane:
                 host=host,
                 listen=[f"unix://{config.listen_unix}"] if config.listen_unix else (),
             ),
-            replace(self.security.wiring([self._services]), make_stream=self.faults.make_stream),
+            self.security.wiring([self._services]),
         )
+        self.faults.put_into(programs, DEFAULT_TRANSPORT)
         self._contexts: list[IContext] = [programs]
         peers = None
         self._peers_port = 0
@@ -80,6 +80,7 @@ class DataPlane:
             peers = TransportFactory.make_context(
                 {TRANSPORT_KEY: config.transport, **common.conf(), **_PEERS_CONF}
             )
+            self.faults.put_into(peers, config.transport)
             self._contexts.append(peers)
         advertise = config.advertise or ""
         self.worker = self.loop.call(lambda: Worker(config, programs, incarnation, peers, advertise))

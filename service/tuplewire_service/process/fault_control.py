@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 
-import grpc.aio
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tuplewire.errors import ConfigError, MalformedError, PermissionDeniedError
 from tuplewire.events import event_logger
 from tuplewire_service.admin.families import counters, gauge
+from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.faults import FATES, Faults, parse_faults
-from tuplewire_service.messaging.grpc.faulty_stream import FaultyServerStream
-from tuplewire_service.messaging.grpc.grpc_transport import Admit, GrpcServerStream, MakeStream
+from tuplewire_service.messaging.streamed.faulty_stream import FaultyStream, make_faulty
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream
 from tuplewire_service.process.worker_config import WorkerConfig
 
 logger = event_logger(__name__)
@@ -32,19 +32,14 @@ class FaultControl(Collector):
         if self._faults:
             logger.warning("faults.changed", extra={"rules": config.faults, "by": "configuration"})
 
-    @property
-    def make_stream(self) -> MakeStream:
-        """What makes the streams of a server. Where no faults are allowed, it is what it is without them."""
-        faults = self._faults
-        if faults is None:
-            return GrpcServerStream
+    def put_into(self, context: IContext, transport: str) -> None:
+        """See make_faulty; does nothing where no faults are allowed."""
+        if self._faults is not None:
+            make_faulty(context, transport, self._faults)
 
-        def make(
-            context: grpc.aio.ServicerContext[bytes, bytes], admit: Admit | None, method: str
-        ) -> GrpcServerStream:
-            return FaultyServerStream(context, admit, method, faults)
-
-        return make
+    def wrap(self, wire: ServerStream, method: str) -> ServerStream:
+        """Return what is to be seen of a call's stream: the stream itself where no faults are allowed."""
+        return wire if self._faults is None else FaultyStream(wire, method, self._faults)
 
     def change(self, rules: str, seconds: float, by: Mapping[str, str]) -> None:
         """Put other rules in force for so many seconds; an empty text: none.
@@ -73,7 +68,7 @@ class FaultControl(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; from any thread."""
-        faults = self._faults or Faults()
+        faults = Faults() if self._faults is None else self._faults
         yield gauge("fault_rules", "Rules of faults on purpose that are in force.", len(faults.rules))
         yield counters(
             "faults",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -37,9 +39,10 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
     MAX_DETAIL_LENGTH,
     IAccess,
     ServerStream,
+    Wrap,
     code_of,
 )
-from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
+from tuplewire_service.messaging.streamed.streamed_transport import Serve, StreamedContext, StreamedServer
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 
@@ -83,11 +86,15 @@ Admit = Callable[[_Context], IAccess]
 class GrpcServerStream(GrpcStream, ServerStream):
     """A call in progress."""
 
-    def __init__(self, context: _Context, admit: Admit | None, _method: str = "") -> None:
+    def __init__(self, context: _Context, admit: Admit | None) -> None:
         super().__init__(context)
         self._context = context
         self.peer = context.peer()
         self._admit = admit
+
+    @property
+    def host(self) -> str:
+        return unquote(self.peer.partition(":")[2].rpartition(":")[0]).strip("[]") or "unix"
 
     def admit(self) -> IAccess:
         return EVERYTHING if self._admit is None else self._admit(self._context)
@@ -108,9 +115,10 @@ class GrpcServerStream(GrpcStream, ServerStream):
         await self._context.abort(status, str(error)[:MAX_DETAIL_LENGTH], ((ERROR_KEY, code_of(error)),))
         raise AssertionError  # abort raises; this tells the type checker
 
-
-MakeStream = Callable[[_Context, Admit | None, str], GrpcServerStream]
-"""Makes the stream of a call of a method."""
+    async def cut(self, why: str) -> NoReturn:
+        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
+        raise StreamBroken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +127,12 @@ class GrpcWiring:
 
     services: gRPC handlers to serve on the same server. tls: the server credentials of every TCP address.
     admit: says of each stream what its caller may do. dialler: makes the channels to others.
-    make_stream: makes that of each call.
     """
 
     services: Sequence[grpc.GenericRpcHandler] = ()
     tls: grpc.ServerCredentials | None = None
     admit: Admit | None = None
     dialler: Dialler = field(default_factory=lambda: Dialler(Credentials()))
-    make_stream: MakeStream = GrpcServerStream
 
 
 class GrpcServerConnection(StreamedServer):
@@ -139,10 +145,11 @@ class GrpcServerConnection(StreamedServer):
         settings: GrpcSettings,
         wiring: GrpcWiring,
         callback: IConnectionCallback | None,
+        wrap: Wrap,
     ) -> None:
         self._settings = settings
         self._wiring = wiring
-        super().__init__(messaging_loop(), topology, port, settings, callback)
+        super().__init__(messaging_loop(), topology, port, settings, callback, wrap)
 
     async def _bind(self) -> int:
         settings, session = self._settings, self._settings.session
@@ -154,18 +161,16 @@ class GrpcServerConnection(StreamedServer):
 
     def _new_server(self) -> grpc.aio.Server:
         server = grpc.aio.server(options=self._options())
-        methods = {name: self._handler(name, serve) for name, serve in self._handlers.items()}
+        methods = {name: self._handler(serve) for name, serve in self._handlers.items()}
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, methods), *self._wiring.services)
         )
         return server
 
-    def _handler(
-        self, method: str, serve: Callable[[ServerStream], Awaitable[None]]
-    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+    def _handler(self, serve: Serve) -> grpc.RpcMethodHandler[bytes, bytes]:
         async def handle(_: object, context: _Context) -> None:
             with contextlib.suppress(StreamBroken):  # nobody is there any more to whom it could be told
-                await serve(self._wiring.make_stream(context, self._wiring.admit, method))
+                await serve(GrpcServerStream(context, self._wiring.admit))
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -210,7 +215,7 @@ class GrpcContext(StreamedContext):
     def _serve(
         self, topology_id: str, port: int, callback: IConnectionCallback | None
     ) -> GrpcServerConnection:
-        return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback)
+        return GrpcServerConnection(topology_id, port, self._settings, self._wiring, callback, self.wrap)
 
     def _dial(self, host: str, port: int) -> Dial:
         return dial_grpc(f"{host}:{port}", self._settings.session, self._wiring.dialler)

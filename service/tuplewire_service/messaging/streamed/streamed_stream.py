@@ -88,6 +88,11 @@ class ServerStream(MessageStream):
     peer: str
     """Who is on the other side, for the log."""
 
+    @property
+    def host(self) -> str:
+        """The host of the other side, as far as the transport can tell."""
+        return self.peer
+
     def admit(self) -> IAccess:
         """Return what the other side may do; RefusedError when it may not come in."""
         return EVERYTHING
@@ -95,6 +100,19 @@ class ServerStream(MessageStream):
     @abstractmethod
     async def refuse(self, error: TuplewireError) -> NoReturn:
         """End the stream with an error, of which the other side gets the code and the text."""
+
+    async def cut(self, why: str) -> NoReturn:
+        """Break the stream off. The other side takes it for a lost connection, and comes again."""
+        await self.refuse(RefusedError(why))
+
+
+Wrap = Callable[[ServerStream, str], ServerStream]
+"""Returns what the service of a method is to see of a stream: the stream, or something around it."""
+
+
+def unwrapped(wire: ServerStream, _method: str) -> ServerStream:
+    """Return a stream as it is."""
+    return wire
 
 
 class SilentStreams:

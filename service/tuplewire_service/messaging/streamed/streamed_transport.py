@@ -28,12 +28,20 @@ from tuplewire_service.messaging.reception import ReceptionServer
 from tuplewire_service.messaging.relay_client import RelayClient
 from tuplewire_service.messaging.streamed.recv_service import RecvService
 from tuplewire_service.messaging.streamed.send_service import SendService
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, SilentStreams
+from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, SilentStreams, Wrap, unwrapped
 from tuplewire_service.messaging.subscription import ISubscriptionSource
 from tuplewire_service.messaging.transport_settings import TransportContext, TransportSettings
 
 _LAST_CALLS_SECONDS = 0.5
 """What is still in progress at a close, a status call or an idle Recv stream, gets this long."""
+
+
+Serve = Callable[[ServerStream], Awaitable[None]]
+"""Serves one stream to its end."""
+
+
+def _wrapped(serve: Serve, wrap: Wrap, method: str) -> Serve:
+    return lambda wire: serve(wrap(wire, method))
 
 
 class StreamedServer(ReceptionServer):
@@ -49,7 +57,9 @@ class StreamedServer(ReceptionServer):
         port: int,
         settings: TransportSettings,
         callback: IConnectionCallback | None,
+        wrap: Wrap,
     ) -> None:
+        """Begin to listen. wrap: that of the context."""
         super().__init__()
         self._thread = thread
         self._port = port
@@ -57,12 +67,12 @@ class StreamedServer(ReceptionServer):
         self._send = SendService(topology, settings, silent, self._reception)
         if callback is not None:
             self.register_recv(callback)
-        self._handlers: dict[str, Callable[[ServerStream], Awaitable[None]]] = {"Send": self._send.serve}
+        self._handlers: dict[str, Serve] = {"Send": _wrapped(self._send.serve, wrap, "Send")}
         self._recv: RecvService | None = None
         source: object = callback
         if isinstance(source, ISubscriptionSource):
             self._recv = RecvService(topology, settings, silent, source)
-            self._handlers["Recv"] = self._recv.serve
+            self._handlers["Recv"] = _wrapped(self._recv.serve, wrap, "Recv")
         thread.run(self._start())
 
     async def _start(self) -> None:
@@ -168,13 +178,15 @@ class StreamedClient(RelayClient, Sender):
 
 
 class StreamedContext(TransportContext):
-    """Binds and connects; a transport says how (_serve, _dial).
+    """Binds and connects; a transport says how (_serve, _dial), and hands `wrap` on to its servers.
 
     Not for use on the messaging loop itself: bind, close and term wait for it.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.wrap: Wrap = unwrapped
+        """Of the streams of servers that are bound from now on."""
         self._connections = 0
         self._start = uuid.uuid4().hex[:16]
 

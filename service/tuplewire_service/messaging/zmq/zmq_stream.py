@@ -121,6 +121,10 @@ class ZmqServerStream(ZmqStream, ServerStream):
         super().__init__(send, window)
         self.peer = peer
 
+    @property
+    def host(self) -> str:
+        return self.peer.partition(":")[2]
+
     def opened(self, allowance: Allowance) -> None:
         """Take in what the other side allows, and answer."""
         self._flow.on_allowance(allowance)

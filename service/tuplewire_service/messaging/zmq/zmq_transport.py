@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -22,8 +22,8 @@ from tuplewire.errors import (
     UnreachableError,
 )
 from tuplewire_service.messaging.base import IConnectionCallback
-from tuplewire_service.messaging.streamed.streamed_stream import ServerStream, code_of, log_refusal
-from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext, StreamedServer
+from tuplewire_service.messaging.streamed.streamed_stream import Wrap, code_of, log_refusal
+from tuplewire_service.messaging.streamed.streamed_transport import Serve, StreamedContext, StreamedServer
 from tuplewire_service.messaging.zmq.frames import NOTHING, Frame, FrameKind, decode, encode, encode_refusal
 from tuplewire_service.messaging.zmq.zmq_settings import IpcPort, ZmqSettings, ipc_endpoint, tcp_endpoint
 from tuplewire_service.messaging.zmq.zmq_sockets import Pump, Sockets
@@ -35,8 +35,6 @@ _LEAVE_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
 _LOOK_SECONDS_PER_CONNECTION = 1e-4
 """How long after a connection has gone the streams are gone through: not too often when they are many."""
-
-_Serve = Callable[[ServerStream], Awaitable[None]]
 
 
 class ZmqServerConnection(StreamedServer):
@@ -52,6 +50,7 @@ class ZmqServerConnection(StreamedServer):
         port: int,
         settings: ZmqSettings,
         callback: IConnectionCallback | None,
+        wrap: Wrap,
         sockets: Sockets,
     ) -> None:
         self._settings = settings
@@ -65,7 +64,7 @@ class ZmqServerConnection(StreamedServer):
         self._unbound = asyncio.Event()
         self._next_look: asyncio.TimerHandle | None = None
         self._looked = asyncio.Event()
-        super().__init__(messaging_loop(), topology, port, settings, callback)
+        super().__init__(messaging_loop(), topology, port, settings, callback, wrap)
 
     async def _bind(self) -> int:
         self._socket = self._sockets.make(self._thread, zmq.ROUTER)
@@ -144,7 +143,7 @@ class ZmqServerConnection(StreamedServer):
 
         return ZmqServerStream(send, self._settings.stream_window, peer)
 
-    async def _carry(self, connection: bytes, stream: ZmqServerStream, serve: _Serve) -> None:
+    async def _carry(self, connection: bytes, stream: ZmqServerStream, serve: Serve) -> None:
         try:
             await serve(stream)
             stream.finish()
@@ -272,7 +271,7 @@ class ZmqContext(StreamedContext):
     def _serve(
         self, topology_id: str, port: int, callback: IConnectionCallback | None
     ) -> ZmqServerConnection:
-        return ZmqServerConnection(topology_id, port, self._settings, callback, self._sockets)
+        return ZmqServerConnection(topology_id, port, self._settings, callback, self.wrap, self._sockets)
 
     def _dial(self, host: str, port: int) -> Dial:
         settings = self._settings

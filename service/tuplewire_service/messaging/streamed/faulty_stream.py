@@ -1,45 +1,48 @@
-"""A call whose messages have faults on purpose; see tuplewire_service.messaging.faults."""
+"""A stream whose messages have faults on purpose; see tuplewire_service.messaging.faults."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import Any, NoReturn
-from urllib.parse import unquote
+from typing import NoReturn
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 
-from tuplewire.connection.stream import StreamBroken
+from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.wire import messaging_pb2 as pb
+from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.faults import Fate, Faults
-from tuplewire_service.messaging.grpc.grpc_transport import Admit, GrpcServerStream
+from tuplewire_service.messaging.streamed.streamed_stream import IAccess, ServerStream
+from tuplewire_service.messaging.streamed.streamed_transport import StreamedContext
 
 _SAYS = "a fault on purpose: see tuplewire faults"
 
 
-class FaultyServerStream(GrpcServerStream):
-    """A call in progress.
+class FaultyStream(ServerStream):
+    """Stands before a stream of any transport.
 
     What is lost takes the stream with it, as a broken connection takes what was on its way. What is cut has
     arrived, and then the stream breaks. Only messages of the other side are doubled, and not its first.
     """
 
-    def __init__(
-        self,
-        context: grpc.aio.ServicerContext[Any, Any],
-        admit: Admit | None,
-        method: str,
-        faults: Faults,
-    ) -> None:
-        super().__init__(context, admit)
+    def __init__(self, wire: ServerStream, method: str, faults: Faults) -> None:
+        self.peer = wire.peer
+        self._wire = wire
         self._faults = faults
         self._method = method
-        self._names = [unquote(self.peer.partition(":")[2].rpartition(":")[0]).strip("[]") or "unix"]
+        self._names = [wire.host]
         self._first = True
         self._again: bytes | None = None
         self._cut = False
+
+    @property
+    def host(self) -> str:
+        return self._wire.host
+
+    def admit(self) -> IAccess:
+        return self._wire.admit()
+
+    async def refuse(self, error: TuplewireError) -> NoReturn:
+        await self._wire.refuse(error)
 
     async def read(self) -> bytes | None:
         if self._cut:
@@ -47,7 +50,7 @@ class FaultyServerStream(GrpcServerStream):
         if self._again is not None:
             data, self._again = self._again, None
             return data
-        arrived = await super().read()
+        arrived = await self._wire.read()
         if arrived is None:
             return None
         first, self._first = self._first, False
@@ -65,7 +68,7 @@ class FaultyServerStream(GrpcServerStream):
             await self._break("cut")
         if self._faults:
             await self._wait(len(data))
-        await super().write(data)
+        await self._wire.write(data)
 
     async def _wait(self, size_bytes: int) -> Fate:
         fate = self._faults.fate(self._method, self._names, size_bytes)
@@ -78,16 +81,30 @@ class FaultyServerStream(GrpcServerStream):
 
     async def _break(self, why: str) -> NoReturn:
         self._faults.counts[why] += 1
-        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            await self._context.abort(grpc.StatusCode.UNAVAILABLE, _SAYS)
-        raise StreamBroken
+        await self._wire.cut(_SAYS)
+
+
+def make_faulty(context: IContext, transport: str, faults: Faults) -> None:
+    """Put faults into the streams of all servers that a context binds from now on.
+
+    Raises ConfigError where the transport (its name) has no streams.
+    """
+    if not isinstance(context, StreamedContext):
+        raise ConfigError(
+            f"allow_faults: the transport {transport!r} has no streams in which faults can be made; use grpc "
+            "or zmq between workers, or leave allow_faults out"
+        )
+    context.wrap = lambda wire, method: FaultyStream(wire, method, faults)
 
 
 def _ids(method: str, first: bytes) -> list[str]:
-    """Return by what id the other side goes, as it says in its first message."""
+    """Return by what ids the other side goes, as it says in its first message: a worker by its own, too."""
     try:
         if method == "Send":
-            return [pb.SendRequest.FromString(first).hello.sender_id]
+            hello = pb.SendRequest.FromString(first).hello
+            worker_id, _, connection = hello.sender_id.rpartition("/")
+            is_worker = hello.kind == pb.PEER_KIND_WORKER and connection
+            return [hello.sender_id, worker_id] if is_worker else [hello.sender_id]
         if method == "Recv":
             return [pb.RecvRequest.FromString(first).subscribe.consumer_id]
     except DecodeError:
