@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -147,6 +148,36 @@ def test_an_address_that_cannot_be_bound_is_tried_again(
         assert await _said_to(address) == b"new"
 
     _run(test, path)
+
+
+def test_a_stop_while_an_address_cannot_be_bound_frees_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the next server has bound already is let go: nobody connects to what will never answer."""
+    path = tmp_path / "sockets" / "socket"
+    path.parent.mkdir()
+
+    async def test(server: StandingServer, address: str) -> None:
+        path.parent.rename(tmp_path / "elsewhere")
+        await _end_server(address)
+        await asyncio.to_thread(
+            eventually, lambda: "server.not_bound" in caplog.text, 20, "a failure to bind"
+        )
+        port = int(address.rpartition(":")[2])
+        assert not _is_free(port)
+        await server.stop(0)
+        assert not _main_loops()
+        await asyncio.to_thread(eventually, lambda: _is_free(port), 10, "the port of the next server")
+
+    _run(test, path)
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("grace", [0, None])

@@ -67,6 +67,7 @@ class StandingServer:
         self._stopping = True
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
 
     def _listen(self, server: grpc.aio.Server, address: str) -> str:
@@ -100,8 +101,8 @@ class StandingServer:
 
     async def _serve(self, server: grpc.aio.Server) -> None:
         before = asyncio.all_tasks()
-        await server.start()
         self._servers.append(server)
+        await server.start()
         for task in _called(_MAIN_LOOP) - before:
             task.add_done_callback(lambda task: self._ended(server, task))
 
@@ -126,8 +127,12 @@ class StandingServer:
     async def _start_again(self) -> None:
         await self._sockets_removed()
         server = self._make()
-        for address in self.addresses:
-            await self._listen_again(server, address)
+        try:
+            for address in self.addresses:
+                await self._listen_again(server, address)
+        except asyncio.CancelledError:
+            await self._serve(server)  # gRPC frees the addresses only of a server that it has started
+            raise
         await self._serve(server)
         logger.info("server.restarted", extra={"addresses": self.addresses})
 
