@@ -202,6 +202,22 @@ def test_lines_are_safe_for_a_terminal(pair: Pair, decoding: str, payload: bytes
     assert err.splitlines()[-1] == b"1 shown, 0 left out, of 1 that passed"
 
 
+def test_a_sample_on_the_command_line(pair: Pair) -> None:
+    """Of a hundred messages about ten are shown, in order, and all have passed."""
+    task = pair.near_task()
+    words = ("--task", str(task), "--sample", "0.1", "--rate", "1000", "--count", "9")
+    with tap_command(pair.near, *words) as process:
+        with Client(pair.near.address, topology=TOPOLOGY) as client:
+            client.send(numbered(task, range(100)))
+            client.flush(_SECONDS)
+        out, err = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 0, err
+    found = [int(line.rpartition(" | ")[2]) for line in out.decode().splitlines()]
+    assert found == sorted(set(found))
+    assert len(found) == 9
+    assert err.splitlines()[-1] == b"9 shown, 0 left out, of 100 that passed"
+
+
 def test_json_lines_and_ctrl_c(pair: Pair) -> None:
     """A program reads objects with the bytes as they are; Ctrl-C ends it, and the counts are told."""
     task = pair.near_task()
