@@ -181,21 +181,24 @@ def templates() -> dict[str, str]:
         if kind == "ConfigMap":
             continue  # of values: the chart's own templates
         others = {condition: those[kind, name] for condition, those in changed.items()}
-        guards = [POLICIES] if kind == "NetworkPolicy" else []
-        found[_file(kind, name)] = _document(manifest, others, guards)
+        found[_file(kind, name)] = _document(manifest, others, _guards(kind))
     secure = with_values(render("base", ["membership", "mtls", "membership/mtls"]))
     for condition, those in changed.items():
         for (kind, name), manifest in those.items():
             if (kind, name) in plain or kind == "ConfigMap":
                 continue
             others = {SECURE: secure[kind, name]} if condition == MEMBERSHIP else {}
-            found[_file(kind, name)] = _document(manifest, others, [condition])
+            found[_file(kind, name)] = _document(manifest, others, [condition, *_guards(kind)])
     found["executor-template.yaml"] = _executor_template()
     budget = KUSTOMIZE / "overlays" / "prod" / "poddisruptionbudget.yaml"
     monitor = COMPONENTS / "monitoring" / "podmonitor.yaml"
     for path, guards in ((budget, []), (monitor, [MONITORING])):
         found[path.name] = _document(yaml.safe_load(path.read_text(encoding="utf-8")), {}, guards)
     return found
+
+
+def _guards(kind: str) -> list[str]:
+    return [POLICIES] if kind == "NetworkPolicy" else []
 
 
 def _file(kind: str, name: str) -> str:

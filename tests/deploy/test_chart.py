@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,13 @@ from helpers.manifests import (
     executor,
     helm,
     pods,
+    selects,
     the,
     variables,
 )
 from helpers.pod_checks import check_pod
 from helpers.schemas import VERSIONS, validate
-from helpers.tools import ROOT
+from helpers.tools import ROOT, missing
 
 from tuplewire.settings import settings_of
 from tuplewire_service.command.cli import command_parser
@@ -224,6 +227,30 @@ def test_the_membership_takes_its_arguments() -> None:
     assert variables(container(plain, "membership"))["TUPLEWIRE_ALLOW_PLAINTEXT"] == "true"
 
 
+def test_the_membership_connects_to_what_it_needs() -> None:
+    """It reaches the DNS, the workers' port and the ports of Kubernetes' API, and nobody reaches it."""
+    objects = chart(*CLUSTER)
+    labels = the(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    found = the(objects, "NetworkPolicy", "tuplewire-membership-egress")["spec"]
+    assert selects(found["podSelector"], labels)
+    assert found["policyTypes"] == ["Egress"]
+    names, peers, api = found["egress"]
+    (others,) = [each for each in objects if each["metadata"]["name"] == "tuplewire-egress"]
+    assert names == others["spec"]["egress"][0]
+    assert peers["ports"] == others["spec"]["egress"][1]["ports"]
+    assert selects(peers["to"][0]["podSelector"], workers(*CLUSTER)["metadata"]["labels"])
+    assert {port["port"] for port in api["ports"]} == {443, 6443}
+    ingress = the(objects, "NetworkPolicy", "tuplewire")["spec"]
+    assert selects(ingress["podSelector"], labels), "what is let in there it does not listen on"
+    pod = the(objects, "Deployment")["spec"]["template"]["metadata"]
+    ways_out = ("traffic.sidecar.istio.io/excludeOutboundPorts", "config.linkerd.io/skip-outbound-ports")
+    assert pod["annotations"] == dict.fromkeys(ways_out, "6700"), "workers have certificates of their own"
+    plain = the(chart(*CHOICES["cluster-plain"]), "Deployment")["spec"]["template"]["metadata"]
+    assert "annotations" not in plain, "a mesh may carry what has none"
+    open_ = chart(*CLUSTER, "networkPolicy.enabled=false")
+    assert not [each for each in open_ if each["kind"] == "NetworkPolicy"]
+
+
 def test_workers_are_scaled_by_metrics_that_are_there() -> None:
     """What the autoscalers ask for is on the page of metrics, and workers go one at a time."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
@@ -287,9 +314,9 @@ def test_the_spark_application_is_current() -> None:
 
 def test_the_operator_knows_every_field() -> None:
     """The operator's own models of its kind read the application, and drop nothing of it."""
-    models: Any = pytest.importorskip(
-        "kubeflow_spark_api.models", reason="NOT CHECKED: kubeflow-spark-api is missing"
-    )
+    if find_spec("kubeflow_spark_api") is None:
+        missing("kubeflow-spark-api is missing; make deploy-check installs it")
+    models: Any = import_module("kubeflow_spark_api.models")
     application = yaml.safe_load((ROOT / "deploy" / "spark-application.yaml").read_text(encoding="utf-8"))
     read = models.SparkV1beta2SparkApplication.from_dict(application)
     again = read.to_dict()
