@@ -22,7 +22,10 @@ packages=(
     umoci:umoci
     zsh:zsh
 )
-npm_modules=(@grpc/grpc-js@1 @grpc/proto-loader@0 @kubernetes-models/keda@2 @kubernetes-models/prometheus-operator@6)
+npm_modules=(
+    @bufbuild/protobuf@2 @bufbuild/protoc-gen-es@2 @grpc/grpc-js@1 @grpc/proto-loader@0
+    @kubernetes-models/keda@2 @kubernetes-models/prometheus-operator@6
+)
 
 # Debian keeps some programs where only root looks.
 PATH=$PATH:/usr/sbin:/sbin
@@ -102,3 +105,7 @@ if [[ ! -x build/grpclib-venv/bin/protoc-gen-grpclib_python ]]; then
     "${PYTHON:-python3}" -m venv build/grpclib-venv
     build/grpclib-venv/bin/python -m pip install --quiet --disable-pip-version-check grpclib==0.4.9 'grpcio-tools>=1.80'
 fi
+
+# The foreign client in Rust, of the crates that its Cargo.lock names, by that protoc. Debian's Rust is too old.
+cargo build --quiet --locked --manifest-path=tests/deploy/foreign/rust/Cargo.toml --target-dir=build/foreign-rust ||
+    echo "not installed: the crates of tests/deploy/foreign/rust; see above what failed, or install Rust 1.88 by rustup" >&2

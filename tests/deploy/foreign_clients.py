@@ -36,8 +36,8 @@ class Client:
 def client(name: str) -> Client:
     """Return the client over a library; see helpers.tools.missing.
 
-    name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `grpclib`, or `stubs`: the
-    package's own, without programs.
+    name: `buf` (curl), `node` (@grpc/grpc-js), `go` (grpc-go), `java` (grpc-java), `rust` (tonic), `grpclib`,
+    or `stubs`: the package's own, without programs.
     """
     if name == "stubs":
         return Client([sys.executable, "-m"], "", dict(os.environ))
@@ -55,6 +55,8 @@ def client(name: str) -> Client:
     if name == "java":
         java = require_tool("java", "the Debian package default-jdk-headless")
         return Client([java, "-cp", built_with_maven(), "Client"], "{}", dict(os.environ))
+    if name == "rust":
+        return Client([built_with_cargo()], "{}", dict(os.environ))
     python = str(GRPCLIB_VENV / "bin" / "python")
     beside = str(ROOT / "clients")  # as where Tuplewire is installed, too
     return Client([python, "-m"], "deploy.foreign.grpclib.{}", _python(beside, generated_for_grpclib()))
@@ -76,16 +78,18 @@ def generated_for_grpclib() -> str:
     return str(directory)
 
 
-def generate(plugins: Path, *flags: str) -> None:
-    """Run protoc on every file of proto/, with the plug-ins of a directory."""
+def protoc() -> Path:
+    """Return a program of that name: grpcio-tools has one, for Python and whoever is a plug-in."""
     if not (GRPCLIB_VENV / "bin" / "python").exists():
         missing(f"{GRPCLIB_VENV} is not there; make deploy-tools makes it")
+    return FOREIGN / "protoc"
+
+
+def generate(plugins: Path, *flags: str, by: Path | None = None) -> None:
+    """Run protoc on every file of proto/, with the plug-ins of a directory. by: another protoc."""
+    proto = ROOT / "proto"
     subprocess.run(
-        [
-            GRPCLIB_VENV / "bin" / "python",
-            *("-m", "grpc_tools.protoc", f"-I{ROOT}/proto", *flags),
-            *sorted((ROOT / "proto").rglob("*.proto")),
-        ],
+        [by or protoc(), f"-I{proto}", *flags, *sorted(proto.rglob("*.proto"))],
         cwd=ROOT,
         env={**os.environ, "PATH": f"{plugins}{os.pathsep}{os.environ['PATH']}"},
         check=True,
@@ -140,6 +144,26 @@ def built_with_maven() -> str:
     assert done.returncode == 0, done.stdout
     built = ROOT / "build" / "foreign-java"
     return f"{built}/classes:{built}/dependency/*"
+
+
+@cache
+def built_with_cargo() -> str:
+    """Let tonic's generator make code of proto/, as it is, and compile the program with it; return that."""
+    cargo = require_tool("cargo", "rustup")
+    protoc()  # build.rs runs it
+    built = ROOT / "build" / "foreign-rust"
+    flags = (f"--manifest-path={FOREIGN}/rust/Cargo.toml", f"--target-dir={built}")
+    done = subprocess.run(
+        [cargo, "build", "--offline", "--locked", "--quiet", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        check=False,
+    )
+    if "--offline" in done.stderr:
+        missing("Rust's crates are not there; make deploy-tools downloads and builds them")
+    assert done.returncode == 0, done.stderr
+    return str(built / "debug" / "client")
 
 
 class Running:

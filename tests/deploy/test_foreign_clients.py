@@ -35,7 +35,7 @@ from helpers.topology import (
 from tuplewire.connection.control_client import ControlClient
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
-CLIENTS = ("buf", "node", "go", "java", "grpclib")
+CLIENTS = ("buf", "node", "go", "java", "rust", "grpclib")
 RESUMING = ("node", "go", "grpclib")
 QUEUE = 200
 MESSAGES = 1000
