@@ -79,6 +79,7 @@ debian() {
     for folder in doc man locale; do
         recipe+=("--dpkgopt=path-exclude=/usr/share/$folder/*")
     done
+    recipe+=('--dpkgopt=path-include=/usr/share/doc/*/copyright')  # whoever passes the image on passes on these, too
     # The first hook merges /usr, so that the package usrmerge, which needs all of Perl, is not wanted. The machine's
     # own resolver and name are no part of an image.
     # shellcheck disable=SC2016
@@ -103,9 +104,14 @@ debian() {
     echo "oci:$layout:latest"
 }
 
+# skopeo takes a tag or a digest, and not both.
+by_digest() {
+    sed -E 's|:[^:/@]+(@sha256:)|\1|' <<<"$1"
+}
+
 if [[ -z $base ]]; then
     base=$(sed -n 's/^ARG BASE=//p' deploy/Dockerfile)
-    if ! timeout 30 skopeo inspect --policy "$work/policy.json" --config "docker://$base" >/dev/null 2>&1; then
+    if ! timeout 30 skopeo inspect --policy "$work/policy.json" --config "docker://$(by_digest "$base")" >/dev/null 2>&1; then
         echo "The registry of $base does not answer; the base is a Debian made here." >&2
         base=debian
     fi
@@ -114,8 +120,9 @@ if [[ $base == debian ]]; then
     base=$(debian)
 fi
 echo "Base: $base" >&2
-# Pulled from a layout, an image is named for the path, which must hold no capital: hence the relative one.
 name=$base
+base=$(by_digest "$base")
+# Pulled from a layout, an image is named for the path, which must hold no capital: hence the relative one.
 base=$(cd "$work" && build pull --quiet --signature-policy policy.json "$base")
 
 # --- the wheels -------------------------------------------------------------------------------

@@ -87,6 +87,20 @@ def debian_packages(root: Path) -> Iterator[Component]:
         )
 
 
+def interpreter(root: Path) -> Iterator[Component]:
+    """Yield the Python that was built into the base; one of Debian's packages is among those."""
+    for header in root.glob("usr/local/include/python3*/patchlevel.h"):
+        (version,) = re.findall(r'^#define PY_VERSION +"([^"+]+)', header.read_text("utf-8"), re.MULTILINE)
+        yield Component(
+            type=ComponentType.PLATFORM,
+            name="python",
+            version=version,
+            bom_ref="python",
+            purl=PackageURL("generic", None, "python", version),
+            licenses=[LicenseFactory().make_from_string("PSF-2.0")],
+        )
+
+
 def locked() -> dict[str, list[str]]:
     """Return the hashes of each package in the locks, by its name."""
     hashes: dict[str, list[str]] = {}
@@ -99,7 +113,7 @@ def locked() -> dict[str, list[str]]:
 
 def bill_of_materials(root: Path, version: str) -> str:
     """Return the CycloneDX document of the image, in JSON."""
-    bom = Bom(components=[*python_packages(root), *debian_packages(root)])
+    bom = Bom(components=[*interpreter(root), *python_packages(root), *debian_packages(root)])
     bom.metadata.component = Component(
         type=ComponentType.CONTAINER, name="tuplewire", version=version, bom_ref="image"
     )
@@ -110,19 +124,38 @@ def bill_of_materials(root: Path, version: str) -> str:
 
 
 def licences(root: Path) -> str:
-    """Return a table of the Python packages' licences; Debian's are in its own /usr/share/doc."""
-    lines = ["| package | version | licence |", "|---|---|---|"]
-    for each in python_packages(root):
+    """Return a table of the licences of Python and its packages, and one of those of Debian's."""
+    own = ["| package | version | licence |", "|---|---|---|"]
+    for each in (*interpreter(root), *python_packages(root)):
         (licence,) = each.licenses
         text = getattr(licence, "value", None) or getattr(licence, "id", None) or getattr(licence, "name", "")
-        lines.append(f"| {each.name} | {each.version} | {text} |")
-    return "\n".join(lines) + "\n"
+        own.append(f"| {each.name} | {each.version} | {text} |")
+    debian = ["| package of Debian | version | licences of its parts |", "|---|---|---|"]
+    debian += [
+        f"| {each.name} | {each.version} | {_debian_licences(root, each.name)} |"
+        for each in debian_packages(root)
+    ]
+    return "\n".join([*own, "", *debian]) + "\n"
+
+
+def _debian_licences(root: Path, package: str) -> str:
+    """Return what a package's own copyright file names, by the names that it has for them."""
+    file = root / "usr/share/doc" / package / "copyright"
+    if not file.is_file():
+        return _UNKNOWN
+    text = file.read_text(encoding="utf-8", errors="replace")
+    named = re.findall(r"^License: *(\S.*?) *$", text, re.MULTILINE)
+    named = named or re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", text)
+    return ", ".join(sorted(set(named))) or f"see /usr/share/doc/{package}/copyright"
 
 
 def provenance(layout: Path, base: str, revision: str) -> dict[str, Any]:
     """Return the in-toto statement about the image: of which source, base and locks it was made."""
     (manifest,) = json.loads((layout / "index.json").read_text(encoding="utf-8"))["manifests"]
-    materials = [{"uri": "git+local", "digest": {"gitCommit": revision}}, {"uri": base}]
+    materials: list[dict[str, Any]] = [
+        {"uri": "git+local", "digest": {"gitCommit": revision}},
+        {"uri": base, "digest": dict(re.findall(r"@(sha256):([0-9a-f]{64})$", base))},
+    ]
     for lock in LOCKS:
         digest = hashlib.sha256(lock.read_bytes()).hexdigest()
         materials.append({"uri": f"deploy/{lock.name}", "digest": {"sha256": digest}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,23 @@ def test_locks_fit_the_project() -> None:
             assert version in requirement.specifier, f"{requirement}: run make lock"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_locks_hold_on_both_machines(machine: str, tmp_path: Path) -> None:
+    """Everything locked is there as a wheel for amd64 and arm64, with a hash that the lock has."""
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(17, 29)]
+    platforms.append(f"--platform=manylinux2014_{machine}")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
+    how = ["--only-binary=:all:", "--python-version=3.11", "--require-hashes", f"--dest={tmp_path}"]
+    locks = [word for name in LOCKS for word in ("--requirement", str(DEPLOY / name))]
+    done = subprocess.run(
+        [*pip, *how, *platforms, *locks], capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("grpcio-") and machine in path.name]
+
+
 def test_the_image_takes_nothing_else() -> None:
     """Every installation in the Dockerfile asks for hashes, or for no dependencies; the base is given."""
     text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -69,6 +88,57 @@ def test_the_image_takes_nothing_else() -> None:
     assert len(commands) == 4
     assert all("--require-hashes" in each or "--no-deps" in each for each in commands)
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
+
+
+def stub(folder: Path, program: str, text: str) -> Path:
+    """Put a program into a folder, which notes its arguments; return where."""
+    path = folder / program
+    path.write_text(f'#!/bin/sh\necho {program} "$@" >>{folder}/said\n{text}\n')
+    path.chmod(0o755)
+    return folder / "said"
+
+
+def run_with_stubs(script: Path, stubs: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script that finds these programs first."""
+    environment = os.environ | {
+        "PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+    }
+    return subprocess.run([script], env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_base_is_the_same_for_all(tmp_path: Path) -> None:
+    """The Dockerfile names its digest, and that is what the registry is asked for: no tag decides."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
+    found = re.fullmatch(r"(docker\.io/library/python):3\.11\.\d+-slim-\w+@(sha256:[0-9a-f]{64})", base)
+    assert found
+    folder = clone(tmp_path / "source", base)
+    said = stub(tmp_path, "skopeo", "")
+    stub(tmp_path, "buildah", "exit 1")
+    assert run_with_stubs(folder / "deploy" / "build-image.sh", tmp_path).returncode == 1
+    inspected, pulled = said.read_text(encoding="utf-8").splitlines()
+    asked = f"{found[1]}@{found[2]}"
+    assert inspected.startswith("skopeo inspect")
+    assert inspected.endswith(f" docker://{asked}")
+    assert re.fullmatch(rf"buildah .* pull .* {re.escape(asked)}", pulled)
+
+
+def test_the_digest_is_the_registrys(tmp_path: Path) -> None:
+    """pin-base.sh writes the digest of what the tag is now; where nobody answers, all stays."""
+    folder = clone(tmp_path / "source", "r.example/python:3.11-slim@sha256:" + "0" * 64)
+    script, dockerfile = folder / "deploy" / "pin-base.sh", folder / "deploy" / "Dockerfile"
+    before = dockerfile.read_text(encoding="utf-8")
+    stub(tmp_path, "skopeo", "exit 1")
+    failed = run_with_stubs(script, tmp_path)
+    assert (failed.returncode, dockerfile.read_text(encoding="utf-8")) == (1, before)
+    said = stub(tmp_path, "skopeo", "printf manifest")
+    assert run_with_stubs(script, tmp_path).returncode == 0
+    assert said.read_text().endswith("skopeo inspect --raw docker://r.example/python:3.11-slim\n")
+    digest = hashlib.sha256(b"manifest").hexdigest()
+    assert f"\nARG BASE=r.example/python:3.11-slim@sha256:{digest}\n" in dockerfile.read_text(
+        encoding="utf-8"
+    )
 
 
 # --- what was built -----------------------------------------------------------------------------------------
@@ -111,10 +181,18 @@ def test_the_bill_of_materials_is_whole(facts: Path, bundle: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_licences_are_permissive(facts: Path) -> None:
-    """Every Python package says its licence, and it is one of those that ask for nothing but a notice."""
-    lines = (facts / "licences.md").read_text(encoding="utf-8").splitlines()[2:]
-    assert len(lines) > 5
-    for line in lines:
+    """Every Python package says its licence, and it is one of those that ask for nothing but a notice.
+
+    Debian's packages have others, too; each is listed with what its own copyright file names.
+    """
+    tables = (facts / "licences.md").read_text(encoding="utf-8").split("\n\n")
+    own, debian = (table.splitlines()[2:] for table in tables)
+    components = json.loads((facts / "bom.cdx.json").read_text(encoding="utf-8"))["components"]
+    assert len(own) > 5
+    assert len(debian) == sum(each["bom-ref"].startswith("deb:") for each in components) > 50
+    assert not [line for line in debian if "see the package" in line]
+    assert [line for line in debian if re.match(r"\| libc6 .*LGPL-2\.1", line)]
+    for line in own:
         licence = line.split("|")[3].strip()
         words = set(re.split(r"\s+(?:AND|OR)\s+", licence.replace("(", "").replace(")", "")))
         assert words <= PERMISSIVE, line
@@ -135,6 +213,39 @@ def test_the_provenance_is_about_this_image(facts: Path, image: Path) -> None:
     }
 
 
+def test_a_base_with_a_python_of_its_own(tmp_path: Path) -> None:
+    """Where Python is no package of Debian's, as in Docker's images, it is listed all the same."""
+    header = tmp_path / "root" / "usr" / "local" / "include" / "python3.11" / "patchlevel.h"
+    header.parent.mkdir(parents=True)
+    header.write_text('/* text */\n#define PY_VERSION              "3.11.14"\n')
+    (tmp_path / "index.json").write_text('{"manifests": [{"digest": "sha256:0"}]}')
+    words = {
+        "layout": tmp_path,
+        "out": tmp_path,
+        "base": f"r/b@sha256:{'1' * 64}",
+        "revision": "r",
+        "version": "1",
+    }
+    if find_spec("cyclonedx") is None:
+        missing("cyclonedx-python-lib is missing; make deploy-check installs it")
+    subprocess.run(
+        [
+            sys.executable,
+            DEPLOY / "image_facts.py",
+            tmp_path / "root",
+            *(f"--{key}={word}" for key, word in words.items()),
+        ],
+        check=True,
+        timeout=60,
+    )
+    (python,) = json.loads((tmp_path / "bom.cdx.json").read_text())["components"]
+    assert (python["name"], python["version"]) == ("python", "3.11.14")
+    assert "| python | 3.11.14 | PSF-2.0 |" in (tmp_path / "licences.md").read_text()
+    statement = json.loads((tmp_path / "provenance.json").read_text())
+    base = statement["predicate"]["buildDefinition"]["resolvedDependencies"][1]
+    assert base == {"uri": words["base"], "digest": {"sha256": "1" * 64}}
+
+
 # --- the release --------------------------------------------------------------------------------------------
 
 
@@ -144,7 +255,14 @@ def test_the_workflow_runs_the_script() -> None:
     workflow: Any = yaml.safe_load(text)
     assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML's `on`
     assert workflow["permissions"]["id-token"] == "write"
-    assert "deploy/release-image.sh" in workflow["jobs"]["image"]["steps"][-1]["run"]
+    steps = workflow["jobs"]["image"]["steps"]
+    assert "deploy/release-image.sh" in steps[-1]["run"]
+    # What signs is itself of one version: an action by its commit, the tools by their numbers.
+    assert all(re.search(r"@[0-9a-f]{40}$", each["uses"]) for each in steps if "uses" in each)
+    asked = " ".join(each.get("run", "") for each in steps)
+    assert re.findall(r"go install \S+@(v[0-9.]+)\n", asked)
+    assert re.findall(r"pip install --quiet \S+==[0-9.]+\n", asked)
+    assert "latest" not in asked
 
 
 def clone(folder: Path, base: str) -> Path:
