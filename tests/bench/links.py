@@ -12,6 +12,7 @@ from typing import Any, Self
 from agent import Agent, BenchError
 from workload import (
     DESTINATION_TASK,
+    IDLE_TASKS,
     PACED_TASK,
     SENDERS,
     SOURCE_TASK,
@@ -24,13 +25,13 @@ from workload import (
 from tuplewire_service.launching.local_workers import LocalWorkers
 
 HOP, CHAIN, BARE, UNBATCHED, ZMQ, ECHO = "hop", "chain", "bare", "unbatched", "zmq", "echo"
-HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ = "hop-zmq", "hop-local", "chain-zmq"
+HOP_ZMQ, HOP_LOCAL, CHAIN_ZMQ, WIDE = "hop-zmq", "hop-local", "chain-zmq", "wide"
 SENDS, SENDS_AIO, ZMQ_FRAMES, RELAY, DIRECT = "sends", "sends-aio", "zmq-frames", "relay", "direct"
 STORM = "storm"
 SPREAD, STOPPED, MANY, SINGLE = "spread", "stopped", "many", "single"
 
 _TRANSPORTS = {HOP: "grpc", HOP_ZMQ: "zmq", HOP_LOCAL: "local"}
-_CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq"}
+_CHAINS = {CHAIN: "grpc", CHAIN_ZMQ: "zmq", WIDE: "grpc"}
 _RELAYS = {RELAY: 2, DIRECT: 0}
 """Link of bare gRPC -> how many processes stand between its ends."""
 _HURRY = ("--drain-seconds=1",)
@@ -79,6 +80,8 @@ class Link:
     receiver: Agent
     between: tuple[int, ...] = ()
     """Process ids of the workers on the way."""
+    metrics_urls: tuple[str, ...] = ()
+    """Where these are at their admin ports, where somebody looks at them."""
 
     def trial(self, frame: int, seconds: float, look: Look = "count") -> Trial:
         """Send frames for so many seconds and wait for all; BenchError unless each message came once."""
@@ -232,11 +235,13 @@ class Links:
     def _chain(self, name: str, transport: str) -> Link:
         flags = [f"--transport={transport}"]
         workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=flags))
-        workers.assign({0: [SOURCE_TASK], 1: [DESTINATION_TASK, PACED_TASK]})
+        idle = IDLE_TASKS if name == WIDE else ()
+        workers.assign({0: [SOURCE_TASK, *idle[::2]], 1: [DESTINATION_TASK, PACED_TASK, *idle[1::2]]})
         near, far = workers.endpoints
         consumer = self._agent("ours.py", "consumer", far.address)
         producer = self._agent("ours.py", "producer", near.address)
-        return Link(name, producer, consumer, (near.process_id, far.process_id))
+        pages = near.metrics_url, far.metrics_url
+        return Link(name, producer, consumer, (near.process_id, far.process_id), pages)
 
     def _spread(self, name: str) -> Link:
         workers = self._stack.enter_context(LocalWorkers(count=2, topology=TOPOLOGY, flags=_HURRY))

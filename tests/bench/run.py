@@ -15,6 +15,7 @@ from typing import Any
 
 from agent import BenchError
 from links import Latencies, Links, Trial
+from looked import LOOKED, measure_looked
 from offered import OFFERED, measure_offered
 from profiling import profiled
 from report import (
@@ -75,7 +76,8 @@ def measure_latency(links: Links, rows: Sequence[LatencyRow], seconds: float) ->
 
 
 def _arguments() -> argparse.Namespace:
-    names = [*(row.name for row in ROWS), *(row.name for row in LATENCIES), OFFERED, SCRAPE, *SPARK_ROWS]
+    rows = [*(row.name for row in ROWS), *(row.name for row in LATENCIES)]
+    names = [*rows, OFFERED, LOOKED, SCRAPE, *SPARK_ROWS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,8 +99,13 @@ def _arguments() -> argparse.Namespace:
 def _measure(only: str | None, seconds: float) -> list[Line]:
     rows = [row for row in ROWS if _matches(row.name, only)]
     latencies = [row for row in LATENCIES if _matches(row.name, only)]
-    offered = _matches(OFFERED, only)
-    weights = {"rows": 6 * bool(rows), "latencies": 4 * bool(latencies), "offered": 4 * offered}
+    offered, looked = _matches(OFFERED, only), _matches(LOOKED, only)
+    weights = {
+        "rows": 6 * bool(rows),
+        "latencies": 4 * bool(latencies),
+        "offered": 4 * offered,
+        "looked": 4 * looked,
+    }
     each = seconds / max(1, sum(weights.values()))
     lines: list[Line] = []
     with Links() as links:
@@ -108,6 +115,8 @@ def _measure(only: str | None, seconds: float) -> list[Line]:
             lines += measure_latency(links, latencies, each * weights["latencies"])
         if offered:
             lines += measure_offered(links, each * weights["offered"], progress)
+        if looked:
+            lines += measure_looked(links, each * weights["looked"], progress)
         for link in links.started():
             link.still()
     if _matches(SCRAPE, only):

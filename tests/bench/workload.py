@@ -20,6 +20,8 @@ PACED_TASK = 3
 SPREAD_TASKS = tuple(range(100, 131))
 STOPPED_TASK = 131
 """The last of 32 tasks at one worker; nobody reads it."""
+IDLE_TASKS = range(1000, 11_000)
+"""Tasks that are there, and get nothing."""
 SENDERS = 1000
 WAIT_SECONDS = 30.0
 """How long a receiver waits for what was sent before it counts as lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from links import CHAIN, ECHO, RELAY, SENDS, ZMQ, Latencies, Trial
+from looked import Pair, Side, looked_lines
 from report import (
     RATE,
     ROWS,
@@ -75,3 +76,20 @@ def test_table_names_a_row_once() -> None:
     first, second = table(throughput_lines([ROW], rounds)).splitlines()[1:]
     assert first.startswith("one by one  100,000/s       10.00  pyzmq, one a call  200,000/s   0.50")
     assert second.split() == ["pyzmq,", "one", "a", "call", "200,000/s", "0.50", "(0.50", "-", "0.50)"]
+
+
+def test_the_live_page_is_compared_round_by_round() -> None:
+    """Rate, processor time and latency with the page open, beside those of the same round without."""
+
+    def side(rate: int, milliseconds: int) -> Side:
+        return Side(_trial(rate), Latencies([milliseconds * 1_000_000] * 100, 0))
+
+    lines = list(looked_lines("few tasks", [Pair(side(95, 3), side(100, 2)), Pair(side(9, 1), side(10, 1))]))
+    assert [(line.unit, line.ratio, line.verdict) for line in lines] == [
+        (RATE, 0.93, "missed"),
+        ("us", 1.08, ""),
+        ("ms", 1.25, "missed"),
+        ("ms", 1.25, ""),
+        ("ms", 1.25, ""),
+    ]
+    assert lines[0].title == "two workers with few tasks, a live page open at each: as much as goes"

@@ -1,0 +1,138 @@
+"""The rows of the live page: what goes through two workers with a page open at each, and with none."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+from urllib.parse import urljoin
+
+from agent import BenchError
+from links import CHAIN, WIDE, Latencies, Link, Links, Trial
+from report import LATENCY_RATE, PERCENTILES, RATE, Line, compared, percentile
+from workload import IDLE_TASKS
+
+LOOKED = "looked"
+
+_LINKS = {CHAIN: "three tasks", WIDE: f"{len(IDLE_TASKS):,} tasks"}
+_ROUNDS = 5
+_FRAME = 1000
+_CHECKED_MESSAGES = 20_000
+_LEAST_SECONDS = 2.0
+"""So that a page looks more than once."""
+_LOOK_SECONDS = 1.0
+"""As often as an open page does."""
+_TARGETS: Mapping[float, float] = {50: 1.1}
+_RATE_TARGET = 0.95
+
+
+class Page:
+    """Asks each worker every second, as a page does that is open there, until the block ends."""
+
+    def __init__(self, metrics_urls: Sequence[str]) -> None:
+        self._urls = [urljoin(each, "live.json") for each in metrics_urls]
+        self._ended = threading.Event()
+        self._looks = 0
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._main)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._problem is not None or not self._looks:
+            raise BenchError(f"the live page was not answered: {self._problem}")
+
+    def _main(self) -> None:
+        try:
+            while not self._ended.is_set():
+                for url in self._urls:
+                    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own address
+                        told: dict[str, Any] = json.load(answer)
+                    self._looks += bool(told["workers"])
+                self._ended.wait(_LOOK_SECONDS)
+        except (OSError, ValueError) as error:
+            self._problem = error
+
+
+class Side(NamedTuple):
+    """What a round came to, with the page or without: as much as goes, and a fixed rate."""
+
+    trial: Trial
+    latencies: Latencies
+
+
+class Pair(NamedTuple):
+    """One round."""
+
+    looked: Side
+    alone: Side
+
+
+def measure_looked(links: Links, seconds: float, progress: Callable[[str], None]) -> list[Line]:
+    """Measure with the page and without, by turns; `seconds` is the time for all of it."""
+    each = max(seconds / _ROUNDS / len(_LINKS) / 4, _LEAST_SECONDS)
+    lines: list[Line] = []
+    for name, tasks in _LINKS.items():
+        link = links[name]
+        link.check(_FRAME, _CHECKED_MESSAGES)
+        pairs = []
+        for number in range(1, _ROUNDS + 1):
+            progress(f"the live page of workers with {tasks}, round {number} of {_ROUNDS}")
+            pairs.append(_pair(link, each, page_first=number % 2 == 0))
+        lines += looked_lines(tasks, pairs)
+    return lines
+
+
+def _pair(link: Link, seconds: float, *, page_first: bool) -> Pair:
+    alone = None if page_first else _side(link, seconds)
+    with Page(link.metrics_urls):
+        looked = _side(link, seconds)
+    return Pair(looked, alone or _side(link, seconds))
+
+
+def _side(link: Link, seconds: float) -> Side:
+    return Side(link.trial(_FRAME, seconds, "touch"), link.paced(LATENCY_RATE, seconds))
+
+
+def looked_lines(tasks: str, pairs: Sequence[Pair]) -> Iterator[Line]:
+    """Compare the rounds: the rate, the processor time of a message, and its time on the way."""
+    title, against = f"two workers with {tasks}, a live page open at each", "no page"
+
+    def line(
+        what: str, unit: str, value: Callable[[Side], float], target: float | None, cpu: float | None = None
+    ) -> Line:
+        return compared(
+            LOOKED,
+            f"{title}: {what}",
+            unit,
+            [value(each.looked) for each in pairs],
+            against,
+            [value(each.alone) for each in pairs],
+            target=target,
+            cpu_microseconds=cpu,
+        )
+
+    cpu = statistics.median(map(_cpu, (each.looked for each in pairs)))
+    yield line("as much as goes", RATE, lambda side: side.trial.rate, _RATE_TARGET, cpu)
+    yield line("CPU of a message", "us", _cpu, None)
+    for percent in PERCENTILES:
+        what = f"{LATENCY_RATE:,} messages/s of 1 KiB, p{percent}"
+        yield line(what, "ms", _milliseconds(percent), _TARGETS.get(percent))
+
+
+def _cpu(side: Side) -> float:
+    return side.trial.cpu_seconds / side.trial.messages * 1e6
+
+
+def _milliseconds(percent: float) -> Callable[[Side], float]:
+    def value(side: Side) -> float:
+        return percentile(side.latencies.nanoseconds, percent) / 1e6
+
+    return value
