@@ -98,6 +98,15 @@ def test_the_page_can_do_nothing_else(worker: Endpoint) -> None:
     assert page()[0].decode() == found.body
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(worker: Endpoint, method: str) -> None:
+    """The page only reads: the port knows no other method."""
+    connection = http.client.HTTPConnection(urlsplit(worker.metrics_url).netloc, timeout=30)
+    with contextlib.closing(connection):
+        connection.request(method, "/live.json", b"{}")
+        assert connection.getresponse().status == http.HTTPStatus.NOT_IMPLEMENTED
+
+
 def test_it_reads_what_a_status_has(worker: Endpoint) -> None:
     """Who blocks whom, the time, the ledger, tasks, senders and consumers, with rates."""
     eventually(lambda: live(worker)["blocking"], 60, "somebody blocks")
@@ -195,6 +204,22 @@ def test_a_token_is_asked_for_where_a_status_takes_one(tmp_path: Path) -> None:
             client.send(1, b"x")
             client.flush(30)
             assert live(at, Authorization=f"Bearer {secret}")["senders"][0]["who"] == "token operator"
+
+
+def test_a_worker_that_asks_for_certificates_alone_has_no_page(tmp_path: Path) -> None:
+    """A browser cannot show one over plain HTTP: it is told what to use, and nobody links to the page."""
+    authority = Authority()
+    certificate = authority.issue("worker.example").write(tmp_path / "worker")
+    mine = files_of(authority.issue("jobs.example"), tmp_path / "mine", "worker.example")
+    flags = tls_flags(certificate)
+    with LocalWorkers(
+        1, "default", flags=flags, directory=tmp_path, drain_seconds=0.1, credentials=mine
+    ) as workers:
+        at = workers.endpoints[0]
+        answer = asked(at, "/live.json")
+        assert (answer.status, "use tuplewire top" in answer.body) == (403, True)
+        with ControlClient(at.address, credentials=mine) as control:
+            assert control.status().page == ""
 
 
 RULES = """
@@ -313,13 +338,32 @@ def test_a_browser_shows_the_culprit(worker: Endpoint, tmp_path: Path) -> None:
         until(f"getComputedStyle({box}).stroke === {red}", "the worker is red")
         square = f"document.querySelector('[aria-label=\"task {SLOW_TASK}, holds others up\"]')"
         until(f"getComputedStyle({square}).fill === {red}", "its square is red")
-        assert tab.value("document.querySelectorAll('#lines figure').length") == 7
+        captions = "[...document.querySelectorAll('#lines figcaption')]"
+        assert tab.value(f"{captions}.map(each => each.firstChild.textContent)") == [
+            "Accepted",
+            "Acknowledged",
+            "End to end, 99 %",
+            "In a queue, 99 %",
+            "Pending",
+            "Held up",
+            "Dropped",
+        ]
+        ledger = "/^Accepted [0-9,]+ = acknowledged 0 [+] dropped 0 [+] pending/"
+        assert tab.value(f"{ledger}.test(by('ledger').innerText)")
         tab.value(f"{first}.click()")
         until("document.querySelector('#detail').innerText.includes('sleeps')", "the task by itself")
+        tab.value(f"{box}.parentNode.onclick()")
+        until("by('detailtitle').innerText === 'worker worker-0'", "the worker by itself")
+        tab.value("document.querySelector('#tab-consumers').click()")
+        until(f"{first}.cells[0].innerText === 'sleeps'", "the consumers")
+        tab.value(f"{first}.click()")
+        until("by('detailtitle').innerText === 'consumer sleeps'", "a consumer by itself")
         tab.value("document.querySelector('#tab-senders').click()")
         until(f"{first}.cells[0].innerText === 'sends'", "the senders")
         tab.value(f"{first}.click()")
         until("by('detailtitle').innerText === 'sender sends'", "a program by itself")
         tab.value("const f = document.querySelector('#filter'); f.value = 'nobody'; f.oninput()")
         until("document.querySelectorAll('#body tr').length === 0", "the filter")
+        tab.resize(390, 800)
+        until("document.documentElement.scrollWidth <= 390", "it fits a phone")
         assert tab.complaints == []

@@ -56,6 +56,10 @@ def test_a_stranger_finds_the_slow_bolt(urls: list[str], slow: Path, tmp_path: P
         tab.open(urls[0])
         until(tab, "by('map').querySelectorAll('[id^=component-]').length === 4", "the topology is drawn")
         until(tab, f"{BOX.format('count')} === {BOX.format('split')}", "nobody is slow yet")
+        widths = "last.edges.map(e => width(e.rate))"
+        until(tab, f"last.edges.every(e => e.rate > 0) && new Set({widths}).size > 1", "tuples flow")
+        drawn = "[...by('map').querySelectorAll('path')].map(each => +each.getAttribute('stroke-width'))"
+        assert tab.value(f"String({drawn}) === String({widths})")  # edges by rate
         slow.touch()
         until(tab, "by('blocking').innerText.includes('bolt count is slow')", "the culprit is named")
         until(tab, "by('blocking').innerText.includes('holds up split')", "and whom it holds up")

@@ -188,6 +188,7 @@ def test_keys_lead_through_the_view(cluster: Cluster) -> None:
 
                 await until(lambda: bool(lines()) and lines()[0][0] == str(SLOW_TASK) and lines()[0][7] != "")
                 assert title(7) == "blocks v"
+                assert lines()[0][8].startswith("worker-0")
                 await pilot.press("enter")
                 await until(lambda: isinstance(view.screen, TaskScreen))
                 said = view.screen.query_one("#task", Static)

@@ -145,6 +145,7 @@ TABLES = (
             Column("full", "load", share_of),
             Column("oldest", "oldest_seconds", _age),
             Column("blocks", "blocking", share_of),
+            Column("whom", "blocked_workers", ", ".join),
             Column("consumed", "subscribed", _yes),
             Column("consumer", "consumer"),
             Column("component", "component"),

@@ -141,7 +141,7 @@ def _serve(
         cleanup.callback(admin.close)
 
         def describe(status: GetStatusResponse) -> None:
-            status.page = admin.page_url
+            status.page = admin.page_url if plane.security.takes_browsers else ""
             if program is not None:
                 program.add_to(status)
 

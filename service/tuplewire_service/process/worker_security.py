@@ -83,13 +83,17 @@ class Security(Collector):
             self._certificates.handshakes.called(caller.peer)
         return self.guard.admit(caller)
 
+    @property
+    def takes_browsers(self) -> bool:
+        """Whether a browser at the admin port can show what is asked for; from any thread."""
+        return not self.guard.policy.tls or self.guard.policy.tokens is not None
+
     def visible(self, caller: Caller, whos: Collection[str]) -> Collection[str]:
         """Return those of some identities of which a caller without TLS, at the admin port, may be told.
 
         Raises UnauthenticatedError and PermissionDeniedError, as for any call.
         """
-        policy = self.guard.policy
-        if policy.tls and policy.tokens is None:
+        if not self.takes_browsers:
             raise PermissionDeniedError(
                 "this worker asks for certificates, which the page cannot show: use tuplewire top"
             )
