@@ -96,6 +96,7 @@ def test_services() -> None:
         "GetDebug",
         "SetLogging",
         "SetFaults",
+        "TellTopology",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,12 +29,13 @@ class Lines(Spout):
     """Emits lines without end."""
 
     outputs = ("line",)
-    numbers = itertools.count()
+    number = 0
 
     def next_tuple(self) -> None:
         """Emit one."""
         time.sleep(_LINE_SECONDS)
-        self.collector.emit([f"the line of number {next(self.numbers) % 1000}"])
+        self.number += 1
+        self.collector.emit([f"the line of number {self.number % 1000}"])
 
 
 class Split(BasicBolt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -140,7 +141,10 @@ def test_only_the_run_talks_to_its_workers(
             assert secret.encode() not in shown.read_bytes(), shown
     page, _, brought = running.page.partition("#token=")
     assert brought == secret
-    assert secret not in repr(running)
+    assert secret not in repr(running) + running.page_hint
+    hint = re.fullmatch(rf"{re.escape(page)} \(with .*the first one in (/.*)\)", running.page_hint)
+    assert hint is not None, running.page_hint
+    assert Path(hint[1]).read_text().split() == ["run", secret]
     assert get(f"{page}live.json")[0] == HTTPStatus.UNAUTHORIZED
 
     def seen() -> list[str]:

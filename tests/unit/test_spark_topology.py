@@ -10,9 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers import eventually
 from helpers.logged import logged
 
-from tuplewire.errors import ConfigError, MalformedError, TopologyError, UnreachableError
+from tuplewire.errors import ConfigError, MalformedError, ProtocolError, TopologyError, UnreachableError
 from tuplewire.spark.slots import check_slots
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
@@ -21,11 +22,13 @@ from tuplewire.spark.topology.nearest import RunToken
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Rows, failure_in, failure_text
 from tuplewire.spark.topology.submit import submit_topology
+from tuplewire.spark.topology.telling import Teller
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
 from tuplewire.topology.tuples import Tuple, TupleSource
+from tuplewire.wire import control_pb2
 
 RUN = "0123456789abcdef"
 
@@ -372,3 +375,55 @@ def test_slots_of_another_spark() -> None:
     check_slots(spark, 3)
     with pytest.raises(ConfigError, match=r"a page runs 4 PySpark tasks .* has 3 slot\(s\).* local\[4\]"):
         check_slots(spark, 4, "a page")
+
+
+PAGE = "http://localhost:9464/"
+
+
+@pytest.mark.parametrize(
+    ("address", "own", "file", "hint"),
+    [
+        ("127.0.0.1:6700", False, None, f"{PAGE} (with a browser on this machine)"),
+        ("10.0.0.1:6700", False, None, f"{PAGE} (with a browser on the machine of 10.0.0.1:6700)"),
+        (
+            "unix:///run/w.sock",
+            True,
+            "/run/token",
+            f"{PAGE} (with a browser on this machine; if it asks for a token: the first one in /run/token)",
+        ),
+    ],
+)
+def test_the_page_is_told_in_words(address: str, file: str | None, hint: str, *, own: bool) -> None:
+    """On which machine, and where its token is; nothing where there is no page."""
+    place = Place(address, "w", "10.0.0.1:6700", "t", 0, own=own, page=PAGE)
+    assert place.page_hint(file) == hint
+    assert not replace(place, page="").page_hint(file)
+
+
+class Old:
+    """The control of a worker that knows no such news."""
+
+    address = "127.0.0.1:6700"
+
+    def __init__(self) -> None:
+        self.told = self.closed = 0
+
+    def tell_topology(self, *_: object) -> None:
+        """Refuse it."""
+        self.told += 1
+        raise ProtocolError("UNIMPLEMENTED")
+
+    def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+
+def test_an_older_worker_is_told_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    """The topology goes on without being seen there, and the log says why."""
+    caplog.set_level("INFO")
+    control: Any = Old()
+    with Teller(control, "one", lambda: [control_pb2.ComponentStatus(component="count")]) as teller:
+        eventually(lambda: not teller._thread.is_alive(), 30, "it gives up")
+    assert (control.told, control.closed) == (1, 1)
+    (line,) = logged(caplog, "topology.not_shown")
+    assert line["reason"] == "UNIMPLEMENTED"

@@ -292,6 +292,15 @@ class ControlClient:
         """
         self._call("SetFaults", control_pb2.SetFaultsRequest(rules=rules, seconds=seconds))
 
+    def tell_topology(self, program: str, components: Iterable[control_pb2.ComponentStatus]) -> None:
+        """Tell what a program runs of a topology, for the worker's status; to be told again each second.
+
+        program: names it. components: with its executors; none: it runs nothing any more. Raises
+        ResourceLimitError where the worker keeps no more of it, and ProtocolError where it is too old for it.
+        """
+        request = control_pb2.TellTopologyRequest(program=program, components=components)
+        self._call("TellTopology", request)
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 

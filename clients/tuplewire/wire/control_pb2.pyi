@@ -661,3 +661,15 @@ class SetFaultsRequest(_message.Message):
 class SetFaultsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TellTopologyRequest(_message.Message):
+    __slots__ = ("program", "components")
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    program: str
+    components: _containers.RepeatedCompositeFieldContainer[ComponentStatus]
+    def __init__(self, program: _Optional[str] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ...) -> None: ...
+
+class TellTopologyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -100,6 +100,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.FromString,
                 _registered_method=True)
+        self.TellTopology = channel.unary_unary(
+                '/tuplewire.v1.Control/TellTopology',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -219,6 +224,14 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TellTopology(self, request, context):
+        """TellTopology takes what a program runs of a topology, for the worker's status. The program tells it again
+        each second: after 10 s of silence it is forgotten. Refused with RESOURCE_LIMIT where there is too much of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -286,6 +299,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.SetFaults,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.SerializeToString,
+            ),
+            'TellTopology': grpc.unary_unary_rpc_method_handler(
+                    servicer.TellTopology,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -640,6 +658,33 @@ class Control(object):
             '/tuplewire.v1.Control/SetFaults',
             tuplewire_dot_v1_dot_control__pb2.SetFaultsRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.SetFaultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TellTopology(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/TellTopology',
+            tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,7 +1,4 @@
-"""The control and health services, from the wire to the worker and back; what serves them beside Messaging.
-
-Of the standard health service "" is readiness, and "liveness" says that the event loop turns.
-"""
+"""The control service, from the wire to the worker and back; what serves all services beside Messaging."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from tuplewire.errors import ConfigError, MalformedError, MessageError, RefusedE
 from tuplewire.events import event_logger
 from tuplewire.group import check_sizes
 from tuplewire.wire import control_pb2 as pb
-from tuplewire.wire import control_pb2_grpc, health_pb2, health_pb2_grpc
+from tuplewire.wire import control_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.status_messages import (
@@ -29,6 +26,7 @@ from tuplewire_service.control.status_messages import (
     entries_to_wire,
 )
 from tuplewire_service.control.tap_service import TapService
+from tuplewire_service.control.told_topologies import ToldTopologies
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcServerStream
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
@@ -46,24 +44,16 @@ from tuplewire_service.process.stop import Stop, StopRequest
 from tuplewire_service.worker.sinks import By
 from tuplewire_service.worker.staging import AttemptName, Sink
 from tuplewire_service.worker.worker import Worker
-from tuplewire_service.worker.worker_snapshot import WorkerState
 
 logger = event_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Check = Callable[[Context, str], None]
 """Raises RefusedError when the caller may not call /SERVICE/METHOD."""
-Request = health_pb2.HealthCheckRequest
-Response = health_pb2.HealthCheckResponse
-
-READINESS = ""
-LIVENESS = "liveness"
 _PIECE_BYTES = 1 << 20
 """gRPC takes responses of 4 MiB."""
 _HEALTH = "/grpc.health."
 """Probes have no faults on purpose."""
-_MOST_WATCHERS = 1000
-"""Nobody has to show a token to watch."""
 
 
 # ruff: noqa: N802 - methods have the wire's names
@@ -78,11 +68,12 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         status: Callable[[], pb.GetStatusResponse],
         debugging: Debugging,
         faults: FaultControl,
+        told: ToldTopologies,
     ) -> None:
         """Serve it.
 
         admit: what the caller of Stage may send, and that of GetStatus see. Who may call is checked before.
-        status: returns what GetStatus tells, but for senders and consumers.
+        status: returns what GetStatus tells, but for senders and consumers. told: what is in it of programs.
         """
         self._worker = worker
         self._status = status
@@ -91,6 +82,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._taps = TapService(worker)
         self._debugging = debugging
         self._faults = faults
+        self._told = told
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
@@ -242,6 +234,14 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._faults.change(request.rules, request.seconds, by)
         return pb.SetFaultsResponse()
 
+    async def TellTopology(
+        self, request: pb.TellTopologyRequest, context: Context
+    ) -> pb.TellTopologyResponse:
+        """Take what a program runs of a topology."""
+        check_id("program", request.program)
+        self._told.take(self._admit(context).owner, request.program, request.components)
+        return pb.TellTopologyResponse()
+
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""
         deadline = request.deadline_millis / 1000 if request.deadline_millis else None
@@ -318,79 +318,3 @@ def _request(method: Any, data: bytes | None) -> Any:
     except DecodeError as error:
         problem = f"{len(data)} bytes are not a request of this method: {error}"
         raise MalformedError(problem) from error
-
-
-class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Serves grpc.health.v1.Health for one worker; all methods run on its event loop.
-
-    Watch streams end before the worker drains: an idle stream would hold the server's stop up, or break.
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._watchers: set[asyncio.Event] = set()
-        self._ending = False
-        self._ended = asyncio.Event()
-        worker.on_change(self._changed)
-
-    async def end(self, timeout: float) -> None:
-        """Be not ready from now on, tell every watcher, and wait until their streams are closed.
-
-        timeout: in seconds; a watcher that does not take the news by then is left to the server's stop.
-        """
-        self._ending = True
-        self._changed()
-        if not self._watchers:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._ended.wait()
-
-    async def Check(self, request: Request, context: Context) -> Response:
-        """Return the state now."""
-        status = self._status(request.service)
-        if status == Response.SERVICE_UNKNOWN:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"no service {request.service!r}; known are {READINESS!r} (readiness) and {LIVENESS!r}",
-            )
-        return Response(status=status)
-
-    async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
-        """Yield the state now, and again whenever it changes, until the worker drains."""
-        if len(self._watchers) >= _MOST_WATCHERS:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{_MOST_WATCHERS} watch the health of this worker already; call Check instead",
-            )
-        changed = asyncio.Event()
-        self._watchers.add(changed)
-        context.add_done_callback(lambda _: self._closed(changed))  # type: ignore[arg-type]  # stub
-        last = None
-        while True:
-            changed.clear()
-            # As it is now: an end that begins while a state is written is news, and told in the next round.
-            ending, status = self._ending, self._status(request.service)
-            if status != last:
-                last = status
-                yield Response(status=status)
-            if ending:
-                return
-            await changed.wait()
-
-    def _status(self, service: str) -> Response.ServingStatus:
-        if service == LIVENESS:
-            return Response.SERVING
-        if service != READINESS:
-            return Response.SERVICE_UNKNOWN
-        ready = self._worker.state is WorkerState.READY and not self._ending
-        return Response.SERVING if ready else Response.NOT_SERVING
-
-    def _changed(self) -> None:
-        for changed in self._watchers:
-            changed.set()
-
-    def _closed(self, changed: asyncio.Event) -> None:
-        self._watchers.discard(changed)
-        if self._ending and not self._watchers:
-            self._ended.set()

@@ -22,6 +22,7 @@ from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.heartbeat import ExecutorBeat, from_beat
 from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics
 from tuplewire.topology.running.termination import Failure, from_report
+from tuplewire.topology.running.topology_status import component_statuses
 from tuplewire.topology.serial.packing import pack_values
 from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
@@ -30,7 +31,6 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.executors.reference import load_topology
-from tuplewire_service.executors.topology_status import add_topology
 from tuplewire_service.executors.worker_link import WorkerLink
 from tuplewire_service.executors.worker_process import Channel
 from tuplewire_service.process.config_sources import read_conf
@@ -104,7 +104,7 @@ class Program:
         """Add the topology, and its executors here, to the worker's status; from any thread."""
         executors = self._executors
         statistics = [] if executors is None else executors.statistics(registered=False)
-        add_topology(status, self._topology, statistics)
+        status.components.extend(component_statuses(self._topology, statistics))
 
     def deactivate(self) -> None:
         """Follow no assignment any more, and stop the spouts; what is on the way goes on."""

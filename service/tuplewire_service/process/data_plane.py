@@ -16,9 +16,11 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
+from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.control.rates import MOST_CLIENTS
-from tuplewire_service.control.servicers import ControlServicer, HealthServicer, Services
+from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.status_messages import add_clients, assignment_to_wire, status_to_wire
+from tuplewire_service.control.told_topologies import ToldTopologies
 from tuplewire_service.messaging.base import IContext
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
@@ -89,8 +91,9 @@ class DataPlane:
         add_HealthServicer_to_server(self._health, self._services)  # type: ignore[no-untyped-call]
         self.describe: Callable[[pb.GetStatusResponse], None] = lambda _: None
         """Adds to a status what only the process around the worker knows; on the loop."""
+        self._told = ToldTopologies()
         self._control = ControlServicer(
-            self.worker, stop, self.security.admit, self._status, debugging, self.faults
+            self.worker, stop, self.security.admit, self._status, debugging, self.faults, self._told
         )
         add_ControlServicer_to_server(self._control, self._services)  # type: ignore[no-untyped-call]
         file = config.assignment_file
@@ -141,6 +144,7 @@ class DataPlane:
         status = status_to_wire(self.worker.snapshot())
         status.resident_bytes = resident_bytes()
         self.describe(status)
+        self._told.add_to(status)
         return status
 
     def assignment(self) -> pb.Assignment | None:

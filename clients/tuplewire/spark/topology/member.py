@@ -19,12 +19,15 @@ from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
 from tuplewire.spark.topology.nearest import RunKey, RunToken, nearest_worker
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Writer
+from tuplewire.spark.topology.telling import PATIENCE_SECONDS, Teller
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import ClientLink
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
+from tuplewire.topology.running.topology_status import component_statuses
 from tuplewire.topology.topology_settings import TopologySettings
+from tuplewire.wire import control_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,7 +136,7 @@ class _TopologyMember:
 
         What is raised is for Spark, which then runs the whole stage again.
         """
-        with self._post:
+        with self._post, self._teller():
             coordinator = None
             if self._rank == 0:
                 levels = self._submitted.topology.tick_levels(self._submitted.conf)
@@ -160,6 +163,18 @@ class _TopologyMember:
             credentials=self._key.to(place),
             **session,
         )
+
+    def _teller(self) -> Teller:
+        place = self._plan.places[self._rank]
+        control = ControlClient(place.address, PATIENCE_SECONDS, credentials=self._key.to(place))
+        return Teller(control, f"{self._submitted.run}-{self._rank}", self._components)
+
+    def _components(self) -> list[control_pb2.ComponentStatus]:
+        """Return the topology with the executors here, for the worker's status; from any thread."""
+        if self._worker is None:
+            return []
+        executors = self._worker.statistics(registered=False)
+        return component_statuses(self._submitted.topology, executors, self._plan.first_task)
 
     def _push_assignment(self) -> None:
         with ExitStack() as stack:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from tuplewire.addresses import is_loopback, split_host_port
 from tuplewire.errors import MAX_TASK, ConfigError
 from tuplewire.topology.description import Topology, shares_of
 from tuplewire.wire import control_pb2
@@ -32,6 +33,18 @@ class Place:
     own: bool = False
     tls: bool = False
     page: str = ""
+
+    def page_hint(self, token_file: str | None) -> str:
+        """Return in words where its live page is, and how to open it; empty: it has none.
+
+        token_file: which has the token to show to this worker. No token is in the words.
+        """
+        if not self.page:
+            return ""
+        here = self.own or self.address.startswith("unix:") or is_loopback(split_host_port(self.address)[0])
+        machine = "this machine" if here else f"the machine of {self.address}"
+        token = f"; if it asks for a token: the first one in {token_file}" if token_file else ""
+        return f"{self.page} (with a browser on {machine}{token})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class SparkTopology:
         self._closed: set[int] = set()
         self._hears = place is not None
         self._place = place
+        self._token_file = None if credentials is None else credentials.token_file
         self._stop: bool | None = None
         self._post: Post | None = None
         self._listener: Callable[[TopologyProgress], None] | None = None
@@ -120,6 +121,14 @@ class SparkTopology:
             return ""
         key = f"#token={self._submitted.token.secret}" if self._place.own else ""
         return f"{self._place.page}{key}"
+
+    @property
+    def page_hint(self) -> str:
+        """Where the live page is and how to open it, in words, for a log; empty: there is none.
+
+        Guarantee: no token is in it, but the name of the file that has it, which only its owner may read.
+        """
+        return "" if self._place is None else self._place.page_hint(self._token_file)
 
     def progress(self) -> TopologyProgress:
         """Return how far it is, as of a second ago."""
@@ -260,7 +269,7 @@ class TopologyProgress:
 
 
 class ProgressLine:
-    """Writes a line where it says something new, and every few seconds."""
+    """Writes a line where it says something new, and every few seconds; at first where the live page is."""
 
     _EVERY_SECONDS = 5.0
 

@@ -97,13 +97,14 @@ def submit_topology(
             token=token,
         )
         _check_travels(submitted)
-        if place is not None and place.page:
-            logger.info("topology.page", extra={"topology": name, "url": place.page})
         stage = source.mapInArrow(submitted, output.stage_schema(), barrier=True)
         checked = output.checked(stage.repartition(members))
         job = Job(spark, f"topology {name}", lambda: checked.localCheckpoint(eager=True))
         credentials = None if place is None else run_key.to(place)
-        return SparkTopology(submitted, job, place, stack.pop_all(), credentials)
+        running = SparkTopology(submitted, job, place, stack.pop_all(), credentials)
+        if running.page_hint:
+            logger.info("topology.page", extra={"topology": name, "page": running.page_hint})
+        return running
 
 
 def run_topology(
@@ -119,8 +120,9 @@ def run_topology(
 ) -> TopologyResult:
     """Run a topology to its end, as submit_topology does, and return what it has left.
 
-    progress: called with each news; by default a line is written to standard error. Over Spark Connect there
-    are no news without `workers` that this program reaches: ConfigError where they are asked for.
+    progress: called with each news; by default a line is written to standard error, and one at first with the
+    link to the live page. Over Spark Connect there are no news without `workers` that this program reaches:
+    ConfigError where they are asked for.
 
     Where this is interrupted (Ctrl-C), the job is cancelled, as cancel() says, and the interrupt goes on.
     """
@@ -129,7 +131,7 @@ def run_topology(
     )
     try:
         if progress is not None or running.reaches_worker:
-            running.listen(progress or ProgressLine(name, running.page.partition("#")[0]))
+            running.listen(progress or ProgressLine(name, running.page_hint))
         return running.result()
     except BaseException:
         if not running.done:

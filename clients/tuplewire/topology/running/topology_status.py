@@ -1,4 +1,4 @@
-"""The topology that a worker runs, as a part of its status."""
+"""The topology that a process runs, as a part of its worker's status."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from tuplewire.topology.running.statistics import ExecutorStatistics
 from tuplewire.wire import control_pb2 as pb
 
 
-def add_topology(
-    status: pb.GetStatusResponse, topology: Topology, executors: Iterable[ExecutorStatistics]
-) -> None:
-    """Add the topology that a worker runs to its status, with its executors there."""
+def component_statuses(
+    topology: Topology, executors: Iterable[ExecutorStatistics], first_task: int = 0
+) -> list[pb.ComponentStatus]:
+    """Return the components of a topology, each with its executors here.
+
+    first_task: what the worker adds to the topology's own task ids.
+    """
     by_component: defaultdict[str, list[ExecutorStatistics]] = defaultdict(list)
     for each in executors:
         by_component[each.component].append(each)
+    statuses = []
     for name, component in topology.components.items():
         here, tasks = by_component[name], topology.tasks_of(name)
-        status.components.add(
+        status = pb.ComponentStatus(
             component=name,
             kind=component.kind,
-            first_task=tasks[0],
+            first_task=first_task + tasks[0],
             tasks=len(tasks),
             inputs=[
                 pb.InputStatus(
@@ -35,13 +39,15 @@ def add_topology(
                 )
                 for source in component.inputs
             ],
-            executors=map(_executor, here),
+            executors=[_executor(each, first_task) for each in here],
         )
+        statuses.append(status)
+    return statuses
 
 
-def _executor(executor: ExecutorStatistics) -> pb.ExecutorStatus:
+def _executor(executor: ExecutorStatistics, first_task: int) -> pb.ExecutorStatus:
     return pb.ExecutorStatus(
-        first_task=executor.tasks[0],
+        first_task=first_task + executor.tasks[0],
         tasks=len(executor.tasks),
         emitted=executor.counts.emitted,
         executed=sum(executor.at_work.executed_by.values()),

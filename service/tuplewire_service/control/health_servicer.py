@@ -1,0 +1,100 @@
+"""The standard health service of a worker: "" is readiness, "liveness" says that the event loop turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from tuplewire.wire import health_pb2, health_pb2_grpc
+from tuplewire_service.worker.worker import Worker
+from tuplewire_service.worker.worker_snapshot import WorkerState
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Request = health_pb2.HealthCheckRequest
+Response = health_pb2.HealthCheckResponse
+
+READINESS = ""
+LIVENESS = "liveness"
+_MOST_WATCHERS = 1000
+"""Nobody has to show a token to watch."""
+
+
+# ruff: noqa: N802 - methods have the wire's names
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """Serves grpc.health.v1.Health for one worker; all methods run on its event loop.
+
+    Watch streams end before the worker drains: an idle stream would hold the server's stop up, or break.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._watchers: set[asyncio.Event] = set()
+        self._ending = False
+        self._ended = asyncio.Event()
+        worker.on_change(self._changed)
+
+    async def end(self, timeout: float) -> None:
+        """Be not ready from now on, tell every watcher, and wait until their streams are closed.
+
+        timeout: in seconds; a watcher that does not take the news by then is left to the server's stop.
+        """
+        self._ending = True
+        self._changed()
+        if not self._watchers:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._ended.wait()
+
+    async def Check(self, request: Request, context: Context) -> Response:
+        """Return the state now."""
+        status = self._status(request.service)
+        if status == Response.SERVICE_UNKNOWN:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"no service {request.service!r}; known are {READINESS!r} (readiness) and {LIVENESS!r}",
+            )
+        return Response(status=status)
+
+    async def Watch(self, request: Request, context: Context) -> AsyncIterator[Response]:
+        """Yield the state now, and again whenever it changes, until the worker drains."""
+        if len(self._watchers) >= _MOST_WATCHERS:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_MOST_WATCHERS} watch the health of this worker already; call Check instead",
+            )
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        context.add_done_callback(lambda _: self._closed(changed))  # type: ignore[arg-type]  # stub
+        last = None
+        while True:
+            changed.clear()
+            # As it is now: an end that begins while a state is written is news, and told in the next round.
+            ending, status = self._ending, self._status(request.service)
+            if status != last:
+                last = status
+                yield Response(status=status)
+            if ending:
+                return
+            await changed.wait()
+
+    def _status(self, service: str) -> Response.ServingStatus:
+        if service == LIVENESS:
+            return Response.SERVING
+        if service != READINESS:
+            return Response.SERVICE_UNKNOWN
+        ready = self._worker.state is WorkerState.READY and not self._ending
+        return Response.SERVING if ready else Response.NOT_SERVING
+
+    def _changed(self) -> None:
+        for changed in self._watchers:
+            changed.set()
+
+    def _closed(self, changed: asyncio.Event) -> None:
+        self._watchers.discard(changed)
+        if self._ending and not self._watchers:
+            self._ended.set()
