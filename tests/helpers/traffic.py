@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Self
 
 from helpers.topology import TOPOLOGY, Message, messages_of
@@ -13,6 +14,17 @@ from tuplewire.subscription import Subscription
 from tuplewire_service.testing import eventually
 
 client_of = functools.partial(Client, topology=TOPOLOGY)
+_SILENCE_SECONDS = 20.0
+
+
+def reaches(count: Callable[[], int], goal: int, what: str) -> None:
+    """Wait until so many are there, however long that takes; fail when none is added for a while."""
+    while (before := count()) < goal:
+        eventually(
+            lambda before=before: count() > before,  # type: ignore[misc]
+            _SILENCE_SECONDS,
+            f"more {what} than {before}, of {goal}",
+        )
 
 
 class Feeder:
@@ -77,4 +89,4 @@ class Reader:
 
     def has(self, messages: int) -> None:
         """Wait until so many have come."""
-        eventually(lambda: len(self.got) >= messages, 20, f"{messages} messages received")
+        reaches(lambda: len(self.got), messages, "messages received")

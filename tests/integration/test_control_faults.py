@@ -12,7 +12,7 @@ import pytest
 from helpers.control_faults import ControlFaults, Fate
 from helpers.errors import comes_to_say
 from helpers.topology import TOPOLOGY, assign, collect, ledger, numbered, numbers, one_worker, settled
-from helpers.traffic import Feeder, Reader, client_of
+from helpers.traffic import Feeder, Reader, client_of, reaches
 
 from tuplewire import Client
 from tuplewire.config import PROTOCOL_VERSION, AckMode
@@ -55,7 +55,7 @@ def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoin
     task = next(_tasks)
     with (
         ControlFaults(worker.address, seed=1) as faults,
-        client_of(faults.address, ack_mode=mode) as sender,
+        client_of(faults.address, ack_mode=mode, max_pending_messages=MESSAGES) as sender,
         client_of(faults.address) as consumer,
         Reader(consumer.recv([task], timeout=0.2)) as reader,
     ):
@@ -67,7 +67,7 @@ def test_all_arrives_while_control_messages_are_lost_and_doubled(worker: Endpoin
                 30,
                 f"lost one each of {LOST}",
             )
-        sender.flush(30)
+        reaches(lambda: sender.ledger().acknowledged, feeder.sent, "messages acknowledged")
         reader.has(feeder.sent)
         assert numbers(reader.got) == list(range(feeder.sent))
         assert reader.redelivered == []
