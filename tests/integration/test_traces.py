@@ -10,6 +10,7 @@ from helpers.admin import get
 from helpers.collector import RECEIVE, SEND, Collector, collector
 from helpers.topology import TOPOLOGY, Pair, pair_of_workers
 
+from tuplewire import Client, TaskMessage
 from tuplewire_service.executors.cluster import DistributedCluster
 
 _ASYNCIO = """
@@ -51,12 +52,17 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 @pytest.fixture
-def traced(seen: Collector) -> Iterator[Pair]:  # noqa: ARG001 - it is there before them
-    """Run two workers that make spans."""
-    with pair_of_workers("--tracing") as pair:
+def traced(
+    seen: Collector,  # noqa: ARG001 - it is there before them
+    request: pytest.FixtureRequest,
+) -> Iterator[Pair]:
+    """Run two workers that make spans; a test may say over which transport."""
+    transport = getattr(request, "param", "grpc")
+    with pair_of_workers("--tracing", f"--transport={transport}") as pair:
         yield pair
 
 
+@pytest.mark.parametrize("traced", ["grpc", "zmq"], indirect=True)
 def test_one_message_through_two_workers(seen: Collector, traced: Pair) -> None:
     """Program, entry worker, the task's worker, consumer: one trace, in that order, each with its part."""
     far, answer = traced.far_task(), traced.near_task()
@@ -135,6 +141,24 @@ def test_exemplars_name_a_trace(seen: Collector, traced: Pair) -> None:
     both = {"tuplewire_queue_wait_seconds_bucket", "tuplewire_end_to_end_seconds_bucket"}
     eventually(lambda: marked() == both, 20, "an exemplar in each histogram of messages here")
     assert "trace_id" not in get(traced.near.metrics_url)[1]
+
+
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_what_is_passed_on_has_an_exemplar(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time from the writing to the acknowledgement names the trace and span of a message's sender."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = [("traceparent", f"00-{trace}-{span}-01".encode())]
+    mark = f'# {{span_id="{span}",trace_id="{trace}"}} '
+    with pair_of_workers("--tracing", f"--transport={transport}") as pair:
+        with Client(pair.near.address, topology=TOPOLOGY) as client:
+            client.send([TaskMessage(pair.far_task(), b"alone", headers=headers)])
+
+        def marked() -> list[str]:
+            _, text = get(pair.near.metrics_url, "application/openmetrics-text; version=1.0.0")
+            return [line.partition("{")[0] for line in text.splitlines() if mark in line]
+
+        eventually(lambda: marked() == ["tuplewire_send_to_ack_seconds_bucket"], 20)
 
 
 def test_a_spouts_tuple_through_two_bolts(seen: Collector) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from tuplewire.group import TaskGroup
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """The upper bound of each bucket in seconds; one more bucket has everything longer."""
@@ -88,8 +91,14 @@ class FrameTimes:
     def __init__(self) -> None:
         self._written: deque[tuple[int, int, float]] = deque()
 
-    def written(self, sequence: int, messages: int, now: float) -> None:
-        """Note that a frame was written; a repeated writing counts once."""
+    def written(
+        self,
+        sequence: int,
+        messages: int,
+        now: float,
+        runs: Sequence[Sequence[TaskGroup]] = (),  # noqa: ARG002 - for who looks at what is written
+    ) -> None:
+        """Note that a frame was written; a repeated writing counts once. runs: its messages."""
         if not self._written or sequence > self._written[-1][0]:
             self._written.append((sequence, messages, now))
 

@@ -25,6 +25,8 @@ class OutboundPressure:
     """Connections that take nothing while messages wait, and since when by the loop's clock."""
     send_to_ack: Durations = field(default_factory=Durations)
     """From the writing of a frame to its acknowledgement."""
+    frame_times: Callable[[], FrameTimes] = FrameTimes
+    """Makes what measures that for one session."""
 
     def hold(self, connection: object, now: float) -> None:
         """Note that a connection takes nothing from now on; a second call changes nothing."""
@@ -60,6 +62,11 @@ class SendingPressure:
         self._without_credit = 0
         self._frames = FrameTimes()
 
+    def tell(self, outbound: OutboundPressure) -> None:
+        """Add this session's part there from now on; before anything is written."""
+        self.outbound = outbound
+        self._frames = outbound.frame_times()
+
     def look(self, *, connected: bool) -> None:
         """Update the counts. A connection that is down takes nothing."""
         without_credit = len(self._window.without_credit)
@@ -79,7 +86,8 @@ class SendingPressure:
         if self._window.acknowledged:
             self.acknowledged()
         else:
-            self._frames = FrameTimes()  # all of them are written again, maybe under new numbers
+            # All of them are written again, maybe under new numbers.
+            self._frames = self.outbound.frame_times()
 
     def idles(self) -> None:
         """Note that the driver stops writing, perhaps for want of acknowledgements."""
@@ -93,7 +101,7 @@ class SendingPressure:
     def writes(self, frame: OutFrame) -> None:
         """Note that a frame is being written, until goes_on()."""
         now = self._clock()
-        self._frames.written(frame.sequence, frame.messages, now)
+        self._frames.written(frame.sequence, frame.messages, now, frame.runs)
         self.outbound.hold(self, now)
 
     def acknowledged(self) -> None:

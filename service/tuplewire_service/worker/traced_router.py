@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tuplewire.errors import RefusedError
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery, Done
-from tuplewire.session.durations import Durations, Exemplar
+from tuplewire.session.durations import Durations, Exemplar, FrameTimes
 from tuplewire.session.ledger import Settled
 from tuplewire.tracing.context import TraceParent, sampled
 from tuplewire.tracing.spans import Attributes, Tracing, ids_of
@@ -55,6 +56,33 @@ class WorkerSpans:
 def mark(durations: Durations, seconds: float, context: TraceParent) -> None:
     """Leave an example of a duration in a histogram."""
     durations.mark(Exemplar(*ids_of(context), max(0.0, seconds), time.time()))
+
+
+class TracedFrameTimes(FrameTimes):
+    """Leaves an example for each frame that has a message with a context."""
+
+    __slots__ = ("_traced",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._traced: deque[tuple[int, float, TraceParent]] = deque()
+
+    def written(
+        self, sequence: int, messages: int, now: float, runs: Sequence[Sequence[TaskGroup]] = ()
+    ) -> None:
+        super().written(sequence, messages, now)
+        if self._traced and sequence <= self._traced[-1][0]:
+            return
+        for group in chain.from_iterable(runs):
+            if contexts := sampled(group.header_data):
+                self._traced.append((sequence, now, next(iter(contexts))))
+                return
+
+    def acknowledged(self, sequence: int, now: float, into: Durations) -> None:
+        super().acknowledged(sequence, now, into)
+        while self._traced and self._traced[0][0] <= sequence:
+            _, since, context = self._traced.popleft()
+            mark(into, now - since, context)
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +184,7 @@ class TracedRouter(Router):
     ) -> None:
         self._spans = WorkerSpans(tracing, settings.worker_id)
         super().__init__(settings, incarnation, context, draining)
+        self.connections.pressure.frame_times = TracedFrameTimes
 
     def _make_queues(self, settings: WorkerSettings, incarnation: int) -> TracedQueues:
         self._traced_queues = TracedQueues(

@@ -163,7 +163,7 @@ class StreamedClient(RelayClient, Sender):
         self.receiver_id = worker_id
 
     def watch(self, pressure: OutboundPressure) -> None:
-        self.pressure.outbound = pressure
+        self.pressure.tell(pressure)
 
     def take_back(self, timeout: float) -> list[tuple[TaskGroup, Any]]:
         return [] if self.ended else self._thread.run(self.take_back_async(timeout))
