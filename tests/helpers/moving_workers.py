@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,6 +60,12 @@ class Workers:
         for each in self.running.values() if told is None else ():
             with ControlClient(each.address) as control:
                 control.wait_ready(20)
+
+    def discard(self) -> None:
+        """Kill those that still run: nobody takes what a test has left, and a drain would wait for it."""
+        for each in self.running.values():
+            if not has_ended(each):
+                os.kill(each.process_id, signal.SIGKILL)
 
     def drain(self, name: str, seconds: float | None = None) -> None:
         """Have a worker drain, for its configured time or another one, and wait until its process is over."""

@@ -108,6 +108,11 @@ class RestartableWorker:
         os.kill(self.endpoint.process_id, signal.SIGKILL)
         self._workers.stop()
 
+    def discard(self) -> None:
+        """Kill it, if it was not ended: nobody takes what a test has left, and a drain would wait for it."""
+        if self._workers._children:
+            self.kill()
+
     def restart(self) -> Restart:
         """End it by SIGTERM, start it again, and wait until it is ready."""
         started = time.monotonic()

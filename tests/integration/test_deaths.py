@@ -64,9 +64,9 @@ class Hops:
         return metric(self.near.endpoint, PEER), metric(self.far.endpoint, PREDECESSOR)
 
     def close(self) -> None:
-        """End both."""
-        self.near.__exit__()
-        self.far.__exit__()
+        """End both, without a drain of what the test has left."""
+        self.near.discard()
+        self.far.discard()
 
 
 @pytest.fixture(params=["grpc", "zmq"])

@@ -33,6 +33,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         running = Workers(tmp_path, stack)
         running.put("a")
         yield running
+        running.discard()
 
 
 def given(workers: Workers, name: str = "c", **more: str) -> Any:
