@@ -140,6 +140,10 @@ bench: $(VENV)/.dev ## Measure speed against bare gRPC and pyzmq, as ratios of o
 bench-idle: $(VENV)/.dev ## Measure workers that have nothing to do: start, memory, CPU, a new assignment
 	$(BIN)/python tests/bench/resting.py $(ARGS)
 
+.PHONY: bench-cores
+bench-cores: $(VENV)/.dev ## Measure what a message costs with more workers: what more cores would bring
+	$(BIN)/python tests/bench/cores.py $(ARGS)
+
 .PHONY: bench-compare
 bench-compare: $(VENV)/.dev ## Run the bench of two commits by turns: BASE=commit, ARGS='--only hop --pairs 5'
 	$(BIN)/python tests/bench/compare.py $(BASE) $(ARGS)

@@ -79,7 +79,7 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
             ) from error
         self.address = join_host_port(str(self.server_address[0]), int(self.server_address[1]))
         self._thread = threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 0.1}, name="tuplewire-admin"
+            target=self.serve_forever, kwargs={"poll_interval": 0.25}, name="tuplewire-admin"
         )
         self._thread.start()
 
@@ -115,7 +115,7 @@ class AdminServer(socketserver.ThreadingMixIn, HTTPServer):
         self.server_close()
 
     def service_actions(self) -> None:
-        """Let go of what nobody has asked for lately; ten times a second."""
+        """Let go of what nobody has asked for lately; four times a second."""
         if self.page is not None:
             self.page.rest()
 

@@ -362,7 +362,7 @@ def _times(timings: Timings) -> Iterator[Metric]:
     )
     yield histogram(
         "event_loop_lag_seconds",
-        "How late the event loop was for a probe that is due ten times a second.",
+        "How late the event loop was for a probe that is due four times a second.",
         timings.loop_lag,
     )
 

@@ -20,7 +20,7 @@ from tuplewire_service.worker.routing_table import LOCAL
 from tuplewire_service.worker.servers import Servers
 from tuplewire_service.worker.worker_snapshot import RecentSnapshot, Timings
 
-INTERVAL_SECONDS = 0.1
+INTERVAL_SECONDS = 0.25
 _MOST_PROBES = 1000
 _SPAN_SECONDS = 5.0
 _Key = TypeVar("_Key")
@@ -218,7 +218,7 @@ class Timekeeper:
         self._blocking.keep(assignment.owner_of, {LOCAL, *(each.worker_id for each in assignment.workers)})
 
     async def look_around(self) -> None:
-        """Sample ten times a second how late the loop is, and which tasks block others."""
+        """Sample four times a second how late the loop is, and which tasks block others."""
         while True:
             now = self._clock()
             blocked = {(task, self._router.place_of(task)) for task in self._servers.exhausted()}
