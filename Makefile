@@ -116,8 +116,10 @@ deploy-tools: ## Install what deploy-check needs beyond Python: Debian packages 
 	deploy/install-tools.sh
 
 # Tests of `make test` that prove what production needs, too: who may talk, workers that find each other, metrics.
-PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py dialling.py membership.py worker_admin.py worker_times.py membership_leads.py program_rolls.py) \
-	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py lease.py)
+PRODUCTION := $(addprefix tests/integration/test_,tls.py tokens.py permissions.py other_users.py open_ports.py dialling.py membership.py \
+	worker_admin.py worker_times.py membership_leads.py program_rolls.py standing_server.py) \
+	$(addprefix tests/unit/test_,layers.py metrics_page.py series.py security_settings.py spark_kubernetes.py lease.py storm_keys.py docs.py) \
+	tests/contract/test_proto.py tests/spark/test_own_workers.py
 
 .PHONY: deploy-check
 deploy-check: $(VENV)/.deploy ## Check image, manifests, rules, TLS, foreign clients and hosts apart with real tools
@@ -176,21 +178,36 @@ fuzz: $(VENV)/.dev ## Attack a worker with hostile input; SEED=n MINUTES=m (defa
 soak: $(VENV)/.dev ## Live a worker's month in half an hour; SEED=7 DAYS=30, PART=rolling RESTARTS=100
 	PYTHONPATH=tests $(BIN)/python -m soak $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED)) $(if $(DAYS),--days $(DAYS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(ARGS)
 
-# The lower bounds of pyproject.toml, read from there; the other checks use the newest versions.
+# The lower bounds of pyproject.toml, and what the image has, read from there; the other checks use the newest versions.
 OLDEST = $(shell sed -nE 's/^dependencies = \["(grpcio)>=([0-9.]+)[^"]*", "(protobuf)>=([0-9.]+),.*/\1==\2 \3==\4/p' pyproject.toml)
+LOCKED = $(shell sed -nE 's/^((grpcio|protobuf)==[0-9.]+) .*/\1/p' deploy/requirements.lock)
+
+# In a directory $(1), with the versions $(2).
+define compat_environment
+	@test $(words $(2)) = 2 || { echo "no versions of grpcio and protobuf found"; exit 1; }
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) hypothesis numpy pandas pyarrow pytest pytest-timeout --editable '.[service]'
+	@touch $(1)/.done
+endef
 
 .venv-oldest/.done: pyproject.toml
-	@test -n "$(OLDEST)" || { echo "no lower bounds found in pyproject.toml"; exit 1; }
-	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check $(OLDEST) hypothesis numpy pandas pyarrow pytest pytest-timeout --editable .
-	@touch $@
+	$(call compat_environment,.venv-oldest,$(OLDEST))
 
-.PHONY: compat
-compat: .venv-oldest/.done ## Test values, session and wire with the oldest protobuf and grpcio allowed
+.venv-locked/.done: pyproject.toml deploy/requirements.lock
+	$(call compat_environment,.venv-locked,$(LOCKED))
+
+# A server of gRPC lives on, or is followed, whatever is said to it.
+SERVERS := tests/integration/test_standing_server.py tests/integration/test_hostile_input.py::test_method_that_is_no_text
+
+.PHONY: compat compat-install
+compat: compat-install ## Test values, session and wire with the oldest protobuf and grpcio allowed, and the image's
 	.venv-oldest/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
-	.venv-oldest/bin/python -m pytest tests/unit/test_message.py tests/property tests/contract/test_proto.py \
-		tests/integration/test_standing_server.py \
+	.venv-oldest/bin/python -m pytest tests/unit/test_message.py tests/property tests/contract/test_proto.py $(SERVERS) \
 		--deselect tests/contract/test_proto.py::test_buf  # of the contract's files alone, whatever the libraries
+	.venv-locked/bin/python -m pip list --disable-pip-version-check | grep -E '^(grpcio|protobuf) '
+	.venv-locked/bin/python -m pytest tests/unit/test_message.py $(SERVERS)
+
+compat-install: .venv-oldest/.done .venv-locked/.done
 
 .PHONY: settings
 settings: $(VENV)/.dev ## Write docs/reference/settings.md from the declarations in the code
