@@ -16,16 +16,19 @@ class RejectionsWithoutTimers(Rejections):
     """The same state, and nothing comes back by itself."""
 
     def __init__(self, limit: int = 5, dead_letter_task: int | None = None, most: int = 100) -> None:
-        self.messages = RejectedMessages(limit, dead_letter_task, most, MIB)
+        self.messages = RejectedMessages(limit, dead_letter_task, self, most, MIB)
         self.on_time: Callable[[], None] = lambda: None
 
-    def reject(self, task: int, log: DeliveryLog, each: Rejection) -> RejectionOutcome | None:  # noqa: ARG002
+    def reject(
+        self,
+        task: int,  # noqa: ARG002 - nothing is logged here
+        log: DeliveryLog,
+        each: Rejection,
+        *,
+        leaves: bool = False,
+    ) -> RejectionOutcome | None:
         """See Rejections."""
-        return self.messages.reject(log, each, time.monotonic(), 0)
-
-    def release(self, _task: int, messages: int, size_bytes: int) -> None:
-        """See InboundSession."""
-        self.messages.released(messages, size_bytes)
+        return self.messages.reject(log, each, time.monotonic(), 0, leaves=leaves)
 
     def wake(self, at: float | None) -> None:
         """Look at nothing."""

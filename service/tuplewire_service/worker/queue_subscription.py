@@ -39,10 +39,8 @@ class Queue:
     credit_bytes: int = 0
     rejected: int = 0
     """The number of its consumer's last rejection."""
-    rejects: bool = False
-    """Whether one of its consumers has rejected something."""
     held_until: float = 0.0
-    """Nothing is handed out before this time, by the monotonic clock."""
+    """Nothing is handed out before this time, by the monotonic clock; 0: nothing has kept its place."""
 
 
 class QueueSubscription(ISubscription):

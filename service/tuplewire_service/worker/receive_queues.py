@@ -87,6 +87,7 @@ class ReceiveQueues:
         for task in gone:
             queue = self._leaving[task] = self._queues.pop(task)
             queue.leaving = True
+            self._rejections.messages.give_back(task)
         return gone
 
     def _hold(self, task: int) -> None:
@@ -309,9 +310,8 @@ class ReceiveQueues:
             if each.number <= queue.rejected:
                 continue
             queue.rejected = each.number
-            queue.rejects = True
             done += queue.log.progress(each.sequence - 1, cursor.received)
-            outcome = self._rejections.reject(queue.task, queue.log, each)
+            outcome = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
             if outcome is None:
                 continue
             if outcome.done is not None:
@@ -320,16 +320,15 @@ class ReceiveQueues:
         return done + queue.log.progress(cursor.acknowledged, cursor.received)
 
     def holds(self, queue: Queue) -> bool:
-        """Whether a queue hands out nothing for now, because of what was rejected."""
-        if not queue.rejects:
+        """Whether a queue hands out nothing for now: a rejected message keeps its place, and is not due."""
+        if not queue.held_until:
             return False
-        messages = self._rejections.messages
-        early = queue.held_until > time.monotonic() and not messages.hurried
-        if early:
+        if queue.held_until > time.monotonic() and not self._rejections.messages.hurried:
             self._rejections.wake(queue.held_until)
-        if early or messages.full:  # a full store says itself when it has room
             self._holding.add(queue.task)
-        return early or messages.full
+            return True
+        queue.held_until = 0.0
+        return False
 
     def _go_on(self) -> None:
         """Let consumers look at queues that were held."""

@@ -19,13 +19,21 @@ from tuplewire.session.rejection import Rejection
 from tuplewire_service.messaging.base import InboundSession
 
 _ROOM = 0.5
-"""Once full, the copies have room again when they take no more than this share of it."""
+"""Once full, the copies to a task have room again when they take no more than this share of it."""
 
 
 class GrownMessage:
     """The inbound session of a message that has got longer here: its sender is told of what it had sent."""
 
-    __slots__ = ("_grown_bytes", "_inbound", "sender_id", "source", "wants_releases", "worker_number")
+    __slots__ = (
+        "_grown_bytes",
+        "_inbound",
+        "origin",
+        "sender_id",
+        "source",
+        "wants_releases",
+        "worker_number",
+    )
 
     def __init__(self, inbound: InboundSession, grown_bytes: int) -> None:
         self.source, self.sender_id = inbound.source, inbound.sender_id
@@ -33,10 +41,53 @@ class GrownMessage:
         self.wants_releases = inbound.wants_releases
         self._inbound = inbound
         self._grown_bytes = grown_bytes
+        self.origin: InboundSession = inbound.origin if isinstance(inbound, GrownMessage) else inbound
+        """Where it came from at first."""
 
     def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
         self._inbound.release(task, messages, size_bytes - self._grown_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    """What the copies to a task take: those that wait here, or were sent and are not released.
+
+    kept: what their senders hear of once there is room again, as arguments of release().
+    """
+
+    messages: int = 0
+    size_bytes: int = 0
+    full: bool = False
+    kept: list[tuple[InboundSession, int, int, int]] = field(default_factory=list)
+
+    def give_back(self, task: int | None = None) -> None:
+        """Tell the senders; task: only of what was sent to this one."""
+        kept, self.kept = self.kept, []
+        for each in kept:
+            if task is None or each[1] == task:
+                each[0].release(*each[1:])
+            else:
+                self.kept.append(each)
+
+
+class _KeptToken:
+    """The token of a message whose copy has found no room: its sender gets none for another, until it has.
+
+    Where that was a copy itself, and is a dead letter now, its room as a copy stays taken.
+    """
+
+    __slots__ = ("_inbound", "_room")
+
+    def __init__(self, inbound: InboundSession, room: _Room) -> None:
+        self._inbound, self._room = inbound, room
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """See InboundSession."""
+        if self._room.full:
+            self._room.kept.append((self._inbound, task, messages, size_bytes))
+        else:
+            self._inbound.release(task, messages, size_bytes)
 
 
 @dataclass(order=True, slots=True)
@@ -66,23 +117,31 @@ class RejectionOutcome:
 class RejectedMessages:
     """Those of all tasks of a worker.
 
-    limit: after so many rejections a message goes to the dead-letter task; None: is dropped. most_messages,
-    most_bytes: when `full` says that consumers which reject are to get nothing more; it goes by copies that
-    wait here, or were sent and are not released.
+    limit: after so many rejections a message goes to the dead-letter task; None: is dropped. own: the inbound
+    session of the copies. most_messages, most_bytes: the room of copies to one task. Beyond it, the sender of
+    what is rejected gets no room for more: it hears that a message is done with when there is room for its
+    copy. So nothing that is queued ever waits for room, and memory is bounded by the senders' credit.
     """
 
-    def __init__(self, limit: int, dead_letter_task: int | None, most_messages: int, most_bytes: int) -> None:
+    def __init__(
+        self,
+        limit: int,
+        dead_letter_task: int | None,
+        own: InboundSession,
+        most_messages: int,
+        most_bytes: int,
+    ) -> None:
         self.dead_letter_task = dead_letter_task
         self.rejections = 0
         """How many there were."""
         self.hurried = False
         """Whether delays are over: the worker drains."""
-        self.full = False
         self._limit = limit
+        self._own = own
         self._most_messages, self._most_bytes = most_messages, most_bytes
         self._waiting: list[Copy] = []
         self._numbers = count()
-        self._held_messages = self._held_bytes = 0
+        self._rooms: dict[int, _Room] = {}
 
     def __len__(self) -> int:
         """Return how many copies wait here."""
@@ -91,11 +150,12 @@ class RejectedMessages:
     # --- rejections ------------------------------------------------------------------------------
 
     def reject(
-        self, log: DeliveryLog, each: Rejection, now: float, now_micros: int
+        self, log: DeliveryLog, each: Rejection, now: float, now_micros: int, *, leaves: bool = False
     ) -> RejectionOutcome | None:
         """Take the first unacknowledged message out of a log, or put the cursor back to it.
 
-        Returns None where that is not the rejected one. now: in seconds; now_micros: since 1970.
+        Returns None where that is not the rejected one. now: in seconds; now_micros: since 1970. leaves:
+        whether the task moves away, which waits until all of its messages are released.
         """
         found = log.oldest() if log.acknowledged == each.sequence - 1 else None
         if found is None:
@@ -120,22 +180,27 @@ class RejectedMessages:
             log.replace_oldest(copy, GrownMessage(token, grown) if grown else token)
             log.rewind(log.acknowledged)
             return RejectionOutcome(held_until=due)
-        self._keep(copy, settles, due)
-        return RejectionOutcome(self._settle(log, each), given_up=settles is not None)
+        room = self._keep(copy, settles, due)
+        done = self._settle(log, each)
+        own = done.token is self._own or getattr(done.token, "origin", None) is self._own
+        stays = own and copy.task == group.task  # it has its room already
+        if room.full and not (stays or leaves or self.hurried):
+            done = replace(done, token=_KeptToken(done.token, room))
+        return RejectionOutcome(done, given_up=settles is not None)
 
     def bury(self, group: TaskGroup, count: int, reason: str, now: float, now_micros: int) -> bool:
         """Make a dead letter of a single message, of which its consumer has said so; False: there is no room.
 
         There is a dead-letter task. count: how often it was tried; the times are as for reject().
         """
-        if self.full or self.dead_letter_task is None:
+        if self.dead_letter_task is None or self.is_full(self.dead_letter_task):
             return False
         letter = dead_letter(group, self.dead_letter_task, count, reason, now_micros)
         self._keep(letter, DropReason.DEAD_LETTERED, now)
         return True
 
-    def _keep(self, copy: TaskGroup, settles: DropReason | None, due: float) -> None:
-        """Keep a copy as a message of this worker's own."""
+    def _keep(self, copy: TaskGroup, settles: DropReason | None, due: float) -> _Room:
+        """Keep a copy as a message of this worker's own; return the room that it takes."""
         own = TaskGroup(
             copy.task,
             copy.source,
@@ -145,8 +210,12 @@ class RejectedMessages:
             header_lengths=copy.header_lengths,
             header_data=copy.header_data,
         )
-        self._hold(own)
         self.put_back(Copy(due, next(self._numbers), own, settles), due)
+        room = self._rooms.setdefault(own.task, _Room())
+        room.messages += 1
+        room.size_bytes += own.size_bytes
+        room.full |= room.messages >= self._most_messages or room.size_bytes >= self._most_bytes
+        return room
 
     @staticmethod
     def _settle(log: DeliveryLog, each: Rejection) -> Done:
@@ -155,19 +224,32 @@ class RejectedMessages:
             log.rewind(log.acknowledged)  # its consumer has thrown away what follows
         return replace(done, rejected=True)
 
-    def _hold(self, group: TaskGroup) -> None:
-        self._held_messages += 1
-        self._held_bytes += group.size_bytes
-        if self._held_messages >= self._most_messages or self._held_bytes >= self._most_bytes:
-            self.full = True
+    def is_full(self, task: int) -> bool:
+        """Whether the copies to a task have no room."""
+        return task in self._rooms and self._rooms[task].full
 
-    def released(self, messages: int, size_bytes: int) -> None:
+    def released(self, task: int, messages: int, size_bytes: int) -> None:
         """Take note of copies that were sent, and are done with."""
-        self._held_messages -= messages
-        self._held_bytes -= size_bytes
-        room = self._held_messages <= self._most_messages * _ROOM
-        if room and self._held_bytes <= self._most_bytes * _ROOM:
-            self.full = False
+        room = self._rooms[task]
+        room.messages -= messages
+        room.size_bytes -= size_bytes
+        few = room.messages <= self._most_messages * _ROOM
+        if room.full and few and room.size_bytes <= self._most_bytes * _ROOM:
+            room.full = False
+            room.give_back()
+        if not room.messages:
+            del self._rooms[task]
+
+    def give_back(self, task: int) -> None:
+        """Tell the senders of a task that moves away of all that was rejected."""
+        for room in list(self._rooms.values()):
+            room.give_back(task)
+
+    def hurry(self) -> None:
+        """Wait for no delay and no room any more: the worker drains."""
+        self.hurried = True
+        for room in list(self._rooms.values()):
+            room.give_back()
 
     # --- copies ----------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Rejections:
         self.messages = RejectedMessages(
             settings.reject_limit,
             settings.dead_letter_task,
+            self,
             settings.receive_queue_messages,
             settings.receive_queue_bytes,
         )
@@ -61,10 +62,12 @@ class Rejections:
         self._timer: asyncio.TimerHandle | None = None
         self._log_rate = LogRate()
 
-    def reject(self, task: int, log: DeliveryLog, each: Rejection) -> RejectionOutcome | None:
+    def reject(
+        self, task: int, log: DeliveryLog, each: Rejection, *, leaves: bool = False
+    ) -> RejectionOutcome | None:
         """See RejectedMessages.reject."""
         now = time.monotonic()
-        outcome = self.messages.reject(log, each, now, time.time_ns() // 1000)
+        outcome = self.messages.reject(log, each, now, time.time_ns() // 1000, leaves=leaves)
         if outcome is not None:
             if outcome.dropped is not None:
                 self._ledger.dropped[outcome.dropped] += 1
@@ -122,16 +125,13 @@ class Rejections:
         if known:
             self._recv(ReceivedBatch.arrived(known, self))
 
-    def release(self, _task: int, messages: int, size_bytes: int) -> None:
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
         """See InboundSession."""
-        full = self.messages.full
-        self.messages.released(messages, size_bytes)
-        if full and not self.messages.full:
-            self.wake(self._loop.time())
+        self.messages.released(task, messages, size_bytes)
 
     def hurry(self) -> None:
         """Wait for no delay any more: the worker drains."""
-        self.messages.hurried = True
+        self.messages.hurry()
         self.wake(self._loop.time())
 
     def held_groups(self) -> Iterator[TaskGroup]:

@@ -1,0 +1,177 @@
+"""More rejected messages than there is room for: who waits, who goes on, and that nothing sticks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from helpers.topology import TOPOLOGY, assign, ledger, numbered, queued, status
+
+from tuplewire import Client, TaskMessage
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.dead_letters import REJECTED, DeadMessage
+from tuplewire.errors import ClosedError, NotLocalError
+from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
+from tuplewire_service.testing import eventually
+
+ROOM = 20
+WINDOW = 64
+"""What a sender may have outstanding to a task, however little room there is."""
+LIMIT = 3
+SENT = 400
+TASK, OTHER, FAR, DEAD = 1, 2, 3, 9
+FLAGS = (
+    f"--receive-queue-messages={ROOM}",
+    f"--dead-letter-task={DEAD}",
+    f"--reject-limit={LIMIT}",
+    "--drain-seconds=1",
+)
+Workers = tuple[Endpoint, Endpoint]
+
+
+@pytest.fixture
+def two() -> Iterator[Workers]:
+    """Return workers with little room; the first has the dead-letter task. Both balance at the end."""
+    with LocalWorkers(2, TOPOLOGY, flags=FLAGS) as workers:
+        workers.assign({0: [TASK, OTHER, DEAD], 1: [FAR]})
+        here, there = workers.endpoints
+        yield here, there
+        for each in (here, there):
+            eventually(lambda each=each: ledger(each).balanced and not ledger(each).pending)  # type: ignore[misc]
+        assert workers.stop() == [0, 0]
+
+
+def client_of(endpoint: Endpoint, **settings: object) -> Client:
+    """Return a client with settings."""
+    return Client(endpoint.address, topology=TOPOLOGY, **settings)  # type: ignore[arg-type]
+
+
+@contextmanager
+def consumer(
+    endpoint: Endpoint,
+    task: int,
+    is_bad: Callable[[TaskMessage], bool],
+    after: float = 0.0,
+    order: str = "go_on",
+) -> Iterator[list[int]]:
+    """Consume in a thread, rejecting what is bad; gives the numbers that were not, as they come."""
+    done: list[int] = []
+    with client_of(endpoint, reject_order=order) as client, client.recv([task]) as subscription:
+
+        def consume() -> None:
+            try:
+                for message in subscription.messages():
+                    if is_bad(message):
+                        subscription.reject(after=after, reason="bad")
+                    else:
+                        done.append(int(message.message))
+            except (ClosedError, NotLocalError):  # it is closed below, or the task has moved
+                pass
+
+        thread = threading.Thread(target=consume)
+        thread.start()
+        try:
+            yield done
+        finally:
+            subscription.close()
+            thread.join()
+
+
+def odd(message: TaskMessage) -> bool:
+    """Whether its number is odd."""
+    return int(message.message) % 2 == 1
+
+
+def twice(message: TaskMessage) -> bool:
+    """Whether it was not rejected twice yet."""
+    return dict(message.headers).get(REJECTED) != b"2"
+
+
+def sender_waits(endpoint: Endpoint) -> bool:
+    """Whether all that has arrived was handed out, and the sender has no room for more."""
+    with ControlClient(endpoint.address) as control:
+        now = control.status(most_clients=10)
+    queue = next(each.queued_messages for each in now.tasks if each.task == TASK)
+    return not queue and not now.rejected_waiting and any(each.exhausted_tasks for each in now.sessions)
+
+
+def read_letters(endpoint: Endpoint, wanted: int) -> list[int]:
+    """Take so many dead letters out, and return their numbers."""
+    with client_of(endpoint) as client, client.recv([DEAD], timeout=20) as subscription:
+        letters = list(map(DeadMessage.read, subscription.messages(wanted)))
+    return [int(letter.message.message) for letter in letters if letter is not None]
+
+
+@pytest.mark.parametrize("after", [0.0, 0.3])
+def test_copies_without_room_stick_nothing(two: Workers, after: float) -> None:
+    """All are rejected twice, and many more than there is room for: each is processed in the end."""
+    here, _ = two
+    with (
+        client_of(here) as sender,
+        consumer(here, TASK, twice, after) as done,
+    ):
+        sender.send(numbered(TASK, range(SENT)))
+        eventually(lambda: len(done) == SENT, 60, "all are processed")
+        sender.flush(20)
+    assert sorted(done) == list(range(SENT))
+    assert status(here).rejections == 2 * SENT
+    assert (ledger(here).dropped["dead_lettered"], ledger(here).dropped["rejected"]) == (0, 0)
+
+
+@pytest.mark.parametrize("order", ["go_on", "wait"])
+def test_unread_letters_hold_back_only_the_senders_of_more(two: Workers, order: str) -> None:
+    """They have a bound; all that has arrived is handed out, other tasks go on, and reading mends it."""
+    here, _ = two
+    with client_of(here) as sender, consumer(here, TASK, odd, order=order) as done:
+        sender.send(numbered(TASK, range(SENT)))
+        eventually(lambda: sender_waits(here), 30, "the sender waits")
+        # Their own room, that of the copies which they were, and one window of their sender.
+        most = ROOM + ROOM + WINDOW
+        assert ROOM <= queued(here, DEAD) < most
+        assert sender.ledger().pending > 0
+        assert done == list(range(0, len(done) * 2, 2))
+        with client_of(here) as client, client.recv([OTHER], timeout=20) as subscription:
+            client.send(numbered(OTHER, range(SENT)))
+            assert len(list(subscription.messages(SENT))) == SENT
+        assert ROOM <= queued(here, DEAD) < most
+        letters = read_letters(here, SENT // 2)
+        eventually(lambda: len(done) == SENT // 2, 30, "the others are processed")
+        sender.flush(20)
+    assert sorted(letters) == list(range(1, SENT, 2))
+    assert done == list(range(0, SENT, 2))
+    assert ledger(here).dropped["dead_lettered"] == SENT // 2
+
+
+def test_who_reads_letters_may_reject_them(two: Workers) -> None:
+    """As `dead-letters drop ID` does with the others: however often, they stay letters, and find room."""
+    here, _ = two
+    with client_of(here) as sender, consumer(here, TASK, odd) as done:
+        sender.send(numbered(TASK, range(SENT)))
+        eventually(lambda: sender_waits(here), 30, "the sender waits")
+        with client_of(here) as client, client.recv([DEAD], timeout=20) as subscription:
+            for _ in subscription.messages(LIMIT * (2 * ROOM + WINDOW)):
+                subscription.reject()
+        letters = read_letters(here, SENT // 2)
+        eventually(lambda: len(done) == SENT // 2, 30, "the others are processed")
+    assert sorted(letters) == list(range(1, SENT, 2))
+
+
+def test_a_task_without_room_moves(two: Workers) -> None:
+    """A move waits for no room: the new owner gets what follows, and rejects it in its turn."""
+    here, there = two
+    with client_of(here) as sender:
+        with consumer(here, TASK, odd) as before:
+            sender.send(numbered(TASK, range(SENT)))
+            eventually(lambda: sender_waits(here), 30, "the sender waits")
+            for endpoint in (here, there):
+                assign(endpoint, 2, {here: [OTHER, DEAD], there: [TASK, FAR]})
+            eventually(lambda: status(here).moving_tasks == 0, 30, "the move is over")
+        with consumer(there, TASK, odd) as after:
+            eventually(lambda: len(after) > 0, 30, "the new owner has messages")
+            letters = read_letters(here, SENT // 2)
+            eventually(lambda: len(before) + len(after) == SENT // 2, 30, "the others are processed")
+            sender.flush(20)
+    assert before + after == list(range(0, SENT, 2))
+    assert sorted(letters) == list(range(1, SENT, 2))
