@@ -27,7 +27,7 @@ from helpers.topology import (
 from tuplewire import Client, TaskMessage
 from tuplewire.aio import Client as AsyncClient
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import MessageError
+from tuplewire.errors import MessageError, SupersededError
 from tuplewire_service.launching.local_workers import LocalWorkers
 from tuplewire_service.testing import eventually
 
@@ -261,7 +261,8 @@ def test_rejected_messages_follow_their_task(order: str) -> None:
                 batch = next(subscription)
                 while len(batch) < 3:
                     batch = next(subscription)
-                subscription.reject(0, after=0.5)
+                # Where others wait, the delay ends with the move.
+                subscription.reject(0, after=0.5 if order == "go_on" else 3600)
                 subscription.acknowledge()
                 eventually(lambda: status(here).rejections == 1)
             for endpoint in (here, there):
@@ -322,7 +323,11 @@ def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
         (str(number), f"bad {number}", LIMIT, 8) for number in range(4)
     ]
     ids = {each["message"]: each["id"] for each in listed}
-    assert ids["2"] in command("list", *way).stdout
+    with client_of(letter_pair.near.address) as client, client.recv([DEAD], timeout=10) as other:
+        next(other)
+        assert ids["2"] in command("list", *way).stdout
+        with pytest.raises(SupersededError):
+            list(other.messages(seconds=20))
     shown = command("show", ids["2"], *way).stdout
     assert "reason   bad 2" in shown
     assert f"to       task {task} from task 8" in shown
