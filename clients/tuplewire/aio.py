@@ -179,7 +179,7 @@ class Subscription(BaseSubscription, AsyncIterator[TaskMessageBatch]):
             batch = self._begin(arrived, bounds.left)
             given = 0
             for self._seen, message in enumerate(batch):
-                if message.task not in self._void:
+                if not self._void or message.task not in self._void:
                     given += 1
                     yield message
             self._seen = len(batch)

@@ -176,7 +176,7 @@ class Subscription(BaseSubscription, Iterator[TaskMessageBatch]):
             given = 0
             try:
                 for self._seen, message in enumerate(batch):
-                    if message.task not in self._void:
+                    if not self._void or message.task not in self._void:
                         given += 1
                         yield message
                 self._seen = len(batch)

@@ -132,6 +132,8 @@ class QueueSubscription(ISubscription):
             self._wake()
 
     def take_answers(self) -> list[Answer]:
+        if not self._answers:
+            return []
         answers, self._answers = self._answers, {}
         return list(answers.values())
 
