@@ -119,6 +119,9 @@ def test_after_the_limit_it_is_a_dead_letter(letter_pair: Pair) -> None:
                 if message.message == b"poison":
                     subscription.reject(reason="no such account")
     eventually(lambda: queued(letter_pair.near, DEAD) == 1)
+    # As the alert for unread letters looks for them.
+    assert metric(letter_pair.near, f'tuplewire_queue_messages{{task="{DEAD}"}}') == 1
+    assert metric(letter_pair.near, f'tuplewire_queue_subscribed{{task="{DEAD}"}}') == 0
     [letter] = letters(letter_pair)
     told = dict(letter.headers)
     assert (letter.message, letter.key) == (b"poison", b"k")
