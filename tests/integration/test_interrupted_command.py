@@ -69,6 +69,32 @@ def test_while_it_is_imported(delay: float) -> None:
         assert code in {-signal.SIGINT, 1}  # before the first line of ours, or at the end of the last
 
 
+_IN_A_CALLBACK = """
+import signal, sys, time, weakref
+from tuplewire_service.command import cli, entry
+
+class Thing:
+    pass
+
+def main():
+    thing = Thing()
+    kept = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+    del thing
+    time.sleep(600)
+
+cli.main = main
+sys.exit(entry.main())
+"""
+
+
+def test_where_python_cannot_raise_it() -> None:
+    """In a callback, of which an import has many, Ctrl-C is lost, and comes again at once."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _IN_A_CALLBACK], capture_output=True, text=True, check=False, timeout=SECONDS
+    )
+    assert (ended.returncode, ended.stderr) == (130, "tuplewire: interrupted\n")
+
+
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
     """Listen, and answer nobody."""

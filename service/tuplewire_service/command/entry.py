@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from typing import Any
 
 _DEFECT = 70
 _INTERRUPTED = 130
+_AGAIN_SECONDS = 0.01
 
 
 def main() -> int:
     """Run the command and return its exit code; see tuplewire_service.command.cli."""
     try:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        sys.unraisablehook = _interrupt_again
         from tuplewire_service.command import cli
 
         for stream in (
@@ -30,4 +34,13 @@ def main() -> int:
         traceback.print_exc()
         return _DEFECT
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing left to put in order
+
+
+def _interrupt_again(lost: Any) -> None:
+    """Bring a Ctrl-C again that came where Python cannot raise it: in a callback of an import, say."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+    else:
+        sys.__unraisablehook__(lost)
