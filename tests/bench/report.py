@@ -12,6 +12,7 @@ from links import (
     BARE,
     CHAIN,
     CHAIN_ZMQ,
+    CUT,
     DIRECT,
     ECHO,
     HOP,
@@ -133,6 +134,12 @@ ROWS = (
         (Against(Cell(CHAIN, 1000, "touch")), Against(_ZMQ)),
     ),
     Row(
+        "cut/1000",
+        "four processes, a stream cut with each 1,000th frame, frames of 1000",
+        Cell(CUT, 1000, "touch"),
+        (Against(Cell(CHAIN, 1000, "touch")),),
+    ),
+    Row(
         "stopped",
         f"four processes, {len(SPREAD_TASKS)} tasks beside a stopped one, frames of 1000",
         Cell(STOPPED, 1000),
@@ -174,7 +181,7 @@ LATENCIES = (
 
 _TITLES = {
     HOP: "transport grpc",
-    CHAIN: "gRPC between them",
+    CHAIN: "gRPC between them, uncut",
     BARE: "bare gRPC, same frames",
     UNBATCHED: "gRPC, one a frame",
     ZMQ: "pyzmq, one a call",
