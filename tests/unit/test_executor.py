@@ -323,19 +323,34 @@ def test_policy_skip_counts_and_goes_on() -> None:
     assert [entry[1] for entry in log.seen if entry[0] == "fail"] == [0, 3, 6, 9]
 
 
-def test_policy_dead_letter_keeps_the_tuple() -> None:
-    """A tuple that is given up is handed over with its error."""
+@pytest.mark.parametrize("taken", [True, False])
+def test_policy_dead_letter_keeps_the_tuple(*, taken: bool) -> None:
+    """A tuple that is given up is handed over with its error, and is processed; not taken, it has failed."""
     letters: list[DeadLetter] = []
+    log = Log()
 
     class Once(Numbers):
+        def ack(self, message_id: Any) -> None:
+            self.log(("ack", message_id))
+
         def fail(self, message_id: Any) -> None:
-            """Leave it."""
+            self.log(("fail", message_id))
+
+    def take(letter: DeadLetter) -> bool:
+        letters.append(letter)
+        return taken
 
     conf = {"topology.error.policy": "dead_letter"}
-    with running(chain(Once(10, Log()), Do(broken)), conf, dead_letter=letters.append) as worker:
+    with running(chain(Once(10, log), Do(broken)), conf, dead_letter=take) as worker:
         assert wait_idle(worker, SECONDS)
+        (statistics,) = (bolt.statistics() for bolt in worker.bolts)
+        assert (statistics.counts.errors, statistics.counts.failed, statistics.counts.acked) == (4, 4, 6)
     assert [letter.tuple["number"] for letter in letters] == [0, 3, 6, 9]
-    assert "ZeroDivisionError" in str(letters[0].error)
+    assert letters[0].reason.startswith("ZeroDivisionError: ")
+    failed = [entry[1] for entry in log.seen if entry[0] == "fail"]
+    acked = {entry[1] for entry in log.seen if entry[0] == "ack"}
+    assert failed == ([] if taken else [0, 3, 6, 9])
+    assert acked == set(range(10)).difference(failed)
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3])

@@ -238,3 +238,9 @@ class DeadLetter:
     tuple: Tuple
     error: TaskError
     tries: int = 0
+
+    @property
+    def reason(self) -> str:
+        """What was raised, in a line."""
+        cause = self.error.__cause__
+        return f"{type(cause).__name__}: {cause}"

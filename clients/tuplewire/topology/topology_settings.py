@@ -34,7 +34,10 @@ class ErrorPolicy(StrEnum):
     SKIP = "skip"
     """The tuple is failed, the error counted and told, and the task goes on."""
     DEAD_LETTER = "dead_letter"
-    """As skip, and the tuple goes with its error to the worker's dead-letter task, or to who runs it."""
+    """The tuple goes with its error to the worker's dead-letter task, or to who runs it, and is processed.
+
+    Where nobody takes it, as skip.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,7 @@ class TopologySettings(Settings):
         choice(ErrorPolicy),
         ErrorPolicy.FAIL,
         "what an exception of a spout or bolt does: end the worker (fail), fail the tuple and count (skip), "
-        "or send it with its error to the worker's dead-letter task, if there is one (dead_letter)",
+        "or keep the tuple with its error, as processed (dead_letter)",
         key="topology.error.policy",
     )
 

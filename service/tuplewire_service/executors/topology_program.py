@@ -187,18 +187,22 @@ class Program:
         if self._channel is not None:
             self._channel.send("following", assignment.version)
 
-    def _bury(self, letter: DeadLetter) -> None:
-        """Send a tuple that was given up to the worker's dead-letter task; in an executor's thread."""
-        source = letter.tuple.source_task
+    def _bury(self, letter: DeadLetter) -> bool:
+        """Send a tuple that was given up to the worker's dead-letter task; in an executor's thread.
+
+        Returns False where there is none, or no room; what could not be sent is nobody's message.
+        """
+        rejections = self._worker.router.rejections
+        if not letter.tries or not rejections.has_room:
+            return False
         try:
             payload = self._serializer.serialize(Tuple(letter.tuple.values, letter.tuple.source))
         except UnsupportedValueError:
-            return  # the log has it
-        if letter.tries:  # what could not be sent is nobody's message
-            group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
-            reason = f"{letter.error.__cause__.__class__.__name__}: {letter.error.__cause__}"
-            bury = self._worker.router.rejections.bury
-            self._loop.loop.call_soon_threadsafe(bury, group, letter.tries, reason)
+            return False  # the log has it
+        source = letter.tuple.source_task
+        group = TaskGroup.of(letter.error.task, [payload], source if source >= 0 else None)
+        self._loop.loop.call_soon_threadsafe(rejections.bury, group, letter.tries, letter.reason)
+        return True
 
     @property
     def _running(self) -> ExecutorWorker:

@@ -225,8 +225,9 @@ class RejectedMessages:
         return replace(done, rejected=True)
 
     def is_full(self, task: int) -> bool:
-        """Whether the copies to a task have no room."""
-        return task in self._rooms and self._rooms[task].full
+        """Whether the copies to a task have no room; from any thread."""
+        room = self._rooms.get(task)
+        return room is not None and room.full
 
     def released(self, task: int, messages: int, size_bytes: int) -> None:
         """Take note of copies that were sent, and are done with."""

@@ -78,13 +78,17 @@ class Rejections:
             self.wake(outcome.held_until or self.messages.next_due)
         return outcome
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a dead-letter task, and room for a letter; from any thread, as of now."""
+        task = self.messages.dead_letter_task
+        return task is not None and not self.messages.is_full(task)
+
     def bury(self, group: TaskGroup, count: int, reason: str) -> None:
-        """Send a single message, which was tried so often, to the dead-letter task, if there is one.
+        """Send a single message, which was tried so often, to the dead-letter task.
 
         Where there is no room, it counts as dropped{rejected}.
         """
-        if self.messages.dead_letter_task is None:
-            return
         now = time.monotonic()
         self._ledger.accepted += 1
         if self.messages.bury(group, count, reason, now, time.time_ns() // 1000):

@@ -101,9 +101,10 @@ class BoltExecutor(Executor[BoltTask]):
         self._finished(column)
 
     def _try_again(self, task: BoltTask, message: Tuple, error: Exception) -> None:
-        """Give the bolt a tuple as often as the settings say; then fail it, and do as the policy says.
+        """Give the bolt a tuple as often as the settings say; then do as the policy says.
 
         A tuple that it has acked or failed itself is not given again. What it has emitted goes out each time.
+        A dead letter is processed, as far as spouts hear: they would emit it again. Any other has failed.
         """
         tries = 1
         followed = message in task.open
@@ -114,8 +115,11 @@ class BoltExecutor(Executor[BoltTask]):
                 return task.execute(message)
             except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
                 error = raised
-        self._failed(task, message)
-        self._raised(task.id, error, message, tries)
+        buried = False
+        try:
+            buried = self._raised(task.id, error, message, tries)
+        finally:
+            self._failed(task, message, buried=buried)
         return None
 
     def _acked(self, task: BoltTask, message: Tuple) -> None:
@@ -127,10 +131,10 @@ class BoltExecutor(Executor[BoltTask]):
                 self.tally.process_count += 1
                 self.tally.process_seconds += self.pulse.clock() - since
 
-    def _failed(self, task: BoltTask, message: Tuple) -> None:
+    def _failed(self, task: BoltTask, message: Tuple, *, buried: bool = False) -> None:
         self.tally.failed[message.source] += 1
         if task.open.pop(message, None) is not None:
-            task.failed.append(message.message_id)
+            (task.acked if buried else task.failed).append(message.message_id)
 
 
 @dataclass(slots=True, eq=False)

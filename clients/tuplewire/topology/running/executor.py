@@ -38,7 +38,8 @@ class Surroundings:
 
     transfer: sends columns on their way, waiting for room; calls back for each tuple that has no form.
     failed: told of the error that ends an executor. error: told of every error that is raised or reported.
-    dead_letter: gets the tuples that are given up, where the policy says so.
+    dead_letter: gets the tuples that are given up, where the policy says so; returns False for one that has
+    no place.
     track: returns what follows a task's tuples; None where nobody does: a spout's tuple then counts as
     processed once it is emitted, as in Storm without ackers. idle: told of what is done with.
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
@@ -53,7 +54,7 @@ class Surroundings:
     transfer: Callable[[Sequence[AddressedTuples], Undeliverable], None]
     failed: Callable[[TaskError], None]
     error: Callable[[TaskError], None]
-    dead_letter: Callable[[DeadLetter], None]
+    dead_letter: Callable[[DeadLetter], object]
     track: Callable[[int], TupleTracker | None] = lambda _: None
     emitted: Callable[[Sequence[Emitted]], None] | None = None
     received: Callable[[str, Sequence[Tuple]], None] | None = None
@@ -255,17 +256,18 @@ class Executor(ABC, Generic[TaskKind]):
         self._surroundings.error(told)
         return told
 
-    def _raised(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> None:
+    def _raised(self, task: int, error: Exception, message: Tuple | None = None, tries: int = 0) -> bool:
         """Deal with an error as the policy says: raises TaskError when the worker is to fail by it.
 
-        tries: how often a bolt was given the message.
+        tries: how often a bolt was given the message. Returns whether the message is a dead letter now.
         """
         told = self._told(task, error, message)
         policy = self.settings.error_policy
         if policy is ErrorPolicy.FAIL:
             raise told from error
-        if policy is ErrorPolicy.DEAD_LETTER and message is not None:
-            self._surroundings.dead_letter(DeadLetter(message, told, tries))
+        if policy is not ErrorPolicy.DEAD_LETTER or message is None:
+            return False
+        return self._surroundings.dead_letter(DeadLetter(message, told, tries)) is not False
 
     # --- what tasks emit ----------------------------------------------------------------------------------
 

@@ -58,10 +58,11 @@ class ExecutorWorker:
     user's own. link: to other processes; not needed where all tasks are here. timer: by default one that goes
     with the clock. acker, idle: shared by the workers of one process. Tuples are followed by the topology's
     acker tasks (with_ackers); where it has none by `acker`, without a link by one that is made here, and else
-    by nobody. error, dead_letter: told of every error, and given every tuple that is given up; called in
-    executors' threads. emitted, received: get everything that components emit, and that bolts are given, to
-    look at in a test. state_file: where the worker says that it is alive, as JSON, at each heartbeat; removed
-    when it has ended in good order. port: that of the worker, for its tasks to know.
+    by nobody. error, dead_letter: told of every error, and given every tuple that is given up, for which it
+    returns False if that has no place; called in executors' threads. emitted, received: get everything that
+    components emit, and that bolts are given, to look at in a test. state_file: where the worker says that it
+    is alive, as JSON, at each heartbeat; removed when it has ended in good order. port: that of the worker,
+    for its tasks to know.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ExecutorWorker:
         idle: IdleWatch | None = None,
         serializer: TupleSerializer | None = None,
         error: Callable[[TaskError], None] = log_only,
-        dead_letter: Callable[[DeadLetter], None] = log_only,
+        dead_letter: Callable[[DeadLetter], object] = lambda _: False,
         emitted: Callable[[Sequence[Emitted]], None] | None = None,
         received: Callable[[str, Sequence[Tuple]], None] | None = None,
         state_file: Path | None = None,
