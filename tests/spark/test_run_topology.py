@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submi
 from tuplewire.topology import (
     BasicBolt,
     BasicOutputCollector,
+    FailedError,
     Spout,
     Topology,
     TopologyBuilder,
@@ -127,6 +129,15 @@ class Die(Double):
         super().execute(message, collector)
 
 
+class DieAndRefuse(Die):
+    """The same, and raises at one number of ten."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] % 10 == 0:
+            raise ValueError(message["number"])
+        super().execute(message, collector)
+
+
 class Tally(BasicBolt):
     """Writes down at its end how many numbers it has seen."""
 
@@ -219,6 +230,83 @@ def test_rows_that_always_fail_are_given_up(spark: SparkSession, workers: list[s
     assert all("ValueError: an even number" in error for error in result.given_up.errors)
     spouts = [each for each in result.executors if each.component == "numbers"]
     assert sum(each.counts.failed for each in spouts) == 30
+
+
+class Choosy(Double):
+    """Raises at one number of four, and fails another."""
+
+    def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        if message["number"] % 4 == 0:
+            raise ValueError(f"no number: {message['number']}")
+        if message["number"] % 4 == 2:
+            raise FailedError
+        super().execute(message, collector)
+
+
+def test_dead_letters_are_rows_of_the_result(spark: SparkSession, workers: list[str]) -> None:
+    """A tuple at which a bolt raises too often, and a row that fails too often; each once, to run again."""
+    told: list[TopologyProgress] = []
+    conf = {**TWO, "topology.error.policy": "dead_letter", "topology.error.tries": 2}
+    result = run_topology(
+        spark,
+        doubling(Rows("number"), Choosy(), 2),
+        conf=conf,
+        outputs={"double": "number long, doubled long"},
+        rows=spark.range(40).withColumnRenamed("id", "number"),
+        workers=workers,
+        progress=told.append,
+    )
+    assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(40) if pair[0] % 2]
+    letters = result.dead_letters
+    found = sorted(
+        (
+            json.loads(row["tuple"])["number"],
+            row["component"],
+            row["source_component"],
+            row["tries"],
+            row["reason"],
+        )
+        for row in letters.collect()
+    )
+    assert found == [
+        (number, "double", "numbers", 2, f"ValueError: no number: {number}")
+        if number % 4 == 0
+        else (number, "numbers", "numbers", 3, "GivenUpError: bolts have failed the row, or it took too long")
+        for number in range(0, 40, 2)
+    ]
+    assert (result.given_up.dead_letters, result.given_up.rows) == (20, 10)
+    assert told[-1].dead_letters == 20
+    assert letters.where("time between now() - interval 1 hour and now()").count() == 20
+    again = run_topology(
+        spark,
+        doubling(Rows("number"), Double(), 2),
+        conf=TWO,
+        outputs={"double": "number long, doubled long"},
+        rows=letters.selectExpr("from_json(tuple, 'number long').number as number"),
+        workers=workers,
+        progress=quiet,
+    )
+    assert sorted(map(tuple, again.frame.collect())) == [pair for pair in pairs(40) if pair[0] % 2 == 0]
+    with pytest.raises(TopologyError, match="no dead letters are kept: set topology"):
+        _ = again.dead_letters
+
+
+def test_dead_letters_are_those_of_one_generation(
+    spark: SparkSession, workers: list[str], tmp_path: Path
+) -> None:
+    """When a Python process is killed and all begin anew, each dead letter comes once."""
+    result = run_topology(
+        spark,
+        doubling(Numbers(COUNT), DieAndRefuse(COUNT // 2 + 1, tmp_path)),
+        conf={**TWO, "topology.max.spout.pending": 100, "topology.error.policy": "dead_letter"},
+        outputs={"double": "number long, doubled long"},
+        workers=workers,
+        progress=quiet,
+    )
+    assert (tmp_path / "died").exists()
+    assert sorted(map(tuple, result.frame.collect())) == [pair for pair in pairs(COUNT) if pair[0] % 10]
+    letters = sorted(json.loads(row["tuple"])["number"] for row in result.dead_letters.collect())
+    assert letters == list(range(0, COUNT, 10))
 
 
 def test_last_ticks_come_in_the_order_of_the_graph(spark: SparkSession, workers: list[str]) -> None:

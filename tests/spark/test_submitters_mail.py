@@ -55,7 +55,7 @@ def test_a_job_is_done_once_all_mail_is_read(spark: SparkSession, monkeypatch: p
         go_on.set()
         eventually(lambda: job.result is not None, SECONDS, "the job's action is over")
         for emitted in range(1, 11):
-            tell(0, MailKind.PROGRESS, emitted, emitted)
+            tell(0, MailKind.PROGRESS, emitted, emitted, 0)
             eventually(lambda e=emitted: topology.progress().emitted == e, SECONDS, "progress")  # type: ignore[misc]
         assert not topology.done
         tell(1, MailKind.CLOSED)

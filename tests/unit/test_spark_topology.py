@@ -13,9 +13,12 @@ import pytest
 from helpers import eventually
 from helpers.logged import logged
 
+from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import ConfigError, MalformedError, ProtocolError, TopologyError, UnreachableError
 from tuplewire.spark.slots import check_slots
+from tuplewire.spark.topology import rows
 from tuplewire.spark.topology.coordinator import SILENCE_SECONDS, Coordinator, Order, SilentError
+from tuplewire.spark.topology.letters import as_output
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.nearest import RunToken
@@ -25,9 +28,10 @@ from tuplewire.spark.topology.submit import submit_topology
 from tuplewire.spark.topology.telling import Teller
 from tuplewire.topology import BasicBolt, Spout, Topology, TopologyBuilder
 from tuplewire.topology.collector import Emitted
+from tuplewire.topology.component import DeadLetter, TaskError
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.termination import Failure, ProcessReport, from_report
-from tuplewire.topology.tuples import Tuple, TupleSource
+from tuplewire.topology.tuples import Stream, Tuple, TupleSource
 from tuplewire.wire import control_pb2
 
 RUN = "0123456789abcdef"
@@ -40,7 +44,7 @@ def mail(rank: int, kind: MailKind, *values: object) -> Mail:
 
 def report(rank: int, wave: int, sent: int = 0, taken: int = 0, *, at_rest: bool = True) -> Mail:
     """Return what a PySpark task says in a wave."""
-    return mail(rank, MailKind.REPORT, wave, from_report(ProcessReport(at_rest, sent, taken)), 10, 20)
+    return mail(rank, MailKind.REPORT, wave, from_report(ProcessReport(at_rest, sent, taken)), 10, 20, 1)
 
 
 class Conversation:
@@ -124,7 +128,7 @@ def test_failure_aborts() -> None:
     """The report of a failure ends everything, also before all are ready."""
     talk = Conversation()
     failed = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure("it", "Traceback"))
-    assert talk.tell(mail(1, MailKind.REPORT, 0, from_report(failed), 0, 0)) == [Order(MailKind.ABORT)]
+    assert talk.tell(mail(1, MailKind.REPORT, 0, from_report(failed), 0, 0, 0)) == [Order(MailKind.ABORT)]
     assert talk.tell(mail(0, MailKind.READY)) == []
 
 
@@ -159,18 +163,29 @@ class OddOnes(BasicBolt):
             raise ValueError("an even number")
 
 
-def test_a_row_that_always_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """It is emitted as often as the spout says; then it is given up, with its reason."""
+def take_none(_: object) -> bool:
+    """Take no dead letter."""
+    return False
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+def test_a_row_that_always_fails_is_given_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """It is emitted as often as the spout says; then it is given up, with its reason, or as a dead letter."""
+    monkeypatch.setattr(rows, "_log_rate", LogRate())
     seen: list[int] = []
     builder = TopologyBuilder()
     builder.set_spout("rows", Rows("n", attempts=4))
     builder.set_bolt("odd", OddOnes(seen)).shuffle_grouping("rows")
     batches = [pa.RecordBatch.from_pydict({"n": list(range(begin, begin + 10))}) for begin in (0, 10)]
     given_up = GivenUp()
+    letters: list[DeadLetter] = []
     worker = ExecutorWorker(
         builder.create_topology(),
-        conf={ROWS_KEY: (iter(batches), given_up), "topology.error.policy": "skip"},
+        conf={ROWS_KEY: (iter(batches), given_up, letters.append), "topology.error.policy": policy},
         error=given_up.add_error,
+        dead_letter=take_none,
     )
     worker.start()
     worker.activate()
@@ -181,7 +196,32 @@ def test_a_row_that_always_fails_is_given_up(caplog: pytest.LogCaptureFixture) -
     assert {*given_up.examples} < {f"n={number}" for number in range(0, 20, 2)}
     assert "of 'odd': ValueError: an even number, at <Tuple" in given_up.errors[0]
     (told,) = logged(caplog, "spark.rows_given_up")
+    wanted = [(4, (number,)) for number in range(0, 20, 2)] if policy == "dead_letter" else []
+    assert sorted((letter.tries, letter.tuple.values) for letter in letters) == wanted
     assert (told["attempts"], told["last"]) == (4, given_up.examples[0])
+
+
+class Unprintable:
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise OSError
+
+
+def test_a_dead_letter_has_a_form_whatever_is_in_it() -> None:
+    """Values that JSON does not have are text, and so is what has none at all; the columns can hold all."""
+    source = TupleSource("rows", 1, Stream("a", "b"))
+    for values, wanted in (
+        ((1.5, None), '{"a": 1.5, "b": null}'),
+        ((b"\xff", "a\ud800\u00e9"), '{"a": "b\'\\\\xff\'", "b": "a\\ud800\u00e9"}'),
+        ((Unprintable(), "b"), '{"a": "<Unprintable>", "b": "<str>"}'),
+    ):
+        error = TaskError("bolt", 7, ValueError("\ud800" * 2000))
+        [told] = as_output(DeadLetter(Tuple(values, source), error, 3)).tuples
+        *facts, reason, _, shown = told
+        assert facts == ["bolt", 7, "rows", 1, "default", 3]
+        assert shown == wanted
+        assert reason.encode().startswith(b"ValueError: \\ud800")
 
 
 def test_a_row_is_emitted_at_least_once() -> None:

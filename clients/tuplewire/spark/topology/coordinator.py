@@ -59,7 +59,7 @@ class Coordinator:
         self._stop: bool | None = None
         self._switched = False
         self._failure: ProcessFailedError | None = None
-        self._counts: dict[int, tuple[int, int]] = {}
+        self._counts: dict[int, tuple[int, int, int]] = {}
 
     def _asking(self) -> Termination:
         return Termination(map(_name, range(self._ranks)))
@@ -85,8 +85,8 @@ class Coordinator:
                 raise TuplewireError(f"the coordinator does not take mail that says {mail.kind}")
 
     def _take_report(self, mail: Mail, now: float) -> None:
-        wave, report, emitted, executed = mail.values
-        self._counts[mail.rank] = (emitted, executed)
+        wave, report, emitted, executed, dead_letters = mail.values
+        self._counts[mail.rank] = (emitted, executed, dead_letters)
         before = self._termination.wave
         try:
             self._termination.take(_name(mail.rank), wave, to_report(report))
@@ -145,8 +145,8 @@ class Coordinator:
         return orders
 
     def _progress(self) -> Order:
-        counts: Sequence[tuple[int, int]] = list(self._counts.values())
-        return Order(MailKind.PROGRESS, (sum(each for each, _ in counts), sum(each for _, each in counts)))
+        counts = self._counts.values()
+        return Order(MailKind.PROGRESS, tuple(sum(each[of] for each in counts) for of in range(3)))
 
     def wait_seconds(self, now: float) -> float:
         """Return how long there is nothing to do without mail."""

@@ -34,7 +34,7 @@ class MailKind(StrEnum):
     READY = "ready"
     """To the coordinator: every task here is open."""
     REPORT = "report"
-    """To the coordinator: a wave, a ProcessReport, and what was emitted and executed so far."""
+    """To the coordinator: a wave, a ProcessReport, and what was emitted, executed and buried so far."""
     STOP = "stop"
     """To the coordinator, from the submitter: drain; and whether the output is still wanted."""
     ACTIVATE = "activate"
@@ -50,7 +50,7 @@ class MailKind(StrEnum):
     BEGUN = "begun"
     """To the submitter: a generation begins; where its coordinator is."""
     PROGRESS = "progress"
-    """To the submitter: what was emitted and executed so far."""
+    """To the submitter: what was emitted, executed and buried so far."""
     CLOSED = "closed"
     """To the submitter: a PySpark task has ended in good order."""
 

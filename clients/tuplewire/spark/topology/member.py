@@ -15,12 +15,14 @@ from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
+from tuplewire.spark.topology.letters import LETTERS, as_output
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
 from tuplewire.spark.topology.nearest import RunKey, RunToken, nearest_worker
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Writer
 from tuplewire.spark.topology.telling import PATIENCE_SECONDS, Teller
 from tuplewire.topology.collector import Emitted
+from tuplewire.topology.component import DeadLetter
 from tuplewire.topology.description import Topology
 from tuplewire.topology.running.executor_worker import ExecutorWorker
 from tuplewire.topology.running.link import ClientLink
@@ -191,7 +193,7 @@ class _TopologyMember:
         conf = dict(self._submitted.conf)
         session = asdict(TopologySettings.from_conf(conf).session)
         if self._submitted.has_rows:
-            conf[ROWS_KEY] = (rows, self._given_up)
+            conf[ROWS_KEY] = (rows, self._given_up, self._bury)
         self._worker = ExecutorWorker(
             self._submitted.topology,
             self._plan.shares[self._rank],
@@ -199,6 +201,7 @@ class _TopologyMember:
             conf=conf,
             link=ClientLink(self._client("tuples", **session), self._plan.first_task),
             error=self._given_up.add_error,
+            dead_letter=self._bury,
             emitted=self._put_out,
         )
         self._worker.start(START_SECONDS)
@@ -207,6 +210,15 @@ class _TopologyMember:
         wanted = list(filter(self._submitted.output.wants, runs))
         if wanted:
             self._inbox.put_runs(wanted)
+
+    def _bury(self, letter: DeadLetter) -> bool:
+        """Put a dead letter out, waiting for room; in an executor's thread.
+
+        Returns False for what could not be sent: it has failed, and whoever emitted it may do so again.
+        """
+        if letter.tries:
+            self._inbox.put_runs([as_output(letter)])
+        return letter.tries > 0
 
     # --- mail -------------------------------------------------------------------------------------------
 
@@ -233,12 +245,13 @@ class _TopologyMember:
         report = ProcessReport(at_rest=False, sent=0, taken=0)
         if self._worker is not None:
             report = self._worker.report()
-            counts = [each.tally.snapshot() for each in self._worker.executors]
-            emitted, executed = sum(each.emitted for each in counts), sum(each.executed for each in counts)
+            tallies = [each.tally.snapshot() for each in self._worker.executors]
+            emitted, executed = sum(each.emitted for each in tallies), sum(each.executed for each in tallies)
             self._problem = self._problem or self._worker.failure
         if self._problem is not None:
             report = ProcessReport(at_rest=False, sent=0, taken=0, failure=Failure.of(self._problem))
-        self._send(self._plan.mailbox(0), MailKind.REPORT, wave, from_report(report), emitted, executed)
+        counts = emitted, executed, self._given_up.dead_letters
+        self._send(self._plan.mailbox(0), MailKind.REPORT, wave, from_report(report), *counts)
 
     # --- what happens -------------------------------------------------------------------------------------
 
@@ -282,6 +295,7 @@ class _TopologyMember:
                 self._worker.deactivate()
 
     def _batches(self, runs: Sequence[Emitted]) -> Iterator[pa.RecordBatch]:
+        self._given_up.dead_letters += sum(run.source.component == LETTERS for run in runs)
         try:
             yield from self._writer.batches(runs)
         except TuplewireError as error:

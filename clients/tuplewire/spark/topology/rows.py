@@ -17,12 +17,14 @@ from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import ConfigError, MessageError, TopologyError
 from tuplewire.events import event_logger
 from tuplewire.spark.releases import arrow_schema, parse_schema
+from tuplewire.spark.topology.letters import LETTERS, letters_schema, row_letter
 from tuplewire.topology.collector import Emitted, SpoutOutputCollector
 from tuplewire.topology.component import Spout, TaskError, TopologyContext
 from tuplewire.topology.description import ComponentKind, Topology
 from tuplewire.topology.running.statistics import ExecutorStatistics, from_statistics, to_statistics
 from tuplewire.topology.running.termination import Failure, ProcessFailedError
-from tuplewire.topology.tuples import DEFAULT_STREAM
+from tuplewire.topology.topology_settings import ErrorPolicy, TopologySettings
+from tuplewire.topology.tuples import DEFAULT_STREAM, Tuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 logger = event_logger(__name__)
 
 ROWS_KEY = "tuplewire.spark.rows"
-"""The setting under which a PySpark task hands the spout its batches of rows, and a GivenUp."""
+"""The setting under which a PySpark task hands the spout its batches of rows, a GivenUp, and what takes a
+dead letter."""
 REPORT = "report"
 FAILURE = "failure"
 _BEGIN = "A topology has failed. "
@@ -49,12 +52,14 @@ class GivenUp:
     """What a Rows spout has given up. rows: how many.
 
     examples: the first few of each PySpark task, as text. errors: the first few that its spouts and bolts
-    have raised or reported. A row without an error was failed by a bolt, or took too long.
+    have raised or reported. A row without an error was failed by a bolt, or took too long. dead_letters: how
+    many rows and other tuples are in TopologyResult.dead_letters.
     """
 
     rows: int = 0
     examples: list[str] = dataclasses.field(default_factory=list)
     errors: list[str] = dataclasses.field(default_factory=list)
+    dead_letters: int = 0
 
     def add_error(self, error: TaskError) -> None:
         """Note an error of a spout or bolt."""
@@ -67,7 +72,8 @@ class Rows(Spout):
 
     Each PySpark task has one task of it, which reads the rows that Spark gives to that PySpark task. A row
     that has failed is emitted again, `attempts` times in all. Then it is given up, logged, and told in the
-    TopologyResult; a row that was only late may be processed all the same.
+    TopologyResult; a row that was only late may be processed all the same. With topology.error.policy
+    `dead_letter` it is a dead letter, too.
     """
 
     def __init__(self, *columns: str, attempts: int = 3) -> None:
@@ -88,7 +94,9 @@ class Rows(Spout):
                 "a Rows spout runs on Spark alone: give run_topology the DataFrame, as rows=..., "
                 "or build the topology with another spout"
             )
-        self.batches, self.given_up = conf[ROWS_KEY]
+        self.batches, self.given_up, self.bury = conf[ROWS_KEY]
+        self.buries = TopologySettings.from_conf(conf).error_policy is ErrorPolicy.DEAD_LETTER
+        self.source = context.topology.source(context.task, DEFAULT_STREAM)
         self.rows: Iterator[tuple[Any, ...]] = iter(())
         self.ended = False
         self.emitted = 0
@@ -130,8 +138,11 @@ class Rows(Spout):
             self.again.append(message_id)
             return
         del self.failures[message_id]
-        values = map(reprlib.repr, self.on_the_way.pop(message_id))
-        row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, values, strict=True))
+        values = self.on_the_way.pop(message_id)
+        if self.buries:
+            self.bury(row_letter(Tuple(values, self.source), self.attempts))
+        shown = map(reprlib.repr, values)
+        row = ", ".join(f"{name}={value}" for name, value in zip(self.outputs, shown, strict=True))
         self.given_up.rows += 1
         if self.given_up.rows <= _EXAMPLES:
             self.given_up.examples.append(row)
@@ -153,7 +164,7 @@ def rows_spout(topology: Topology) -> str | None:
 
 @dataclass(frozen=True)
 class Output:
-    """The bolts whose default stream comes back, and the schema of each.
+    """The bolts whose default stream comes back, and the schema of each; dead letters are one of them.
 
     texts: the bolts without a schema of the user's: their fields come back as strings.
     """
@@ -162,8 +173,16 @@ class Output:
     texts: frozenset[str]
 
     @classmethod
-    def of(cls, topology: Topology, outputs: Mapping[str, str | StructType | None] | None) -> Self:
+    def of(
+        cls,
+        topology: Topology,
+        outputs: Mapping[str, str | StructType | None] | None,
+        *,
+        letters: bool = False,
+    ) -> Self:
         """Check what the user asks for; by default the fields of each bolt that nobody subscribes to.
+
+        letters: whether there may be dead letters.
 
         Raises TopologyError for an unknown component, or a schema with another number of columns.
         """
@@ -184,6 +203,8 @@ class Output:
                     f"the fields {', '.join(fields)}: name a column for each field, in their order"
                 )
             schemas[name] = StructType([StructField(each.name, each.dataType) for each in schema.fields])
+        if letters:
+            schemas[LETTERS] = letters_schema()
         return cls(schemas, frozenset(name for name, wanted in outputs.items() if wanted is None))
 
     def stage_schema(self) -> StructType:
@@ -206,7 +227,7 @@ class Output:
         return stage.where(fails.otherwise(F.spark_partition_id() >= 0))
 
     def frames(self, result: DataFrame) -> dict[str, DataFrame]:
-        """Return each bolt's rows."""
+        """Return each bolt's rows, and LETTERS where there may be any."""
         return {
             name: result.where(f"{_column(place)} IS NOT NULL").select(f"{_column(place)}.*")
             for place, name in enumerate(self.schemas)
@@ -252,11 +273,12 @@ def reports_in(result: DataFrame) -> tuple[list[ExecutorStatistics], GivenUp]:
     executors: list[ExecutorStatistics] = []
     given_up = GivenUp()
     for row in result.where(f"{REPORT} IS NOT NULL").select(REPORT).collect():
-        statistics, (rows, examples, errors) = json.loads(row[REPORT])
+        statistics, (rows, examples, errors, letters) = json.loads(row[REPORT])
         executors += map(to_statistics, statistics)
         given_up.rows += rows
         given_up.examples += examples
         given_up.errors += errors
+        given_up.dead_letters += letters
     return executors, given_up
 
 

@@ -16,6 +16,7 @@ from tuplewire.errors import ClosedError, ConfigError, TopologyError, TuplewireE
 from tuplewire.identity.credentials import Credentials
 from tuplewire.spark import is_remote
 from tuplewire.spark.releases import inheritable_thread
+from tuplewire.spark.topology.letters import LETTERS
 from tuplewire.spark.topology.mail import SUBMITTER, Mail, MailKind, Post
 from tuplewire.spark.topology.member import Submitted
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Place
@@ -35,13 +36,25 @@ class TopologyResult:
     """What a topology has left. frames: the rows of each bolt whose output was asked for.
 
     executors: what each has done. given_up: rows that have failed as often as a Rows spout allows. page: the
-    live page of the worker beside this program, a URL; empty where there is none, or it has ended.
+    live page of the worker beside this program, a URL; empty where there is none, or it has ended. letters:
+    see dead_letters.
     """
 
     frames: Mapping[str, DataFrame]
     executors: Sequence[ExecutorStatistics]
     given_up: GivenUp
     page: str = ""
+    letters: DataFrame | None = None
+
+    @property
+    def dead_letters(self) -> DataFrame:
+        """The tuples that could not be processed; see docs/how-to/spark.md for the columns.
+
+        Raises TopologyError where no component has topology.error.policy `dead_letter`: none is kept then.
+        """
+        if self.letters is None:
+            raise TopologyError("no dead letters are kept: set topology.error.policy to dead_letter")
+        return self.letters
 
     @property
     def frame(self) -> DataFrame:
@@ -181,7 +194,9 @@ class SparkTopology:
         if error is None:
             frame = self._job.result
             page = "" if self._place is None or self._place.own else self._place.page
-            return TopologyResult(self._submitted.output.frames(frame), *reports_in(frame), page)
+            frames = self._submitted.output.frames(frame)
+            letters = frames.pop(LETTERS, None)
+            return TopologyResult(frames, *reports_in(frame), page, letters)
         failure = failure_in(str(error), self.name)
         if failure is not None:
             raise failure
@@ -254,18 +269,22 @@ class SparkTopology:
 class TopologyProgress:
     """How far a topology is. generation: of its PySpark tasks, None before they run; members: how many.
 
-    emitted, executed: tuples, in all of them.
+    emitted, executed, dead_letters: tuples, in all of them.
     """
 
     generation: int | None = None
     members: int = 0
     emitted: int = 0
     executed: int = 0
+    dead_letters: int = 0
 
     def __str__(self) -> str:
         if self.generation is None:
             return "waiting for Spark to start the PySpark tasks"
-        return f"{self.members} PySpark tasks, emitted {self.emitted:,}, executed {self.executed:,} tuples"
+        dead = f", {self.dead_letters:,} dead letters" if self.dead_letters else ""
+        return (
+            f"{self.members} PySpark tasks, emitted {self.emitted:,}, executed {self.executed:,} tuples{dead}"
+        )
 
 
 class ProgressLine:

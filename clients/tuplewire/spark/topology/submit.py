@@ -14,6 +14,7 @@ from tuplewire.settings import OUR_PREFIX, keys_of, unknown
 from tuplewire.spark import is_remote
 from tuplewire.spark.releases import check_topology_session
 from tuplewire.spark.slots import check_slots
+from tuplewire.spark.topology.letters import keeps_letters
 from tuplewire.spark.topology.member import START_SECONDS, Submitted
 from tuplewire.spark.topology.nearest import RunToken, nearest_worker
 from tuplewire.spark.topology.rows import Output, rows_spout
@@ -72,7 +73,7 @@ def submit_topology(
     full = with_ackers(topology, settings.ackers)
     members = len(shares_of(full, settings.workers))
     check_topology_session(spark, remote=is_remote(spark))
-    output = Output.of(topology, outputs)
+    output = Output.of(topology, outputs, letters=keeps_letters(topology, conf))
     source = _input(spark, topology, rows, members)
     check_slots(spark, members, f"topology {name!r}")
     run = uuid.uuid4().hex
