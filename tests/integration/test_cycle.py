@@ -26,7 +26,7 @@ SLOW_SECONDS = 0.002
 _MESSAGE = struct.Struct("<II")
 
 
-@pytest.fixture(scope="module", params=["grpc", "zmq"])
+@pytest.fixture(scope="module", params=["grpc", pytest.param("zmq", marks=pytest.mark.long)])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Run two workers with tiny queues."""
     with pair_of_workers(f"--receive-queue-messages={ROOM}", f"--transport={request.param}") as pair:

@@ -163,6 +163,7 @@ def test_a_killed_worker_loses_nothing_that_it_had_queued(hops: TwoHops, sender:
     assert sender.ledger().acknowledged == 1000
 
 
+@pytest.mark.parametrize("hops", ["grpc", pytest.param("zmq", marks=pytest.mark.long)], indirect=True)
 def test_workers_that_are_killed_again_and_again_lose_nothing(hops: TwoHops, sender: Client) -> None:
     """Under traffic, with a consumer: all arrive, in order, and what comes again is marked."""
     with client_of(hops.far.address) as consumer, Reader(consumer.recv([TASK], timeout=0.2)) as reader:
