@@ -1,4 +1,4 @@
-"""A trace goes through a Spark job that reads messages, and writes rows."""
+"""A trace goes through Spark: through jobs and streaming queries, and a topology's spout and bolts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,36 @@ with local_session("traced", cores=2) as spark:
     numbers = spark.range(0, 20, 1, 1)
     rows = numbers.selectExpr(f"{fresh} as task", "cast(cast(id as string) as binary) as message")
     rows.write.format("tuplewire").options(**at).mode("append").save()
+"""
+_QUERY = """
+import sys, tempfile
+from pathlib import Path
+from tuplewire.spark.topology import run_topology
+from tuplewire_demos.local_session import local_session
+from tuplewire_demos.words import wordcount_topology
+from tuplewire_service.launching.local_workers import LocalWorkers
+
+address, topology, came, on = sys.argv[1:]
+at = {"address": address, "topology": topology}
+with (
+    local_session("traced", cores=4) as spark,
+    LocalWorkers(2, "words", flags=["--tracing"]) as workers,
+    tempfile.TemporaryDirectory() as place,
+):
+    rows = spark.readStream.format("tuplewire").options(**at, tasks=came, includeHeaders="true").load()
+    rows = rows.selectExpr(f"{on} as task", "message", "headers")
+    sink = rows.writeStream.format("tuplewire").options(**at, checkpointLocation=f"{place}/checkpoint")
+    sink.trigger(availableNow=True).start().awaitTermination()
+    text = Path(place, "text")
+    text.write_text("to be or not to be\\nthat is the question\\n")
+    addresses = [each.unix_address for each in workers.endpoints]
+    run_topology(
+        spark,
+        wordcount_topology(text),
+        conf={"topology.workers": 2},
+        workers=addresses,
+        progress=lambda _: None,
+    )
 """
 
 
@@ -52,3 +82,32 @@ def test_rows_keep_their_context_and_others_get_one(monkeypatch: pytest.MonkeyPa
         attempts = {each.id: each for each in seen.named("send partition 0")}
         assert {each.service for each in attempts.values()} == {"spark"}
         assert {each.parent for each in seen.named(f"process {fresh}")} <= attempts.keys()
+
+
+def test_streaming_queries_and_topologies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A streaming query hands contexts on; a spout's tuples are traced through both bolts, in order."""
+    with collector() as seen:
+        for name, value in seen.variables.items():
+            monkeypatch.setenv(name, value)
+        with pair_of_workers("--tracing") as pair:
+            address = pair.near.address
+            came, on = pair.near_task(), pair.near_task()
+            seen.run("sender", SEND, address, TOPOLOGY, came)
+            seen.run("spark", _QUERY, address, TOPOLOGY, came, on)
+            seen.run("consumer", RECEIVE, address, TOPOLOGY, on, 1, -1)
+            wanted = {f"receive {came}", f"queue {on}", f"process {on}"}
+            seen.await_spans(lambda: {each.name for each in seen.spans} >= wanted, "every span")
+            seen.await_spans(lambda: len(seen.named("execute count")) == 10, "every word")
+    sent = seen.named(f"send {came}")[0]
+    found = [(each.service, each.name) for each in seen.trace(sent.trace)]
+    assert ("spark", f"receive {came}") in found
+    assert ("tuplewire-worker", f"queue {on}") in found
+    assert found[-1] == ("consumer", f"process {on}")
+    emitted = {each.id: each for each in seen.named("emit lines")}
+    split = {each.id: each for each in seen.named("execute split")}
+    assert len(emitted) == len(split) == 2
+    for counted in seen.named("execute count"):
+        middle = split[counted.parent]
+        first = emitted[middle.parent]
+        assert first.trace == middle.trace == counted.trace
+        assert first.start <= middle.start <= counted.start
