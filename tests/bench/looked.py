@@ -7,7 +7,7 @@ import statistics
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 from urllib.parse import urljoin
 
 from agent import BenchError
@@ -30,23 +30,27 @@ _RATE_TARGET = 0.95
 
 
 class Page:
-    """Asks each worker every second, as a page does that is open there, until the block ends."""
+    """Asks each worker every second, as a page does that is open there, until the block ends.
+
+    The first look, which is of no pace yet, is over when the block begins.
+    """
 
     def __init__(self, metrics_urls: Sequence[str]) -> None:
         self._urls = [urljoin(each, "live.json") for each in metrics_urls]
         self._ended = threading.Event()
-        self._looks = 0
+        self._opened = threading.Event()
         self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._main)
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._opened.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        if self._problem is not None or not self._looks:
+        if self._problem is not None:
             raise BenchError(f"the live page was not answered: {self._problem}")
 
     def _main(self) -> None:
@@ -54,11 +58,13 @@ class Page:
             while not self._ended.is_set():
                 for url in self._urls:
                     with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own address
-                        told: dict[str, Any] = json.load(answer)
-                    self._looks += bool(told["workers"])
+                        json.load(answer)
+                self._opened.set()
                 self._ended.wait(_LOOK_SECONDS)
         except (OSError, ValueError) as error:
             self._problem = error
+        finally:
+            self._opened.set()
 
 
 class Side(NamedTuple):
