@@ -77,7 +77,7 @@ class RoutingTable:
         if self.assignment is None:
             return NotReadyError(
                 f"worker {self._worker_id} has no assignment yet: push one (tuplewire assign), "
-                "or configure an assignment file"
+                "configure an assignment file, or start it with --tasks where it is alone"
             )
         return NotReadyError(self.misnamed) if self.misnamed else None
 
