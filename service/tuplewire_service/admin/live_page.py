@@ -34,8 +34,8 @@ _MOST_ROWS = 200
 """Of a kind: a browser is to stay quick with 10,000 tasks."""
 _FRESH_SECONDS = 0.9
 """So long all who look see the same: the worker is asked no more often, whoever looks."""
-_MOST_SHARE = 0.05
-"""The most of its time that a worker spends on being looked at; with 10,000 tasks, a look takes 0.1 s."""
+_MOST_SHARE = 0.02
+"""The most of its time that a worker spends on being looked at; with 10,000 tasks, a look takes 0.2 s."""
 _PATIENCE_SECONDS = 1.0
 """So long other workers have to answer; who takes longer is told of at the look after."""
 _IDLE_SECONDS = 15.0
@@ -49,27 +49,16 @@ Admit = Callable[[Caller, Collection[str]], Collection[str]]
 
 
 class Here(IAsked):
-    """The worker itself, as it is asked for its own page. spent: how many seconds that took last."""
+    """The worker itself, as it is asked for its own page."""
 
-    def __init__(
-        self,
-        ask: Ask,
-        assignment: Callable[[], pb.Assignment | None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
+    def __init__(self, ask: Ask, assignment: Callable[[], pb.Assignment | None]) -> None:
         self.address = ""
-        self.spent = 0.0
         self._ask = ask
         self._assignment = assignment
 
     def status(self, most_clients: int = 0) -> pb.GetStatusResponse:  # noqa: ARG002 - it tells as many as it does
         """See IAsked."""
-        began = self._clock()
-        try:
-            return self._answer(self._ask)
-        finally:
-            self.spent = self._clock() - began
+        return self._answer(self._ask)
 
     def assignment(self) -> pb.Assignment | None:
         """See IAsked."""
@@ -172,11 +161,11 @@ class LivePage:
                 if self._closed:
                     raise UnreachableError("the worker is ending")
                 if self._looks is None:
-                    self._looks = ClusterLooks(self._here, self._connect)
+                    self._looks = ClusterLooks(self._here, self._connect, self._clock)
                 looks = self._looks.look(_PATIENCE_SECONDS)
                 began = self._clock()
                 self._seen = _seen(looks)
-                spent = self._here.spent + self._clock() - began
+                spent = self._looks.longest + self._clock() - began
                 self._due = now + max(_FRESH_SECONDS, spent / _MOST_SHARE)
             return self._seen
 
