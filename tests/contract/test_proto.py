@@ -97,6 +97,7 @@ def test_services() -> None:
         "SetLogging",
         "SetFaults",
         "TellTopology",
+        "ReportMetrics",
     ]
 
 

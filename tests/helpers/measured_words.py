@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from helpers.words import LINES, Lines
+from helpers.words import EXPECTED, LINES, Lines
 from tuplewire.topology import (
     BasicBolt,
     BasicOutputCollector,
@@ -15,6 +16,10 @@ from tuplewire.topology import (
     TopologyContext,
     Tuple,
 )
+
+WORDS = sum(EXPECTED.values())
+LETTERS = Counter(len(word) for line in LINES for word in line.split())
+SHORT, LONG = (sum(count for size, count in LETTERS.items() if size <= bound) for bound in (2, 5))
 
 
 class MeasuredLines(Lines):
@@ -47,3 +52,27 @@ def topology() -> Topology:
     builder.set_spout("lines", MeasuredLines(LINES))
     builder.set_bolt("measure", Measure(), 2).shuffle_grouping("lines")
     return builder.create_topology()
+
+
+def added_up(read: dict[str, float], start: str) -> float:
+    """Add up the series that begin so."""
+    return sum(value for name, value in read.items() if name.startswith(start))
+
+
+def check(read: dict[str, float]) -> None:
+    """See that the series of all processes together are what was counted."""
+    user = "tuplewire_user_"
+    assert added_up(read, user + 'words_total{component="measure"') == WORDS
+    assert {name for name in read if name.startswith(user + "words_total")} == {
+        f'{user}words_total{{component="measure",task="{task}"}}' for task in (2, 3)
+    }
+    assert added_up(read, user + "letters_count") == WORDS
+    assert added_up(read, user + "letters_sum") == sum(size * count for size, count in LETTERS.items())
+    buckets = Counter[str]()
+    for name, value in read.items():
+        if name.startswith(user + "letters_bucket"):
+            buckets[name.partition('le="')[2].partition('"')[0]] += int(value)
+    assert buckets == {"2.0": SHORT, "5.0": LONG, "+Inf": WORDS}
+    assert read[user + 'lines_left{component="lines",task="1"}'] == 0
+    assert not any("broken" in name for name in read)
+    assert added_up(read, 'tuplewire_left_out_metrics{component="measure"}') == 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from helpers import measured_words
 from helpers.admin import samples
-from helpers.words import EXPECTED, LINES
+from helpers.measured_words import check
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,33 +18,6 @@ from tuplewire_service.executors.cluster import DistributedCluster, LocalCluster
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
 
 SECONDS = 120.0
-WORDS = sum(EXPECTED.values())
-LETTERS = Counter(len(word) for line in LINES for word in line.split())
-SHORT, LONG = (sum(count for size, count in LETTERS.items() if size <= bound) for bound in (2, 5))
-
-
-def added_up(read: dict[str, float], start: str) -> float:
-    """Add up the series that begin so."""
-    return sum(value for name, value in read.items() if name.startswith(start))
-
-
-def check(read: dict[str, float]) -> None:
-    """See that the series of all processes together are what was counted."""
-    user = "tuplewire_user_"
-    assert added_up(read, user + 'words_total{component="measure"') == WORDS
-    assert {name for name in read if name.startswith(user + "words_total")} == {
-        f'{user}words_total{{component="measure",task="{task}"}}' for task in (2, 3)
-    }
-    assert added_up(read, user + "letters_count") == WORDS
-    assert added_up(read, user + "letters_sum") == sum(size * count for size, count in LETTERS.items())
-    buckets = Counter[str]()
-    for name, value in read.items():
-        if name.startswith(user + "letters_bucket"):
-            buckets[name.partition('le="')[2].partition('"')[0]] += int(value)
-    assert buckets == {"2.0": SHORT, "5.0": LONG, "+Inf": WORDS}
-    assert read[user + 'lines_left{component="lines",task="1"}'] == 0
-    assert not any("broken" in name for name in read)
-    assert added_up(read, 'tuplewire_left_out_metrics{component="measure"}') == 0
 
 
 def test_in_processes() -> None:

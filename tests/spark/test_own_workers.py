@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,23 @@ from typing import Any
 import grpc
 import pytest
 from helpers import eventually
-from helpers.admin import get
+from helpers.admin import get, samples
 from helpers.listening import listening_hosts
+from helpers.measured_words import added_up
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tuplewire.addresses import ADDRESS_VARIABLE
 from tuplewire.spark.topology import submit_topology
-from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
+from tuplewire.topology import (
+    BasicBolt,
+    BasicOutputCollector,
+    Spout,
+    Topology,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
 from tuplewire.wire import control_pb2, messaging_pb2
 from tuplewire.wire.control_pb2_grpc import ControlStub
 from tuplewire.wire.messaging_pb2_grpc import MessagingStub
@@ -53,11 +62,15 @@ class Numbers(Spout):
 
 
 class Double(BasicBolt):
-    """Emits twice the number."""
+    """Emits twice the number, and counts them."""
 
     outputs = ("number", "doubled")
 
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext) -> None:  # noqa: ARG002
+        self.doubled = context.register_counter("doubled")
+
     def execute(self, message: Tuple, collector: BasicOutputCollector) -> None:
+        self.doubled.inc()
         collector.emit([message["number"], 2 * message["number"]])
 
 
@@ -153,6 +166,12 @@ def test_only_the_run_talks_to_its_workers(
         return [each["state"] for each in json.loads(body)["workers"]]
 
     eventually(lambda: seen() == ["ready"] * N_WORKERS, SECONDS, "the page shows the workers of the run")
+    told = [json.loads(Path(flags["--address-file"]).read_text()) for flags in workers.values()]
+
+    def doubled() -> float:
+        return sum(added_up(samples(each["metrics_url"]), "tuplewire_user_doubled_total") for each in told)
+
+    eventually(lambda: doubled() > 0, SECONDS, "the run's metrics are told by its workers")
     executed = running.progress().executed
     eventually(lambda: running.progress().executed > executed, SECONDS, "the run goes on")
     running.stop()

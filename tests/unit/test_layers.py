@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "tuplewire_service.messaging",
         "tuplewire_service.executors",
         "tuplewire_service.worker",
+        "tuplewire_service.admin.registered_families",
         "tuplewire_service.process.stop",
         "tuplewire_service.process.worker_config",
         "tuplewire_service.process.config_sources",

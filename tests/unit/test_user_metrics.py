@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 
@@ -88,8 +89,8 @@ def test_what_is_no_metric() -> None:
     metrics = UserMetrics()
     with pytest.raises(ValueError, match="only grows"):
         metrics.counter(1, "n").inc(-1)
-    for buckets in ((), (1, 1), (2, 1)):
-        with pytest.raises(TopologyError, match="bounds that grow"):
+    for buckets in ((), (1, 1), (2, 1), (1, math.inf), (math.nan,)):
+        with pytest.raises(TopologyError, match="finite bounds that grow"):
             metrics.histogram(1, "h", buckets)
     with pytest.raises(TopologyError, match="needs a function"):
         metrics.gauge(1, "g", 5)  # type: ignore[arg-type]

@@ -301,6 +301,14 @@ class ControlClient:
         request = control_pb2.TellTopologyRequest(program=program, components=components)
         self._call("TellTopology", request)
 
+    def report_metrics(self, request: control_pb2.ReportMetricsRequest) -> None:
+        """Tell what spouts and bolts of this program have registered, in place of what it told before.
+
+        Raises StaleAssignmentError where another assignment is in force, ResourceLimitError for reports that
+        come too fast or are too large, and ProtocolError for what is no metric.
+        """
+        self._call("ReportMetrics", request)
+
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until the worker is ready: it has its assignment and every connection that it needs.
 

@@ -6,6 +6,7 @@ stand for metrics of Dropwizard's library there, and for Prometheus' here.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from bisect import bisect_left
@@ -106,8 +107,9 @@ class UserMetrics:
     def histogram(self, task: int, name: str, buckets: Iterable[float]) -> HistogramMetric:
         """Return a task's histogram of a name, the same each time; TopologyError as register says."""
         bounds = tuple(map(float, buckets))
-        if not bounds or any(after <= before for before, after in pairwise(bounds)):
-            raise TopologyError(f"the buckets of {name!r} are bounds that grow, not {bounds!r}")
+        growing = all(before < after for before, after in pairwise(bounds))
+        if not (bounds and growing and all(map(math.isfinite, bounds))):
+            raise TopologyError(f"the buckets of {name!r} are finite bounds that grow, not {bounds!r}")
         series = len(bounds) + len(_OF_HISTOGRAMS)
         found = self._register(task, name, MetricKind.HISTOGRAM, lambda: HistogramMetric(bounds), series)
         assert isinstance(found, HistogramMetric)  # noqa: S101 - it is of its kind

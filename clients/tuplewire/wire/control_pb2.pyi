@@ -14,11 +14,22 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_STOPPED: _ClassVar[WorkerState]
+
+class MetricKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    METRIC_KIND_UNSPECIFIED: _ClassVar[MetricKind]
+    METRIC_KIND_COUNTER: _ClassVar[MetricKind]
+    METRIC_KIND_GAUGE: _ClassVar[MetricKind]
+    METRIC_KIND_HISTOGRAM: _ClassVar[MetricKind]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_STOPPED: WorkerState
+METRIC_KIND_UNSPECIFIED: MetricKind
+METRIC_KIND_COUNTER: MetricKind
+METRIC_KIND_GAUGE: MetricKind
+METRIC_KIND_HISTOGRAM: MetricKind
 
 class Ledger(_message.Message):
     __slots__ = ("accepted", "acknowledged", "dropped", "pending")
@@ -671,5 +682,52 @@ class TellTopologyRequest(_message.Message):
     def __init__(self, program: _Optional[str] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ...) -> None: ...
 
 class TellTopologyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RegisteredMetric(_message.Message):
+    __slots__ = ("component", "task", "name", "kind", "value", "bounds", "counts")
+    COMPONENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    component: str
+    task: int
+    name: str
+    kind: MetricKind
+    value: float
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, component: _Optional[str] = ..., task: _Optional[int] = ..., name: _Optional[str] = ..., kind: _Optional[_Union[MetricKind, str]] = ..., value: _Optional[float] = ..., bounds: _Optional[_Iterable[float]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReportMetricsRequest(_message.Message):
+    __slots__ = ("topology", "receiver_id", "reporter", "assignment_version", "metrics", "left_out", "ended")
+    class LeftOutEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
+    REPORTER_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    topology: str
+    receiver_id: str
+    reporter: str
+    assignment_version: int
+    metrics: _containers.RepeatedCompositeFieldContainer[RegisteredMetric]
+    left_out: _containers.ScalarMap[str, int]
+    ended: bool
+    def __init__(self, topology: _Optional[str] = ..., receiver_id: _Optional[str] = ..., reporter: _Optional[str] = ..., assignment_version: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[RegisteredMetric, _Mapping]]] = ..., left_out: _Optional[_Mapping[str, int]] = ..., ended: bool = ...) -> None: ...
+
+class ReportMetricsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

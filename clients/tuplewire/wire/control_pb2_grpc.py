@@ -105,6 +105,11 @@ class ControlStub(object):
                 request_serializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.SerializeToString,
                 response_deserializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.FromString,
                 _registered_method=True)
+        self.ReportMetrics = channel.unary_unary(
+                '/tuplewire.v1.Control/ReportMetrics',
+                request_serializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.SerializeToString,
+                response_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -232,6 +237,19 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportMetrics(self, request, context):
+        """ReportMetrics tells what spouts and bolts of a program beside the worker have registered, so that it is in the
+        worker's metrics. A report takes the place of the reporter's last one, and one by a newer assignment the place
+        of all by older ones: nothing is added up.
+
+        What is not told again within half a minute is forgotten. Refused are: an assignment that is not in force
+        (STALE_ASSIGNMENT), reports that come too fast or are too large (RESOURCE_LIMIT), and names that cannot be told
+        (MALFORMED).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -304,6 +322,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.TellTopology,
                     request_deserializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.FromString,
                     response_serializer=tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.SerializeToString,
+            ),
+            'ReportMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportMetrics,
+                    request_deserializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.FromString,
+                    response_serializer=tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -685,6 +708,33 @@ class Control(object):
             '/tuplewire.v1.Control/TellTopology',
             tuplewire_dot_v1_dot_control__pb2.TellTopologyRequest.SerializeToString,
             tuplewire_dot_v1_dot_control__pb2.TellTopologyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tuplewire.v1.Control/ReportMetrics',
+            tuplewire_dot_v1_dot_control__pb2.ReportMetricsRequest.SerializeToString,
+            tuplewire_dot_v1_dot_control__pb2.ReportMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

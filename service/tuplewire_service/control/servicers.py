@@ -18,6 +18,7 @@ from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire import control_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
+from tuplewire_service.control.metric_reports import MetricReports, read_report
 from tuplewire_service.control.status_messages import (
     add_clients,
     assigned_worker_to_wire,
@@ -80,6 +81,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         self._admit = admit
         self._stop = stop
         self._taps = TapService(worker)
+        self.reports = MetricReports()
         self._debugging = debugging
         self._faults = faults
         self._told = told
@@ -241,6 +243,18 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         check_id("program", request.program)
         self._told.take(self._admit(context).owner, request.program, request.components)
         return pb.TellTopologyResponse()
+
+    async def ReportMetrics(
+        self, request: pb.ReportMetricsRequest, _context: Context
+    ) -> pb.ReportMetricsResponse:
+        """Keep what a program's spouts and bolts have registered."""
+        settings = self._worker.settings
+        check_receiver(settings.worker_id, settings.topology, "program", request)
+        # In a thread: 10,000 of them would keep messages waiting.
+        report = await asyncio.to_thread(read_report, request)
+        assignment = self._worker.assignment
+        self.reports.take(report, 0 if assignment is None else assignment.version)
+        return pb.ReportMetricsResponse()
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         """Ask the process to drain and exit, once the answer is out: the drain closes this server."""

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import TypeVar
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    SummaryMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from tuplewire.topology.running.heartbeat import ExecutorBeat
 from tuplewire.topology.running.statistics import Counts, ExecutorStatistics, Latency
-from tuplewire.topology.user_metrics import MetricKind, UserSample
+from tuplewire_service.admin.registered_families import (
+    RegisteredSample,
+    Reported,
+    left_out_family,
+    registered_families,
+)
 
 _PREFIX = "tuplewire_"
 
@@ -76,12 +74,6 @@ _BY_SENDER: _Table[ExecutorStatistics] = {
     "serialized_bytes": (
         "Payload bytes of tuples that came from another process, by the component that sent them.",
         lambda each: [((sender,), size) for sender, size in each.received_bytes.items()],
-    ),
-}
-_LEFT_OUT: _Table[ExecutorStatistics] = {
-    "left_out_metrics": (
-        "Metrics that spouts and bolts have registered, and that are over topology.user.metrics.series.",
-        lambda each: [((), each.left_out)],
     ),
 }
 _PENDING: _Table[ExecutorStatistics] = {
@@ -156,31 +148,37 @@ class ExecutorCollector(Collector):
     """Turns snapshots of executors into metric families; for a registry.
 
     statistics, beats: return those of every executor of one topology in this process, from any thread.
+    reported: returns what programs beside it have registered; by default nothing.
     """
 
     def __init__(
         self,
         statistics: Callable[[], Sequence[ExecutorStatistics]],
         beats: Callable[[], Sequence[ExecutorBeat]],
+        reported: Callable[[], Reported] = Reported,
     ) -> None:
         self._statistics = statistics
+        self._reported = reported
         self._beats = beats
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family, all of them from one look at the executors."""
-        statistics = self._statistics()
+        statistics, reported = self._statistics(), self._reported()
         counter, gauge = CounterMetricFamily, GaugeMetricFamily
         yield from _families(counter, _BY_STREAM, statistics, "stream")
         yield from _families(counter, _BY_SOURCE, statistics, "source", "stream")
         yield from _latencies(statistics)
         yield from _families(counter, _BY_COMPONENT, statistics)
         yield from _families(counter, _BY_SENDER, statistics, "source")
-        yield from _families(gauge, _LEFT_OUT, statistics)
+        yield left_out_family(
+            [*((each.component, each.left_out) for each in statistics), *reported.left_out.items()]
+        )
         yield from _families(gauge, _PENDING, statistics)
         yield from _families(gauge, _QUEUES, statistics, "executor")
         yield from _families(counter, _ARRIVED, statistics, "executor")
         yield from _families(gauge, _BEATS, self._beats(), "executor")
-        yield from _registered(statistics)
+        own = (RegisteredSample(each.component, *sample) for each in statistics for sample in each.metrics)
+        yield from registered_families([*own, *reported.samples])
 
 
 def _families(
@@ -209,34 +207,3 @@ def _latencies(statistics: Sequence[ExecutorStatistics]) -> Iterator[Metric]:
             if count:  # a bolt completes nothing, and a spout executes nothing
                 summary.add_metric([component], count, seconds)
         yield summary
-
-
-def _registered(statistics: Sequence[ExecutorStatistics]) -> Iterator[Metric]:
-    """Yield a family for each name that tasks have registered, by component and task."""
-    kinds: dict[str, str] = {}
-    found: dict[str, list[tuple[str, UserSample]]] = {}
-    for each in statistics:
-        for sample in each.metrics:
-            # Two processes may mean different things by a name, and a family has one kind.
-            if kinds.setdefault(sample.name, sample.kind) == sample.kind:
-                found.setdefault(sample.name, []).append((each.component, sample))
-    for name, samples in sorted(found.items()):
-        family = _FAMILIES[MetricKind(kinds[name])](
-            f"{_PREFIX}user_{name}", "Registered by a spout or bolt.", labels=["component", "task"]
-        )
-        for component, sample in sorted(samples):
-            labels = [component, str(sample.task)]
-            if isinstance(family, HistogramMetricFamily):
-                bounds = [*map(floatToGoString, sample.bounds), "+Inf"]
-                buckets = list(zip(bounds, accumulate(sample.counts), strict=True))
-                family.add_metric(labels, buckets, sample.value)
-            else:
-                family.add_metric(labels, sample.value)
-        yield family
-
-
-_FAMILIES: Mapping[MetricKind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
-    MetricKind.COUNTER: CounterMetricFamily,
-    MetricKind.GAUGE: GaugeMetricFamily,
-    MetricKind.HISTOGRAM: HistogramMetricFamily,
-}

@@ -6,7 +6,7 @@ Source: Storm's `Worker`, whose executors are what a worker is there for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tuplewire.topology.serial.serializer import MessagePackTupleSerializer
 from tuplewire.topology.topology_settings import TopologySettings
 from tuplewire.topology.tuples import Tuple
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.admin.registered_families import Reported
 from tuplewire_service.executors.capture import Captured
 from tuplewire_service.executors.executor_metrics import ExecutorCollector
 from tuplewire_service.executors.reference import load_topology
@@ -114,9 +115,9 @@ class Program:
         if self._executors is not None:
             self._executors.deactivate()
 
-    def collector(self) -> ExecutorCollector:
-        """Return the metrics of the executors."""
-        return ExecutorCollector(self.statistics, self.beats)
+    def collector(self, reported: Callable[[], Reported]) -> ExecutorCollector:
+        """Return the metrics of the executors, with those that programs report to the worker."""
+        return ExecutorCollector(self.statistics, self.beats, reported)
 
     def close(self, timeout: float) -> bool:
         """End the executors; False, and a word in the log, when one has not ended in so many seconds."""

@@ -16,6 +16,7 @@ from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.wire import control_pb2 as pb
 from tuplewire.wire.control_pb2_grpc import add_ControlServicer_to_server
 from tuplewire.wire.health_pb2_grpc import add_HealthServicer_to_server
+from tuplewire_service.admin.registered_families import Reported
 from tuplewire_service.control.health_servicer import HealthServicer
 from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.control.servicers import ControlServicer, Services
@@ -146,6 +147,10 @@ class DataPlane:
         self.describe(status)
         self._told.add_to(status)
         return status
+
+    def reported(self) -> Reported:
+        """Return the metrics that programs have reported; TimeoutError when the loop does not turn."""
+        return self.loop.call(self._control.reports.told, ANSWER_SECONDS)
 
     def assignment(self) -> pb.Assignment | None:
         """Return the assignment in force, if any; TimeoutError when the loop does not turn."""

@@ -26,6 +26,7 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.admin.admin_server import AdminServer
 from tuplewire_service.admin.live_page import Here, LivePage
+from tuplewire_service.admin.registered_families import ReportedCollector
 from tuplewire_service.admin.worker_metrics import WorkerCollector
 from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
@@ -130,8 +131,10 @@ def _serve(
         registry.register(log)
         registry.register(plane.faults)
         debugging.registry = registry
-        if program is not None:
-            registry.register(program.collector())
+        if program is None:
+            registry.register(ReportedCollector(plane.reported))
+        else:
+            registry.register(program.collector(plane.reported))
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         page = None

@@ -17,6 +17,7 @@ from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.topology.coordinator import Coordinator, Order
 from tuplewire.spark.topology.letters import LETTERS, as_output
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
+from tuplewire.spark.topology.metrics_reporter import CALL_SECONDS, MetricsReporter
 from tuplewire.spark.topology.nearest import RunKey, RunToken, nearest_worker
 from tuplewire.spark.topology.plan import SUBMITTER_TASK, Joined, Place, Plan
 from tuplewire.spark.topology.rows import ROWS_KEY, GivenUp, Output, Writer
@@ -138,7 +139,7 @@ class _TopologyMember:
 
         What is raised is for Spark, which then runs the whole stage again.
         """
-        with self._post, self._teller():
+        with self._post, self._teller(), self._reporter():
             coordinator = None
             if self._rank == 0:
                 levels = self._submitted.topology.tick_levels(self._submitted.conf)
@@ -177,6 +178,20 @@ class _TopologyMember:
             return []
         executors = self._worker.statistics(registered=False)
         return component_statuses(self._submitted.topology, executors, self._plan.first_task)
+
+    def _reporter(self) -> MetricsReporter:
+        """Return what tells the worker of the metrics that tasks here have registered."""
+        place, run = self._plan.places[self._rank], self._submitted.run
+        program = control_pb2.ReportMetricsRequest(
+            topology=self._plan.topology,
+            receiver_id=place.worker_id,
+            reporter=f"{run}-{self._rank}",
+            assignment_version=self._plan.version,
+        )
+        control = ControlClient(place.address, CALL_SECONDS, credentials=self._key.to(place))
+        return MetricsReporter(
+            control, program, lambda: [] if self._worker is None else self._worker.statistics()
+        )
 
     def _push_assignment(self) -> None:
         with ExitStack() as stack:

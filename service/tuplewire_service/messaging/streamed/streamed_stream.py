@@ -27,7 +27,7 @@ from tuplewire.errors import (
 from tuplewire.events import event_logger
 from tuplewire.group import TaskGroup
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.control_pb2 import PublishRequest, StageRequest, TakeOverRequest
+from tuplewire.wire.control_pb2 import PublishRequest, ReportMetricsRequest, StageRequest, TakeOverRequest
 from tuplewire_service.messaging.transport_settings import ConnectionLimits, TransportSettings
 
 logger = event_logger(__name__)
@@ -213,7 +213,7 @@ def check_receiver(
     worker_id: str,
     topology: str,
     peer: str,
-    said: pb.Hello | pb.Subscribe | PublishRequest | StageRequest | TakeOverRequest,
+    said: pb.Hello | pb.Subscribe | PublishRequest | ReportMetricsRequest | StageRequest | TakeOverRequest,
 ) -> None:
     """Raise RefusedError for a peer that means another worker; before what only that one can answer."""
     if said.receiver_id not in {"", worker_id}:
