@@ -94,7 +94,9 @@ def test_a_sender_is_told_with_all_that_it_did(worker: Endpoint) -> None:
         now = session(worker, "teller")
         assert now is not None
         assert now.outstanding_messages == 10 - got
-        assert f"sender      teller at {now.address}, connected for" in status_as_text(asked(worker))
+        text = status_as_text(asked(worker))
+        assert f"sender      teller at {now.address}, connected for" in text
+        assert f"remembered; the smallest window is of {asked(worker).smallest_window} messages\n" in text
     eventually(lambda: session(worker, "teller") is None, 30, "forgotten")
     eventually(lambda: consumer(worker, "teller") is None, 30, "no consumer")
 
@@ -240,3 +242,34 @@ def test_identities_see_their_own(tmp_path: Path) -> None:
                 client.flush(30)
             assert seen("operator") == {"token one", "token two"}
             assert seen("one") == {"token one"}
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+def test_identities_are_in_the_metrics(tmp_path: Path, *, ruled: bool) -> None:
+    """How many are connected and remembered, by token; where there are rules, without their names."""
+    lines = {name: f"{name} {name}-{'0' * 20}" for name in ("operator", "one")}
+    tokens = secret_file(tmp_path / "tokens", "\n".join(lines.values()))
+    operator, one = (
+        Credentials(token_file=str(secret_file(tmp_path / name, line))) for name, line in lines.items()
+    )
+    flags = [f"--token-file={tokens}"]
+    if ruled:
+        (tmp_path / "permissions.toml").write_text(RULES, encoding="utf-8")
+        flags.append(f"--permissions-file={tmp_path}/permissions.toml")
+    with LocalWorkers(
+        1, "default", flags=flags, directory=tmp_path, drain_seconds=1, credentials=operator
+    ) as workers:
+        workers.assign({0: range(10)})
+        (worker,) = workers.endpoints
+        name = "other" if ruled else "token one"
+
+        def told(state: str) -> float | None:
+            wanted = f'tuplewire_identity_sessions{{identity="{name}",state="{state}"}}'
+            return samples(worker.metrics_url).get(wanted)
+
+        assert told("connected") is None
+        with Client(worker.address, credentials=one) as client:
+            client.send(1, b"x")
+            client.flush(30)
+            assert (told("connected"), told("resumable")) == (1, 0)
+        eventually(lambda: told("connected") is None, 30, "it has said goodbye")

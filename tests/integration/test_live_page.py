@@ -117,7 +117,12 @@ def test_it_reads_what_a_status_has(worker: Endpoint) -> None:
     assert told["tasks"][0]["task"] == SLOW_TASK
     assert told["tasks"][0]["consumer"] == "sleeps"
     assert [each["sender"] for each in told["senders"]] == ["sends"]
-    assert sum(told["workers"][0]["states"].values()) == pytest.approx(1)
+    (row,) = told["workers"]
+    assert (row["connected_senders"], row["remembered_senders"], row["consumers"]) == (1, 0, 1)
+    assert row["smallest_window"] > 0
+    assert told["tasks"][0]["oldest_seconds"] > 0
+    assert told["tasks"][0]["received_messages"] > told["tasks"][0]["acknowledged_messages"] >= 0
+    assert sum(row["states"].values()) == pytest.approx(1)
     ledger = told["ledger"]
     settled = ledger["acknowledged"] + sum(ledger["dropped"].values()) + ledger["pending"]
     assert ledger["accepted"] == settled

@@ -55,7 +55,11 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
         perhaps_lost={f"w{number}": 2 for number in range(peers)},
         tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 7, 2, 1.5) for task in range(tasks)],
         servers=ServerStatistics(
-            [ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)], 3, 2, smallest_window=64
+            [ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)],
+            3,
+            2,
+            smallest_window=64,
+            identities={f"token t{number}": (2, 1) for number in range(peers)},
         ),
         timings=Timings(
             {state.value: 1.0 for state in TimeState},
@@ -126,6 +130,24 @@ def test_series_are_bounded_by_the_settings() -> None:
     assert len(counts) == 1
 
 
+def test_identities_are_told_to_everybody_or_nobody() -> None:
+    """Where rules say who sees whom, the metrics name none."""
+
+    def named(config: WorkerConfig) -> dict[tuple[str, str], float]:
+        by_name = {family.name: family for family in families(1, 2, config)}
+        samples = by_name["tuplewire_identity_sessions"].samples
+        return {(each.labels["identity"], each.labels["state"]): each.value for each in samples}
+
+    assert named(BOUNDED) == {
+        ("token t0", "connected"): 2,
+        ("token t0", "resumable"): 1,
+        ("token t1", "connected"): 2,
+        ("token t1", "resumable"): 1,
+    }
+    guarded = WorkerConfig(worker_id="w", permissions_file="rules.toml")
+    assert named(guarded) == {("other", "connected"): 4, ("other", "resumable"): 2}
+
+
 def test_nothing_is_left_out_of_the_sums() -> None:
     """What has no series of its own is in `other`."""
     by_name = {family.name: family for family in families(600, 600, BOUNDED)}
@@ -136,5 +158,6 @@ def test_nothing_is_left_out_of_the_sums() -> None:
         ("tuplewire_task_received_messages", 4800),
         ("tuplewire_task_acknowledged_messages", 3000),
         ("tuplewire_received_messages", 5400),
+        ("tuplewire_identity_sessions", 1800),
     ):
         assert sum(sample.value for sample in by_name[name].samples) == total, name

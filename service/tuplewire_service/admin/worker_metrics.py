@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import platform
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import add
 
 import grpc
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -70,6 +71,8 @@ class WorkerCollector(Collector):
         self._lock = threading.Lock()
         self._tasks = Names(config.metrics_tasks)
         self._peers = Names(config.metrics_peers)
+        # Everybody may read the metrics. Where there are rules, an identity is for itself and operators.
+        self._identities = Names(0 if config.permissions_file else config.metrics_peers)
         self._losers = Names(config.metrics_peers, always=(OTHER,))
         self._sources = Names(config.metrics_peers, always=(CLIENT_SOURCE, OTHER))
         self._sent = Totals()
@@ -122,6 +125,7 @@ class WorkerCollector(Collector):
                 "resumable": snapshot.servers.resumable_sessions,
             }.items(),
         )
+        yield self._identity_family(snapshot.servers.identities)
         yield gauge(
             "memory_limit_bytes",
             "Memory that the process may have: the limit of its control groups, or what the machine has.",
@@ -162,6 +166,17 @@ class WorkerCollector(Collector):
         yield from _sinks(snapshot.sinks)
         yield from _taps(snapshot.taps)
         yield from _times(snapshot.timings)
+
+    def _identity_family(self, identities: Mapping[str, tuple[int, int]]) -> Metric:
+        names = self._identities.of(identities)
+        family = GaugeMetricFamily("tuplewire_identity_sessions", _IDENTITIES, labels=["identity", "state"])
+        for column, state in enumerate(("connected", "resumable")):
+            sums = Counter[str]()
+            for who, counts in identities.items():
+                sums[names[who]] += counts[column]
+            for name, count in sums.items():
+                family.add_metric([name, state], count)
+        return family
 
     def _received_families(self, received: Sequence[ReceiveCount]) -> Iterator[Metric]:
         names = self._sources.of(count.source for count in received)
@@ -239,6 +254,7 @@ class WorkerCollector(Collector):
         )
 
 
+_IDENTITIES = "Senders by who they are, by token or certificate, and by state; see tuplewire_sessions."
 _OLDEST = "Age of the oldest message in a task's receive queue since its sender accepted it; 0: it is empty."
 _THROUGH = (
     ("task_received_messages", "Messages that came to a task."),

@@ -144,7 +144,11 @@ def _peers(peers: Iterable[pb.PeerStatus]) -> Iterator[str]:
 def _clients(status: pb.GetStatusResponse) -> Iterator[str]:
     known = status.connected_sessions + status.remembered_sessions
     if known:
-        yield f"senders     {status.connected_sessions} connected, {status.remembered_sessions} remembered"
+        least = ""
+        if status.HasField("smallest_window"):
+            least = f"; the smallest window is of {status.smallest_window} messages"
+        count = f"{status.connected_sessions} connected, {status.remembered_sessions} remembered"
+        yield f"senders     {count}{least}"
     yield from _most(status.sessions, known, _sender, "sender      and {} more")
     subscribed = status.subscribed_consumers
     yield from _most(status.consumers, subscribed, _consumer, "consumer    and {} more")

@@ -76,6 +76,8 @@ class ServerStatistics:
     """How many messages each sender may have outstanding to the most crowded task; None: it is not told."""
     restarts: int = 0
     """How often what listens has ended by itself, and was started again."""
+    identities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Sessions and resumable sessions by identity, where anybody is asked who it is."""
 
 
 @dataclass(frozen=True, slots=True)

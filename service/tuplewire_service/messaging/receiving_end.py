@@ -11,8 +11,10 @@ import asyncio
 import threading
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from tuplewire.config import AckMode
@@ -26,6 +28,7 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 CLIENT_SOURCE = "client"
 SessionKey = tuple[str, str]
 """The owner, and the sender's id; see IAccess. Where nobody is asked who it is, the owner is empty."""
+_OWNER = itemgetter(0)
 _MOST_INBOUNDS = 256
 """So many are kept to be used again; entry workers come and go."""
 
@@ -209,6 +212,12 @@ class Leases(Generic[_End]):
     def sharing(self) -> int:
         """How many sessions have a share of the queues."""
         return len(self._sharing)
+
+    def identities(self) -> dict[str, tuple[int, int]]:
+        """Return how many sessions of each identity have a share of the queues, and how many have none."""
+        sharing = Counter(map(_OWNER, self._sharing))
+        known = Counter(map(_OWNER, self._sessions))
+        return {who: (sharing[who], count - sharing[who]) for who, count in known.items() if who}
 
     def sessions(self) -> list[SessionSnapshot]:
         """Return every session as it is."""

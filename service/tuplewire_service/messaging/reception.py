@@ -217,6 +217,7 @@ class ReceptionServer(IServerConnection):
             len(leases) - sharing,
             refused_messages=refused,
             smallest_window=leases.shares.smallest.messages,
+            identities=leases.identities(),
         )
 
     def _check_open(self) -> None:

@@ -197,7 +197,10 @@ class WorkerConfig(WorkerSettings):
     )
     log_format: str = setting(choice(["text", "json"], "FORMAT"), "text", "text or json, one event per line")
     metrics_peers: int = setting(
-        count(), 1000, "so many workers have series of their own; the others are added up under `other`"
+        count(),
+        1000,
+        "so many workers, and so many identities, have series of their own; the others are added up under "
+        "`other`",
     )
     address_file: str | None = setting(
         FILE, None, "write the bound addresses there, as JSON; removed at exit"

@@ -122,8 +122,12 @@ class Servers:
     def statistics(self) -> ServerStatistics:
         """Return the counts of all of them together."""
         received: dict[str, tuple[int, int, int]] = {}
+        identities: dict[str, tuple[int, int]] = {}
         parts = [sender.statistics() for sender in self._senders()]
         for part in parts:
+            for who, (connected, gone) in part.identities.items():
+                before = identities.get(who, (0, 0))
+                identities[who] = before[0] + connected, before[1] + gone
             for each in part.received:
                 messages, batches, size = received.get(each.source, (0, 0, 0))
                 received[each.source] = messages + each.messages, batches + each.batches, size + each.bytes
@@ -136,6 +140,7 @@ class Servers:
             sum(part.silent_streams for part in parts),
             min((part.smallest_window for part in parts if part.smallest_window is not None), default=None),
             sum(part.restarts for part in parts),
+            identities,
         )
 
     def sessions(self) -> list[SessionSnapshot]:
