@@ -18,7 +18,7 @@ from helpers.worker_process import Running, run_command, running
 
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
-from tuplewire.errors import PermissionDeniedError, ProtocolError
+from tuplewire.errors import PermissionDeniedError, ProtocolError, WrongTopologyError
 from tuplewire_service.launching.local_workers import LocalWorkers
 
 SECONDS = 60.0
@@ -136,6 +136,24 @@ def test_the_level_changes_for_a_time(worker: Running) -> None:
         each for each in text.splitlines() if each.startswith('tuplewire_log_records_total{level="info"')
     )
     assert float(line.split()[1]) >= 1
+
+
+def test_the_rate_changes_for_a_time(worker: Running) -> None:
+    """What others cause is logged as often as asked, and once a minute after that."""
+
+    def refusals() -> int:
+        with pytest.raises(WrongTopologyError), Client(worker.address, topology="elsewhere") as stranger:
+            stranger.send(1, b"x")
+        return worker.log.count("stream.refused")
+
+    before = refusals()
+    with ControlClient(worker.address) as control:
+        control.set_logging("warning", seconds=600, every_seconds=0.2)
+        eventually(lambda: refusals() >= before + 4, SECONDS / 2, "more than two a minute")
+        control.set_logging("info", seconds=0.1)
+    eventually(lambda: "log.as_configured" in worker.log.rpartition("log.changed")[2], SECONDS, "it is over")
+    after = refusals()
+    assert [refusals() for _ in range(5)] == [after] * 5
 
 
 def test_a_signal_writes_the_stacks(worker: Running) -> None:
