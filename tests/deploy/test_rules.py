@@ -64,6 +64,15 @@ def test_what_to_do(alert: dict[str, Any]) -> None:
     assert f"\n### {alert['alert']}\n" in guide[guide.index("\n## Debug\n") :]
 
 
+def test_every_metric_is_looked_at() -> None:
+    """Each metric of the page is on the dashboard, or an alert goes by it."""
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    looked_at = "".join((PROMETHEUS / name).read_text("utf-8") for name in ("dashboard.yml", "rules.yml"))
+    names = re.findall(r"^\| `(tuplewire_\w+)`", page, re.MULTILINE)
+    assert len(names) > 50
+    assert [name for name in names if not re.search(rf"\b{name}(_bucket)?\b", looked_at)] == []
+
+
 def test_no_other_headings() -> None:
     """The operator's guide describes no alert that is not there."""
     guide = GUIDE.read_text(encoding="utf-8")
