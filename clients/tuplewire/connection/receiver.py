@@ -286,7 +286,7 @@ class Receiver(Resumable):
                 progress = pb.Progress(tasks=map(cursor_to_wire, cursors))
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
             if closed:
+                self._said_goodbye = True  # before: the worker may end the stream while we still write
                 await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
                 await stream.done_writing()
-                self._said_goodbye = True
                 return
