@@ -106,6 +106,6 @@ if [[ ! -x build/grpclib-venv/bin/protoc-gen-grpclib_python ]]; then
     build/grpclib-venv/bin/python -m pip install --quiet --disable-pip-version-check grpclib==0.4.9 'grpcio-tools>=1.80'
 fi
 
-# The foreign client in Rust, of the crates that its Cargo.lock names, by that protoc. Debian's Rust is too old.
-cargo build --quiet --locked --manifest-path=tests/deploy/foreign/rust/Cargo.toml --target-dir=build/foreign-rust ||
+# The foreign client in Rust, of the crates that its Cargo.toml pins, by that protoc. Debian's Rust is too old.
+cargo build --quiet --manifest-path=tests/deploy/foreign/rust/Cargo.toml --target-dir=build/foreign-rust ||
     echo "not installed: the crates of tests/deploy/foreign/rust; see above what failed, or install Rust 1.88 by rustup" >&2

@@ -154,7 +154,7 @@ def built_with_cargo() -> str:
     built = ROOT / "build" / "foreign-rust"
     flags = (f"--manifest-path={FOREIGN}/rust/Cargo.toml", f"--target-dir={built}")
     done = subprocess.run(
-        [cargo, "build", "--offline", "--locked", "--quiet", *flags],
+        [cargo, "build", "--offline", "--quiet", *flags],
         stderr=subprocess.PIPE,
         text=True,
         timeout=_BUILD_SECONDS,
