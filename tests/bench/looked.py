@@ -1,4 +1,4 @@
-"""The rows of the live page: what goes through two workers with a page open at each, and with none."""
+"""The rows of the live page: what goes through two workers while a page shows them, and while none does."""
 
 from __future__ import annotations
 
@@ -21,22 +21,20 @@ _LINKS = {CHAIN: "three tasks", WIDE: f"{len(IDLE_TASKS):,} tasks"}
 _ROUNDS = 5
 _FRAME = 1000
 _CHECKED_MESSAGES = 20_000
-_LEAST_SECONDS = 2.0
+_LEAST_SECONDS = 6.0
 """So that a page looks more than once."""
-_LOOK_SECONDS = 1.0
-"""As often as an open page does."""
 _TARGETS: Mapping[float, float] = {50: 1.1}
 _RATE_TARGET = 0.95
 
 
 class Page:
-    """Asks each worker every second, as a page does that is open there, until the block ends.
+    """Asks a worker as often as a page does that is open there, until the block ends.
 
-    The first look, which is of no pace yet, is over when the block begins.
+    The first look is over when the block begins.
     """
 
-    def __init__(self, metrics_urls: Sequence[str]) -> None:
-        self._urls = [urljoin(each, "live.json") for each in metrics_urls]
+    def __init__(self, metrics_url: str) -> None:
+        self._url = urljoin(metrics_url, "live.json")
         self._ended = threading.Event()
         self._opened = threading.Event()
         self._problem: Exception | None = None
@@ -54,13 +52,12 @@ class Page:
             raise BenchError(f"the live page was not answered: {self._problem}")
 
     def _main(self) -> None:
+        pace = 0.0
         try:
-            while not self._ended.is_set():
-                for url in self._urls:
-                    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own address
-                        json.load(answer)
+            while not self._ended.wait(pace):
+                with urllib.request.urlopen(self._url, timeout=30) as answer:  # noqa: S310 - our own address
+                    pace = json.load(answer)["pace"]
                 self._opened.set()
-                self._ended.wait(_LOOK_SECONDS)
         except (OSError, ValueError) as error:
             self._problem = error
         finally:
@@ -98,7 +95,7 @@ def measure_looked(links: Links, seconds: float, progress: Callable[[str], None]
 
 def _pair(link: Link, seconds: float, *, page_first: bool) -> Pair:
     alone = None if page_first else _side(link, seconds)
-    with Page(link.metrics_urls):
+    with Page(link.metrics_urls[0]):
         looked = _side(link, seconds)
     return Pair(looked, alone or _side(link, seconds))
 
@@ -109,7 +106,7 @@ def _side(link: Link, seconds: float) -> Side:
 
 def looked_lines(tasks: str, pairs: Sequence[Pair]) -> Iterator[Line]:
     """Compare the rounds: the rate, the processor time of a message, and its time on the way."""
-    title, against = f"two workers with {tasks}, a live page open at each", "no page"
+    title, against = f"two workers with {tasks}, and a live page of them", "no page"
 
     def line(
         what: str, unit: str, value: Callable[[Side], float], target: float | None, cpu: float | None = None

@@ -20,7 +20,7 @@ from helpers.secured import files_of, secret_file, tls_flags
 from tuplewire import Client, Credentials
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import BufferFullError, FlushTimeoutError
-from tuplewire.wire.control_pb2 import GetStatusResponse
+from tuplewire.wire.control_pb2 import GetStatusResponse, TaskStatus
 from tuplewire_service.admin.live_page import PAGE, Here, LivePage, Visit, page
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 
@@ -158,26 +158,25 @@ def test_only_this_machine_may_ask(host: str, *, asks: bool) -> None:
     assert (not Visit(host, {"host": "localhost:9464"}).problem) is asks
 
 
-@pytest.mark.parametrize(("takes", "again"), [(0.0, 0.9), (0.1, 5.0)])
-def test_looks_take_a_fiftieth_of_the_time_at_most(takes: float, again: float) -> None:
-    """However many look, and however large the worker is."""
+@pytest.mark.parametrize(("tasks", "slowest"), [(3, 3.0), (20_000, 15.0)])
+def test_all_who_look_share_one_look(tasks: int, slowest: float) -> None:
+    """However many look; and the more rows there are, the slower is the pace, down to a bound."""
     now, asks = 100.0, 0
 
-    def ask() -> GetStatusResponse:
-        nonlocal now, asks
-        now, asks = now + takes, asks + 1
-        return GetStatusResponse(worker_id="w")
+    def ask(_most_tasks: int | None) -> GetStatusResponse:
+        nonlocal asks
+        asks += 1
+        return GetStatusResponse(worker_id="w", tasks=[TaskStatus(task=task) for task in range(tasks)])
 
     here = Here(ask, lambda: None)
     live_page = LivePage(here, ControlClient, lambda _caller, whos: whos, lambda: now)
     visit = Visit("127.0.0.1", {"host": "localhost"})
-    for _ in range(3):
-        live_page.json(visit)
-    assert asks == 1
-    now = 100 + again - 0.01
+    paces = [json.loads(live_page.json(visit))["pace"] for _ in range(3)]
+    assert (asks, paces) == (1, [slowest] * 3)
+    now += 0.8 * slowest
     live_page.json(visit)
     assert asks == 1
-    now = 100 + again + 0.01
+    now += 0.2 * slowest
     live_page.json(visit)
     assert asks == 2
     live_page.close()
@@ -308,10 +307,14 @@ def test_ten_thousand_tasks_stay_quick(tmp_path: Path) -> None:
         with Client(at.address) as client:
             client.send(9_999, b"x")
             client.flush(30)
+        with ControlClient(at.address) as control:
+            told_of = control.status(most_tasks=5)
+            assert (len(told_of.tasks), told_of.local_tasks) == (5, 10_000)
         answer = asked(at, "/live.json")
         assert len(answer.body) < 150_000
         told = json.loads(answer.body)
         assert (told["counts"]["tasks"], len(told["tasks"])) == (10_000, 200)
+        assert told["tasks"][0]["task"] == 9_999
         with browser(tmp_path) as tab:
             tab.open(at.metrics_url.removesuffix("metrics"))
             eventually(lambda: tab.value("by('count').textContent.includes('200 of 10,000')"), 60, "the rows")

@@ -54,6 +54,7 @@ def snapshot(tasks: int, peers: int) -> WorkerSnapshot:
         predecessor_lost=0,
         perhaps_lost={f"w{number}": 2 for number in range(peers)},
         tasks=[TaskSnapshot(task, 3, 30, 100, 0.03, True, 7, 2, 1.5) for task in range(tasks)],
+        local_tasks=tasks,
         servers=ServerStatistics(
             [ReceiveCount(f"w{number}", 9, 1, 90) for number in range(peers)],
             3,

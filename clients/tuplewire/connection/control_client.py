@@ -80,12 +80,13 @@ class ControlClient:
                 self._connection = connection = _Connection(channel, identity)
             return connection
 
-    def status(self, most_clients: int = 0) -> control_pb2.GetStatusResponse:
+    def status(self, most_clients: int = 0, most_tasks: int | None = None) -> control_pb2.GetStatusResponse:
         """Return identity, state, ledger and counts; the parts were read together.
 
-        most_clients: how many senders, and how many consumers, to list at most; 0: none.
+        most_clients: how many senders, and how many consumers, to list at most; 0: none. most_tasks: how many
+        tasks, those first that hold others up, wait, or have most to do; None: all.
         """
-        request = control_pb2.GetStatusRequest(most_clients=most_clients)
+        request = control_pb2.GetStatusRequest(most_clients=most_clients, most_tasks=most_tasks)
         response: control_pb2.GetStatusResponse = self._call("GetStatus", request)
         return response
 

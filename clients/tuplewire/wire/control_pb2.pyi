@@ -117,7 +117,7 @@ class SessionStatus(_message.Message):
     def __init__(self, sender_id: _Optional[str] = ..., who: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ..., connected: bool = ..., seconds: _Optional[float] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., window_messages: _Optional[int] = ..., outstanding_messages: _Optional[int] = ..., outstanding_bytes: _Optional[int] = ..., exhausted_tasks: _Optional[int] = ...) -> None: ...
 
 class ConsumerStatus(_message.Message):
-    __slots__ = ("consumer_id", "who", "address", "seconds", "tasks", "outstanding_messages", "only_reads")
+    __slots__ = ("consumer_id", "who", "address", "seconds", "tasks", "outstanding_messages", "only_reads", "held_tasks")
     CONSUMER_ID_FIELD_NUMBER: _ClassVar[int]
     WHO_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class ConsumerStatus(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ONLY_READS_FIELD_NUMBER: _ClassVar[int]
+    HELD_TASKS_FIELD_NUMBER: _ClassVar[int]
     consumer_id: str
     who: str
     address: str
@@ -132,7 +133,8 @@ class ConsumerStatus(_message.Message):
     tasks: _containers.RepeatedScalarFieldContainer[int]
     outstanding_messages: int
     only_reads: bool
-    def __init__(self, consumer_id: _Optional[str] = ..., who: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., only_reads: bool = ...) -> None: ...
+    held_tasks: int
+    def __init__(self, consumer_id: _Optional[str] = ..., who: _Optional[str] = ..., address: _Optional[str] = ..., seconds: _Optional[float] = ..., tasks: _Optional[_Iterable[int]] = ..., outstanding_messages: _Optional[int] = ..., only_reads: bool = ..., held_tasks: _Optional[int] = ...) -> None: ...
 
 class ReceiveCount(_message.Message):
     __slots__ = ("source", "messages", "batches", "bytes")
@@ -244,13 +246,15 @@ class ExecutorStatus(_message.Message):
     def __init__(self, first_task: _Optional[int] = ..., tasks: _Optional[int] = ..., emitted: _Optional[int] = ..., executed: _Optional[int] = ..., failed: _Optional[int] = ..., errors: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., sending_seconds: _Optional[float] = ..., queued_tuples: _Optional[int] = ..., queue_capacity: _Optional[int] = ..., pending: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("most_clients",)
+    __slots__ = ("most_clients", "most_tasks")
     MOST_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    MOST_TASKS_FIELD_NUMBER: _ClassVar[int]
     most_clients: int
-    def __init__(self, most_clients: _Optional[int] = ...) -> None: ...
+    most_tasks: int
+    def __init__(self, most_clients: _Optional[int] = ..., most_tasks: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "page", "rejections", "rejected_waiting", "dead_letter_task")
+    __slots__ = ("worker_id", "incarnation", "topology", "version", "state", "assignment_version", "ledger", "peers", "tasks", "received", "addresses", "moving_tasks", "peer_addresses", "state_seconds", "blocking", "newest_assignment_version", "not_ready_because", "sessions", "consumers", "connected_sessions", "remembered_sessions", "subscribed_consumers", "smallest_window", "refused_streams", "refused_messages", "redelivered_messages", "resident_bytes", "recent", "queue_wait", "end_to_end", "components", "page", "rejections", "rejected_waiting", "dead_letter_task", "local_tasks")
     class StateSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +311,7 @@ class GetStatusResponse(_message.Message):
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_WAITING_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_TASK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_TASKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     topology: str
@@ -342,7 +347,8 @@ class GetStatusResponse(_message.Message):
     rejections: int
     rejected_waiting: int
     dead_letter_task: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., page: _Optional[str] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ...) -> None: ...
+    local_tasks: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., topology: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., assignment_version: _Optional[int] = ..., ledger: _Optional[_Union[Ledger, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[ReceiveCount, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., moving_tasks: _Optional[int] = ..., peer_addresses: _Optional[_Iterable[str]] = ..., state_seconds: _Optional[_Mapping[str, float]] = ..., blocking: _Optional[_Iterable[_Union[Blocking, _Mapping]]] = ..., newest_assignment_version: _Optional[int] = ..., not_ready_because: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerStatus, _Mapping]]] = ..., connected_sessions: _Optional[int] = ..., remembered_sessions: _Optional[int] = ..., subscribed_consumers: _Optional[int] = ..., smallest_window: _Optional[int] = ..., refused_streams: _Optional[_Mapping[str, int]] = ..., refused_messages: _Optional[_Mapping[str, int]] = ..., redelivered_messages: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., recent: _Optional[_Union[Recent, _Mapping]] = ..., queue_wait: _Optional[_Union[Latency, _Mapping]] = ..., end_to_end: _Optional[_Union[Latency, _Mapping]] = ..., components: _Optional[_Iterable[_Union[ComponentStatus, _Mapping]]] = ..., page: _Optional[str] = ..., rejections: _Optional[int] = ..., rejected_waiting: _Optional[int] = ..., dead_letter_task: _Optional[int] = ..., local_tasks: _Optional[int] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
     __slots__ = ("tasks",)

@@ -32,18 +32,19 @@ from tuplewire_service.security.guard import Caller
 PAGE = Path(__file__).with_name("live_page.html")
 _MOST_ROWS = 200
 """Of a kind: a browser is to stay quick with 10,000 tasks."""
-_FRESH_SECONDS = 0.9
-"""So long all who look see the same: the worker is asked no more often, whoever looks."""
-_MOST_SHARE = 0.02
-"""The most of its time that a worker spends on being looked at; with 10,000 tasks, a look takes 0.2 s."""
+_PACE_SECONDS = 3.0
+"""So long all who look see the same: the workers are asked no more often, whoever looks."""
+_SLOWEST_SECONDS = 15.0
+_MOST_SHARE = 0.0005
+"""The most of its time that the worker makes rows, as long as looks come no slower than that."""
 _PATIENCE_SECONDS = 1.0
 """So long other workers have to answer; who takes longer is told of at the look after."""
 _IDLE_SECONDS = 15.0
 """After so long without anybody who looks, nothing is asked and no connection is kept."""
 _Answer = TypeVar("_Answer")
 
-Ask = Callable[[], pb.GetStatusResponse]
-"""Returns a worker's status with senders and consumers; TimeoutError when it does not answer."""
+Ask = Callable[[int | None], pb.GetStatusResponse]
+"""Returns a worker's status with at most so many tasks; TimeoutError when it does not answer."""
 Admit = Callable[[Caller, Collection[str]], Collection[str]]
 """Returns those of some identities whose senders and consumers a caller may see; RefusedError for nobody."""
 
@@ -56,9 +57,13 @@ class Here(IAsked):
         self._ask = ask
         self._assignment = assignment
 
-    def status(self, most_clients: int = 0) -> pb.GetStatusResponse:  # noqa: ARG002 - it tells as many as it does
+    def status(
+        self,
+        most_clients: int = 0,  # noqa: ARG002 - it tells as many as it does
+        most_tasks: int | None = None,
+    ) -> pb.GetStatusResponse:
         """See IAsked."""
-        return self._answer(self._ask)
+        return self._answer(lambda: self._ask(most_tasks))
 
     def assignment(self) -> pb.Assignment | None:
         """See IAsked."""
@@ -130,6 +135,7 @@ class LivePage:
         self._clock = clock
         self._lock = threading.Lock()
         self._due = self._asked = 0.0
+        self._pace = _PACE_SECONDS
         self._looks: ClusterLooks | None = None
         self._seen: _Seen | None = None
         self._closed = False
@@ -148,10 +154,11 @@ class LivePage:
         return json.dumps(
             {
                 **seen.told,
+                "pace": self._pace,
                 "senders": [each for each in rows.senders if each.who in visible][:_MOST_ROWS],
                 "consumers": [each for each in rows.consumers if each.who in visible][:_MOST_ROWS],
             },
-            default=dataclasses.asdict,
+            default=_fields,
         ).encode()
 
     def _look(self) -> _Seen:
@@ -161,12 +168,13 @@ class LivePage:
                 if self._closed:
                     raise UnreachableError("the worker is ending")
                 if self._looks is None:
-                    self._looks = ClusterLooks(self._here, self._connect, self._clock)
+                    self._looks = ClusterLooks(self._here, self._connect, _MOST_ROWS)
                 looks = self._looks.look(_PATIENCE_SECONDS)
-                began = self._clock()
+                began = time.thread_time()
                 self._seen = _seen(looks)
-                spent = self._looks.longest + self._clock() - began
-                self._due = now + max(_FRESH_SECONDS, spent / _MOST_SHARE)
+                spent = (time.thread_time() - began) / _MOST_SHARE
+                self._pace = round(min(max(_PACE_SECONDS, spent), _SLOWEST_SECONDS), 1)
+                self._due = now + 0.9 * self._pace  # a browser may be early
             return self._seen
 
     def rest(self) -> None:
@@ -215,7 +223,7 @@ def _seen(looks: Sequence[Look]) -> _Seen:
                 "pending": sum(each.ledger.pending for each in answered),
             },
             "counts": {
-                "tasks": len(rows.tasks),
+                "tasks": sum(each.tasks for each in rows.workers),
                 "peers": len(rows.peers),
                 "executors": len(rows.executors),
                 "senders": sum(each.connected_sessions + each.remembered_sessions for each in answered),
@@ -236,6 +244,11 @@ def _seen(looks: Sequence[Look]) -> _Seen:
 def _weight(task: TaskRow) -> tuple[float, float, float, int]:
     """Return how much a task is to be seen: who blocks, then who is busy."""
     return task.blocking, task.load, task.received_rate or 0.0, -task.task
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """Return the fields of a row, as they are: `asdict` copies each value, and takes six times as long."""
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ class IAsked(Protocol):
 
     address: str
 
-    def status(self, most_clients: int = 0) -> pb.GetStatusResponse:
-        """Return its status; TuplewireError where there is none."""
+    def status(self, most_clients: int = 0, most_tasks: int | None = None) -> pb.GetStatusResponse:
+        """Return its status; TuplewireError where there is none. For the numbers see GetStatusRequest."""
 
     def assignment(self) -> pb.Assignment | None:
         """Return its assignment; None: it has none. TuplewireError where it does not answer."""
@@ -38,24 +37,28 @@ class _Worker:
     now: pb.GetStatusResponse | None = None
     before: pb.GetStatusResponse | None = None
     problem: str = ""
-    asked: Future[tuple[pb.GetStatusResponse, float]] | None = None
+    asked: Future[pb.GetStatusResponse] | None = None
 
 
 class ClusterLooks:
     """Looks again and again; a context manager. For use in one thread at a time."""
 
     def __init__(
-        self, first: IAsked, connect: Callable[[str], IAsked], clock: Callable[[], float] = time.monotonic
+        self,
+        first: IAsked,
+        connect: Callable[[str], IAsked],
+        most_tasks: int | None = None,
     ) -> None:
-        """Begin with one worker. connect: makes the client for the address of another one."""
+        """Begin with one worker. connect: makes the client for the address of another one.
+
+        most_tasks: as many of each worker are told at most; None: all.
+        """
         self._connect = connect
-        self._clock = clock
+        self._most_tasks = most_tasks
         self._version = 0
         self._pool = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="look")
         self._first = _Worker(first)
         self._workers = [self._first]
-        self.longest = 0.0
-        """How many seconds the slowest worker took of those that have answered at the last look."""
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +77,6 @@ class ClusterLooks:
 
         Raises TuplewireError while the first worker has never answered: nobody knows the others.
         """
-        self.longest = 0.0
         self._ask(self._workers, patience)
         if not self._first.worker_id:
             self._first.client.status()  # raises what is wrong
@@ -88,28 +90,22 @@ class ClusterLooks:
     def _ask(self, workers: list[_Worker], patience: float) -> None:
         for each in workers:
             if each.asked is None:
-                each.asked = self._pool.submit(self._status, each.client)
+                each.asked = self._pool.submit(each.client.status, MOST_CLIENTS, self._most_tasks)
         wait([each.asked for each in workers if each.asked is not None], patience)
         for each in workers:
             self._answered(each, patience)
-
-    def _status(self, client: IAsked) -> tuple[pb.GetStatusResponse, float]:
-        began = self._clock()
-        status = client.status(MOST_CLIENTS)
-        return status, self._clock() - began
 
     def _answered(self, worker: _Worker, patience: float) -> None:
         if worker.asked is None or not worker.asked.done():
             worker.now, worker.problem = None, f"it has not answered within {patience:g} s"
             return
         try:
-            status, seconds = worker.asked.result()
+            status = worker.asked.result()
         except TuplewireError as error:
             worker.now, worker.problem = None, str(error)
         else:
             worker.before, worker.now, worker.problem = worker.now, status, ""
             worker.worker_id = status.worker_id
-            self.longest = max(self.longest, seconds)
         worker.asked = None
 
     def _newest(self) -> pb.Assignment | None:

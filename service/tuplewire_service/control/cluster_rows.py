@@ -138,7 +138,7 @@ class SenderRow:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRow:
-    """A subscription at a worker."""
+    """A subscription at a worker. tasks: those of its held_tasks that the worker tells."""
 
     worker: str
     consumer: str
@@ -146,6 +146,7 @@ class ConsumerRow:
     address: str
     seconds: float
     tasks: Sequence[int]
+    held_tasks: int
     outstanding_messages: int
 
 
@@ -234,7 +235,7 @@ def _worker(look: Look, now: pb.GetStatusResponse, over: Interval) -> WorkerRow:
         accepted_rate=over.rate(now.ledger.accepted, before.accepted),
         acknowledged_rate=over.rate(now.ledger.acknowledged, before.acknowledged),
         pending=now.ledger.pending,
-        tasks=len(now.tasks),
+        tasks=now.local_tasks or len(now.tasks),
         connected_senders=now.connected_sessions,
         remembered_senders=now.remembered_sessions,
         consumers=now.subscribed_consumers,
@@ -346,6 +347,7 @@ def _consumers(now: pb.GetStatusResponse) -> Iterator[ConsumerRow]:
             address=each.address,
             seconds=each.seconds,
             tasks=list(each.tasks),
+            held_tasks=each.held_tasks or len(each.tasks),
             outstanding_messages=each.outstanding_messages,
         )
 

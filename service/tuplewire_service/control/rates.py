@@ -31,13 +31,18 @@ class Interval:
         self.before = before if same and before is not None else pb.GetStatusResponse()
         self.seconds = _age(now) - _age(self.before) if same else 0.0
         self._tasks = {(each.task, each.begin_sequence): each for each in self.before.tasks}
+        self._all_listed = len(self.before.tasks) >= self.before.local_tasks
 
     def task(self, task: pb.TaskStatus) -> tuple[float | None, float | None]:
         """Return by how much what came to a task, and what its consumer acknowledged, grows in a second.
 
-        A task that has left and come back has begun anew.
+        A task that has left and come back has begun anew. None: it was not among those listed before.
         """
-        then = self._tasks.get((task.task, task.begin_sequence), pb.TaskStatus())
+        then = self._tasks.get((task.task, task.begin_sequence))
+        if then is None:
+            if not self._all_listed:
+                return None, None
+            then = pb.TaskStatus()
         return (
             self.rate(received_messages(task), received_messages(then)),
             self.rate(acknowledged_messages(task), acknowledged_messages(then)),

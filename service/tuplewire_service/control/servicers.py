@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -66,7 +66,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         worker: Worker,
         stop: Stop,
         admit: Callable[[Context], IAccess],
-        status: Callable[[], pb.GetStatusResponse],
+        status: Callable[[int | None], Awaitable[pb.GetStatusResponse]],
         debugging: Debugging,
         faults: FaultControl,
         told: ToldTopologies,
@@ -74,7 +74,8 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         """Serve it.
 
         admit: what the caller of Stage may send, and that of GetStatus see. Who may call is checked before.
-        status: returns what GetStatus tells, but for senders and consumers. told: what is in it of programs.
+        status: returns what GetStatus tells of so many tasks, or of all, but for senders and consumers.
+        told: what is in it of programs.
         """
         self._worker = worker
         self._status = status
@@ -88,7 +89,7 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """Return a snapshot."""
-        status = self._status()
+        status = await self._status(request.most_tasks if request.HasField("most_tasks") else None)
         if request.most_clients:
             sessions, consumers = self._worker.clients()
             add_clients(status, sessions, consumers, request.most_clients, self._admit(context).sees)

@@ -148,16 +148,26 @@ def add_clients(
     """Add who is connected to a status.
 
     most: as many of each are listed at most, and all of them counted. sees: whether those of an identity may
-    be listed.
+    be listed. Of a consumer's tasks those are listed that the status lists.
     """
     most = min(most, MOST_CLIENTS)
+    listed = {each.task for each in status.tasks}
     seen = islice((each for each in sessions if sees(each.who)), most)
     status.sessions.extend(
         _filled(pb.SessionStatus, each, address=_shown_address(each.address)) for each in seen
     )
     subscribed = islice((each for each in consumers if sees(each.who)), most)
     status.consumers.extend(
-        _filled(pb.ConsumerStatus, each, address=_shown_address(each.address)) for each in subscribed
+        _filled(
+            pb.ConsumerStatus,
+            each,
+            address=_shown_address(each.address),
+            tasks=each.tasks
+            if len(listed) == status.local_tasks
+            else sorted(listed.intersection(each.tasks)),
+            held_tasks=len(each.tasks),
+        )
+        for each in subscribed
     )
     status.connected_sessions = sum(each.connected for each in sessions)
     status.remembered_sessions = len(sessions) - status.connected_sessions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tuplewire_service.control.rates import MOST_CLIENTS
 from tuplewire_service.control.servicers import ControlServicer, Services
 from tuplewire_service.control.status_messages import add_clients, assignment_to_wire, status_to_wire
 from tuplewire_service.control.told_topologies import ToldTopologies
-from tuplewire_service.messaging.base import IContext
+from tuplewire_service.messaging.base import IContext, SessionSnapshot
 from tuplewire_service.messaging.factory import DEFAULT_TRANSPORT, TRANSPORT_KEY, TransportFactory
 from tuplewire_service.messaging.grpc.grpc_transport import GrpcContext, GrpcSettings
 from tuplewire_service.messaging.transport_settings import TransportSettings
@@ -38,7 +38,7 @@ from tuplewire_service.security.guard import Caller
 from tuplewire_service.worker.assignment import Assignment, AssignmentFile
 from tuplewire_service.worker.worker import Worker
 from tuplewire_service.worker.worker_settings import of_transport
-from tuplewire_service.worker.worker_snapshot import WorkerSnapshot
+from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, WorkerSnapshot
 
 logger = event_logger(__name__)
 
@@ -134,15 +134,25 @@ class DataPlane:
         """Return a snapshot; TimeoutError when the loop does not turn."""
         return self.loop.call(self.worker.snapshot, ANSWER_SECONDS)
 
-    def status(self) -> pb.GetStatusResponse:
-        """Return the status with all senders and consumers; TimeoutError when the loop does not turn."""
-        status, clients = self.loop.call(lambda: (self._status(), self.worker.clients()), ANSWER_SECONDS)
-        add_clients(status, *clients, MOST_CLIENTS, lambda _: True)
+    def status(self, most_tasks: int | None = None) -> pb.GetStatusResponse:
+        """Return the status with all senders and consumers; TimeoutError when the loop does not turn.
+
+        most_tasks: as in GetStatusRequest; None: all.
+        """
+
+        async def told() -> tuple[
+            pb.GetStatusResponse, Sequence[SessionSnapshot], Sequence[ConsumerSnapshot]
+        ]:
+            return await self._status(most_tasks), *self.worker.clients()
+
+        status, sessions, consumers = self.loop.run(told(), ANSWER_SECONDS)
+        add_clients(status, sessions, consumers, MOST_CLIENTS, lambda _: True)
         return status
 
-    def _status(self) -> pb.GetStatusResponse:
+    async def _status(self, most_tasks: int | None) -> pb.GetStatusResponse:
         """Return the status without senders and consumers; on the loop."""
-        status = status_to_wire(self.worker.snapshot())
+        tasks = None if most_tasks is None else await self.worker.shown_tasks(most_tasks)
+        status = status_to_wire(self.worker.snapshot(tasks))
         status.resident_bytes = resident_bytes()
         self.describe(status)
         self._told.add_to(status)

@@ -47,6 +47,8 @@ _PROGRAM_SECONDS = 1.0
 """How long executors may take to end that have nothing to do any more, or are given up."""
 _LAST_SCRAPE_SECONDS = 1.0
 """What a drain leaves behind is lost: the metrics that count it stay for one more scrape, or this long."""
+_SWITCH_SECONDS = 0.0005
+"""So long a scrape or a page keeps the loop waiting at a time; Python's own 5 ms are for executors."""
 _LINE_END = "\n"
 
 
@@ -64,6 +66,8 @@ def run_worker(
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
     share_heaps()
+    if control is None:
+        sys.setswitchinterval(_SWITCH_SECONDS)
     log = LogOutput(config.log_level, config.log_format)
     log.start()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # also where the loop is stuck

@@ -7,7 +7,7 @@ subscriber takes it over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from tuplewire.errors import RefusedError, SequenceGapError, StaleIncarnationError, SupersededError
@@ -20,6 +20,7 @@ from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.entries import Entries
 from tuplewire_service.worker.queue_subscription import Queue, QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.shown_tasks import ShownTasks
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, TaskSnapshot
 
@@ -55,6 +56,7 @@ class ReceiveQueues:
         self._queues: dict[int, Queue] = {}
         self._leaving: dict[int, Queue] = {}
         self._touched: set[int] = set()
+        self._shown = ShownTasks()
         self._tails: dict[int, int] = {}
         self._start = 0
         self._early: set[int] = set()
@@ -196,17 +198,25 @@ class ReceiveQueues:
     @property
     def pending_messages(self) -> int:
         """Messages that wait, or are not acknowledged, in all queues."""
-        queues = (*self._queues.values(), *self._leaving.values())
-        return sum(queue.log.queued_messages for queue in queues)
+        return sum(queue.log.queued_messages for queue in self._with_messages())
 
     @property
     def unkept_messages(self) -> int:
-        """Those of the same that nobody else keeps; at a cost that grows with the tasks that have any."""
-        busy = [self._queues[task] for task in self._touched if task in self._queues]
-        return sum(queue.log.unkept for queue in (*busy, *self._leaving.values()))
+        """Those of the same that nobody else keeps."""
+        return sum(queue.log.unkept for queue in self._with_messages())
 
-    def snapshot(self) -> list[TaskSnapshot]:
-        """Return every queue as it is."""
+    def _with_messages(self) -> Iterator[Queue]:
+        """Yield all queues that have messages, and perhaps others: few, where most of 10,000 tasks rest."""
+        yield from (self._queues[task] for task in self._touched if task in self._queues)
+        yield from self._leaving.values()
+
+    async def shown(self, urgent: Collection[int], most: int) -> Sequence[int]:
+        """See ShownTasks."""
+        return await self._shown.choose(self._queues, urgent, most)
+
+    def snapshot(self, tasks: Iterable[int] | None = None) -> list[TaskSnapshot]:
+        """Return the queues of those tasks that are here, or of all, as they are."""
+        wanted = sorted(self._queues) if tasks is None else (each for each in tasks if each in self._queues)
         now_micros = time.time_ns() // 1000
         return [
             TaskSnapshot(
@@ -220,7 +230,7 @@ class ReceiveQueues:
                 queue.begin,
                 queue.log.age(now_micros),
             )
-            for task, queue in sorted(self._queues.items())
+            for task, queue in ((task, self._queues[task]) for task in wanted)
         ]
 
     def consumers(self) -> list[ConsumerSnapshot]:

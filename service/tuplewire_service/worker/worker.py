@@ -21,7 +21,7 @@ from tuplewire_service.messaging.base import IContext, Intake, SessionSnapshot
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.routing_table import misnamed, places
+from tuplewire_service.worker.routing_table import LOCAL, misnamed, places
 from tuplewire_service.worker.servers import IProgram, Servers
 from tuplewire_service.worker.sinks import By, EpochProgress, Sinks
 from tuplewire_service.worker.staging import AttemptName, Sink
@@ -344,8 +344,16 @@ class Worker:
         """
         return self.servers.sessions(), self.router.queues.consumers()
 
-    def snapshot(self) -> WorkerSnapshot:
-        """Return the worker as it is."""
+    async def shown_tasks(self, most: int) -> Sequence[int]:
+        """Return those tasks that are worth a look, so many at most; see ShownTasks."""
+        holding = self.times.timings().recent.blocking_seconds
+        urgent = self._congested.union(
+            int(task) for task, where in holding if where == LOCAL and task.isdecimal()
+        )
+        return await self.router.queues.shown(urgent, most)
+
+    def snapshot(self, tasks: Iterable[int] | None = None) -> WorkerSnapshot:
+        """Return the worker as it is. tasks: those of its tasks that are in it; None: all."""
         router = self.router
         peers = router.connections.snapshot()
         told = (peer.statistics.receiver_assignment_version for peer in peers)
@@ -360,7 +368,8 @@ class Worker:
             peers=peers,
             predecessor_lost=self.predecessor_lost,
             perhaps_lost=router.connections.perhaps_lost(peers),
-            tasks=router.queues.snapshot(),
+            tasks=router.queues.snapshot(tasks),
+            local_tasks=len(router.queues),
             servers=self.servers.statistics(),
             timings=self.times.timings(),
             sinks=self._sinks.snapshot(),

@@ -169,6 +169,9 @@ class WorkerSnapshot:
     predecessor_lost: int
     """Messages that died with the process before this one: at most so many."""
     tasks: Sequence[TaskSnapshot]
+    """Its local tasks, or those of them that are worth a look."""
+    local_tasks: int
+    """How many it has."""
     servers: ServerStatistics
     """What programs and peers have sent, and what was refused to them, over all servers."""
     timings: Timings
