@@ -103,7 +103,7 @@ def run_jobs(
         started = time.monotonic()
         spout_job.start()
         _watch(2, finished, lambda: _traffic(ask_all(controls), set(tasks)) - before, progress)
-        seconds = time.monotonic() - started
+        seconds = max(bolt_job.ended, spout_job.ended) - started
         ledgers = settled_ledgers(controls)
     return Outcome(bolt_job.result, spout_job.result, seconds, ledgers)
 
@@ -127,6 +127,8 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
         self.name = name
         self.result: Any = None
         self.error: Exception | None = None
+        self.ended = 0.0
+        """When it ended, by the monotonic clock."""
         self._context = spark.sparkContext
         self._group = f"{name}-{uuid.uuid4().hex}"
         self._action = action
@@ -145,6 +147,7 @@ class PipelineJob(AbstractContextManager["PipelineJob"]):
             self.result = self._action()
         except Exception as error:  # noqa: BLE001 - handed to the thread that watches
             self.error = error
+        self.ended = time.monotonic()
         self._finished.put(self)
 
     def wait_running(self, tasks: int) -> None:
