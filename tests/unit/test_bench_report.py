@@ -92,4 +92,4 @@ def test_the_live_page_is_compared_round_by_round() -> None:
         ("ms", 1.25, ""),
         ("ms", 1.25, ""),
     ]
-    assert lines[0].title == "two workers with few tasks, a live page open at each: as much as goes"
+    assert lines[0].title == "two workers with few tasks, and a live page of them: as much as goes"
