@@ -95,6 +95,32 @@ def test_where_python_cannot_raise_it() -> None:
     assert (ended.returncode, ended.stderr) == (130, "tuplewire: interrupted\n")
 
 
+_WHILE_A_CALL_IS_MADE = """
+import random, signal, sys
+from tuplewire.connection.control_client import ControlClient
+
+random.seed(1)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(300):
+    client = ControlClient(sys.argv[1], timeout=600)
+    try:
+        # Again after 0.2 s: one that falls into a callback is lost.
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 0.002), 0.2)
+        client.wait_ready(600)
+    except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        client.close()
+"""
+
+
+def test_while_a_call_is_made(silent: socket.socket) -> None:
+    """Within microseconds of its beginning, too: a channel that is closed waits for no call."""
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    command = [sys.executable, "-c", _WHILE_A_CALL_IS_MADE, address]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
     """Listen, and answer nobody."""

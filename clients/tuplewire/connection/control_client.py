@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import grpc
@@ -13,6 +14,7 @@ import grpc
 from tuplewire.addresses import resolve_address
 from tuplewire.connection.dialling import Dialler
 from tuplewire.connection.grpc_channel import DIRECT, dialler_for, error_of
+from tuplewire.connection.loop import uninterrupted
 from tuplewire.errors import ClosedError, TuplewireError, UnreachableError
 from tuplewire.group import TaskGroup
 from tuplewire.identity.credentials import Credentials
@@ -254,7 +256,7 @@ class ControlClient:
         connection = self._connected(self.timeout)
         metadata, hint = self._dialler.metadata(self.address), self._dialler.hint(self.address)
         with _mapped_errors(self.address, lambda: "the tap has ended", hint):
-            call = connection.control.Tap(request, metadata=metadata)
+            call = uninterrupted(lambda: connection.control.Tap(request, metadata=metadata))
             try:
                 yield from call
             finally:
@@ -270,7 +272,8 @@ class ControlClient:
         files: dict[str, bytearray] = {}
         with _mapped_errors(self.address, lambda: f"no bundle within {timeout:g} s", hint):
             request = control_pb2.GetDebugRequest()
-            for piece in connection.control.GetDebug(request, timeout=timeout, metadata=metadata):
+            pieces = partial(connection.control.GetDebug, request, timeout=timeout, metadata=metadata)
+            for piece in uninterrupted(lambda: list(pieces())):
                 files.setdefault(piece.name, bytearray()).extend(piece.content)
         return {name: bytes(content) for name, content in files.items()}
 
@@ -317,18 +320,24 @@ class ControlClient:
         """
         deadline = time.monotonic() + timeout
         seen = ""
-        with _mapped_errors(
-            self.address, lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"
-        ):
+
+        def serves() -> bool:
+            nonlocal seen
             watch = self._connected_by(deadline).health.Watch(
                 health_pb2.HealthCheckRequest(), timeout=deadline - time.monotonic(), wait_for_ready=True
             )
             for response in watch:
                 if response.status == health_pb2.HealthCheckResponse.SERVING:
                     watch.cancel()
-                    return
+                    return True
                 seen = "it answers but lacks its assignment or a connection; its /readyz tells which"
-        raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
+            return False
+
+        with _mapped_errors(
+            self.address, lambda: f"not ready after {timeout:g} s: {seen or self._silence()}"
+        ):
+            if not uninterrupted(serves):
+                raise UnreachableError(f"the worker at {self.address} is stopping; it will not become ready")
 
     def _silence(self) -> str:
         """Return why nobody answers."""
@@ -355,7 +364,8 @@ class ControlClient:
         try:
             hint = self._dialler.hint(self.address)
             with _mapped_errors(self.address, lambda: f"no answer within {timeout:g} s", hint):
-                return getattr(connection.control, method)(request, timeout=timeout, metadata=metadata)
+                call = partial(getattr(connection.control, method), request)
+                return uninterrupted(lambda: call(timeout=timeout, metadata=metadata))
         except UnreachableError:
             with self._lock:
                 if self._connection is connection and connection.identity is not None:

@@ -26,6 +26,7 @@ from tuplewire.events import event_logger
 logger = event_logger(__name__)
 
 _Result = TypeVar("_Result")
+_SIGNAL_SECONDS = 0.25
 _SUSPEND_SECONDS = 5.0
 _GRPC_THREADS = ("event_engine", "grpc_", "lifeguard")
 """How the names of gRPC's own threads begin (grpcio 1.74 to 1.85)."""
@@ -120,7 +121,7 @@ class EventLoopThread:
             raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
         future = self.submit(coroutine)
         try:
-            return future.result(timeout)
+            return _outcome_of(future) if timeout is None else future.result(timeout)
         except TimeoutError:
             future.cancel()
             raise
@@ -156,6 +157,35 @@ class EventLoopThread:
 
 async def in_own_thread(function: Callable[[], _Result]) -> _Result:
     """Await a function that blocks, in a thread of its own: a pool may be full of others that wait."""
+    return await asyncio.wrap_future(_begun(function))
+
+
+def uninterrupted(function: Callable[[], _Result]) -> _Result:
+    """Return what a function does that calls gRPC and blocks: Ctrl-C ends the wait, and not the function.
+
+    Where KeyboardInterrupt is raised while a call is made, nobody polls for it, and gRPC waits for its end
+    for ever when its channel is closed. It is raised in the main thread only.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    return _outcome_of(_begun(function))
+
+
+def _outcome_of(future: Future[_Result]) -> _Result:
+    """Return a future's result, and look for Ctrl-C now and then.
+
+    A signal that comes just before Python begins to wait for a lock does not wake it.
+    """
+    while True:
+        try:
+            return future.result(_SIGNAL_SECONDS)
+        except TimeoutError:
+            if future.done():
+                return future.result()
+
+
+def _begun(function: Callable[[], _Result]) -> Future[_Result]:
+    """Begin a function in a thread of its own."""
     outcome: Future[_Result] = Future()
     outcome.set_running_or_notify_cancel()  # whoever no longer awaits it does not stop it
 
@@ -166,7 +196,7 @@ async def in_own_thread(function: Callable[[], _Result]) -> _Result:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="tuplewire-blocking", daemon=True).start()
-    return await asyncio.wrap_future(outcome)
+    return outcome
 
 
 def watched(task: asyncio.Task[None]) -> asyncio.Task[None]:
