@@ -233,12 +233,12 @@ def test_what_takes_too_long_has_failed() -> None:
     conf = {"topology.message.timeout.secs": 30}
     with several(topology_of(fates, Forget(), 10), "grpc", conf, timer=timer) as workers:
         eventually(lambda: len(forgotten) == 20, SECONDS)
-        eventually(lambda: workers[0].spouts[0].pending == 10, SECONDS)
-        timer.advance(29)
-        assert not any(worker.report().at_rest for worker in workers[:1])
-        timer.advance(1)
-        eventually(lambda: not workers[0].spouts[0]._rotation_due, SECONDS)  # two at once count as one
-        timer.advance(15)
+        (spout,) = workers[0].spouts
+        eventually(lambda: spout.pending == 10, SECONDS)
+        for seconds in (29, 1, 15):
+            assert not any(worker.report().at_rest for worker in workers[:1])
+            timer.advance(seconds)
+            eventually(lambda: not spout._rotation_due, SECONDS)  # two at once count as one
         eventually(lambda: len(fates.failed) == 10, SECONDS)
         ask_until_over(workers)
     assert sorted(fates.acked) == list(range(10))
