@@ -425,6 +425,22 @@ TestCluster.settings = settings(
 )
 
 
+def test_what_a_worker_did_not_take_stays_behind_what_it_passed_on() -> None:
+    """Messages that wait for a worker go where it has passed earlier ones when it ends, not to its next life."""
+    for number in range(5):
+        random.seed(number)  # of the times between two attempts to connect
+        cluster = Cluster()
+        cluster.start("faults", [AckMode.QUEUED] * len(PROGRAMS), QUEUE_BYTES[0])
+        for action, which, much in (
+            *(("send", 0, 1), ("move", 8, 1), ("send", 8, 3), ("drain", 2, 1), ("flow", 0, 3)),
+            *(("send", 19, 2), ("move", 0, 2), ("send", 0, 1), ("move", 0, 3), ("move", 5, 3)),
+            *(("send", 0, 1), ("flow", 1, 2), ("move", 9, 2), ("flow", 1, 2), ("flow", 0, 2), ("move", 5, 1)),
+        ):
+            getattr(cluster, action)(which, much)
+            cluster.adds_up()
+        cluster.teardown()
+
+
 @pytest.mark.skipif(not LONG, reason="takes many minutes; make property runs it")
 def test_many_steps() -> None:
     """So many steps, piece by piece; each is the same whenever its seed is."""

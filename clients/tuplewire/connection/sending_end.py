@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tuplewire.config import SessionSettings
@@ -23,7 +23,7 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.group import TaskGroup
-from tuplewire.session.departure import Departure, OfEntry
+from tuplewire.session.departure import Departure
 from tuplewire.session.flow import OutFrame
 from tuplewire.session.ledger import DropReason, LedgerSnapshot, SendCounts, Settled, Told
 from tuplewire.session.receive import AckUpdate, Opened
@@ -245,19 +245,6 @@ class SendingEnd(ReceiverReports, ABC):
         with self._lock:
             self._take_in()
             return self._window.route_before(task, workers, entry_sequence)
-
-    def unreleased(self) -> tuple[int, Mapping[OfEntry, int]]:
-        """Return the receiver's incarnation, and what SendWindow.unreleased says."""
-        with self._lock:
-            self._take_in()
-            return self._window.worker_incarnation, self._window.unreleased()
-
-    def receivers_ended(self, incarnations: Container[int]) -> None:
-        """Take what the receiver has as done with if it is one of these: they have ended in good order."""
-        with self._lock:
-            if self._window.worker_incarnation in incarnations:
-                self._window.receiver_ended()
-        self.tell()
 
     # --- for whatever carries it -------------------------------------------------------------------
 

@@ -66,6 +66,9 @@ class Departures:
     def __init__(self) -> None:
         self._known: dict[int, Departure] = {}
 
+    def __contains__(self, incarnation: object) -> bool:
+        return incarnation in self._known
+
     def add(self, departures: Iterable[Departure]) -> None:
         """Remember departures."""
         for each in departures:

@@ -5,7 +5,7 @@ The policy `drop_oldest`: how much must go for an offer to fit, and what.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
@@ -141,18 +141,13 @@ class HeldMessages:
         return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
 
     def unreleased(self) -> dict[OfEntry, int]:
-        """Return of whom the receiver has accepted messages that it has not released.
+        """Return of whom messages were handed over that the receiver has not released.
 
-        With each stands the last entry sequence that was handed over. The number of an entry worker is 0 for
-        this sender.
+        With each stands the last entry sequence of these. The number of an entry worker is 0 for this sender.
         """
-        on_the_way = Counter[int]()
-        for frame in self._in_flight:
-            for entry in frame.entries:
-                on_the_way[entry.group.flow] += len(entry.group)
         found: dict[OfEntry, int] = {}
         for number, flow in self._flows.items():
-            if flow.sent_messages - flow.released > on_the_way[number]:
+            if not flow.all_released:
                 key = task_and_forwarded(number)[0], entry_worker(flow.route)
                 found[key] = max(flow.highest, found.get(key, 0))
         return found

@@ -52,7 +52,7 @@ class IRelayConnection(IClientConnection):
         """
 
     def unreleased(self) -> tuple[int, Mapping[OfEntry, int]]:
-        """Return the receiver's incarnation, and of whom it has messages that it has not released.
+        """Return the receiver's incarnation, and of whom messages were passed on that it has not released.
 
         With each stands the last of their entry sequences; 0 stands for this worker as an entry worker.
         Called where the transport's I/O runs. Return (0, {}) if the transport cannot tell.
@@ -63,6 +63,12 @@ class IRelayConnection(IClientConnection):
         """Take what the receiver has as done with if it is one of these workers (their incarnations).
 
         They have ended in good order, and what they had is elsewhere. Called where the transport's I/O runs.
+        """
+
+    def when_lost(self, callback: Callable[[], object]) -> None:
+        """Say whom to tell, where the transport's I/O runs, that the receiver is out of reach.
+
+        A worker looks by itself each second, too: a transport need not do it.
         """
 
     def expect(self, worker_id: str) -> None:
@@ -124,6 +130,7 @@ class RelayClient(SendingEnd, IRelayConnection):
     """The verbs of a relay connection; how it is carried and closed is left to say."""
 
     _port: int
+    _when_lost: Callable[[], object] = staticmethod(lambda: None)
 
     @property
     def port(self) -> int:
@@ -144,6 +151,25 @@ class RelayClient(SendingEnd, IRelayConnection):
 
     def forward(self, groups: Sequence[TaskGroup], token: Any, *, retain: bool = False) -> bool:
         return self.offer(groups, token, retain=retain)
+
+    def unreleased(self) -> tuple[int, Mapping[OfEntry, int]]:
+        with self._lock:
+            self._take_in()
+            return self._window.worker_incarnation, self._window.unreleased()
+
+    def receivers_ended(self, incarnations: Container[int]) -> None:
+        with self._lock:
+            if self._window.worker_incarnation in incarnations:
+                self._window.receiver_ended()
+                self._window.receiver_answers = True
+        self.tell()
+
+    def when_lost(self, callback: Callable[[], object]) -> None:
+        self._when_lost = callback
+
+    def lost(self, *, answers: bool = False) -> None:
+        super().lost(answers=answers)
+        self._when_lost()
 
     def statistics(self) -> ClientStatistics:
         counts = self.counts

@@ -79,18 +79,23 @@ class Connections:
         """
         for peer, worker in needed.items():
             if peer not in self._connections:
-                self._connections[peer] = self._open(worker)
-                logger.info("connection.opened", extra={"worker": worker.worker_id, "peer": worker.address})
+                self._open(worker)
         for peer in [peer for peer in self._connections if peer not in needed and peer not in kept]:
-            connection = self._connections.pop(peer)
-            self._leaving[connection] = peer
-            task = asyncio.create_task(
-                self._close(peer, connection, 0.0 if peer in lost else timeout), name=f"close {peer[1]}"
-            )
-            self._closing.add(task)
-            watched(task).add_done_callback(self._closing.discard)
+            self._leave(peer, 0.0 if peer in lost else timeout)
 
-    def _open(self, worker: AssignedWorker) -> IRelayConnection:
+    def _leave(self, peer: Peer, timeout: float) -> None:
+        connection = self._connections.pop(peer)
+        self._leaving[connection] = peer
+        task = asyncio.create_task(self._close(peer, connection, timeout), name=f"close {peer[1]}")
+        self._closing.add(task)
+        watched(task).add_done_callback(self._closing.discard)
+
+    def renew(self, peer: Peer) -> None:
+        """Begin anew with a worker, and take back in the background what was left for it."""
+        self._leave(peer, 0.0)
+        self._open(AssignedWorker(*peer, ()))
+
+    def _open(self, worker: AssignedWorker) -> None:
         host, port = worker.host_port
         connection = self._context.connect(self._topology, host, port)
         if not isinstance(connection, IRelayConnection):
@@ -103,7 +108,8 @@ class Connections:
         connection.watch(self.pressure)
         self._opened += 1
         self._numbers[connection] = self._opened
-        return connection
+        self._connections[worker.peer] = connection
+        logger.info("connection.opened", extra={"worker": worker.worker_id, "peer": worker.address})
 
     async def _close(self, key: Peer, connection: IRelayConnection, timeout: float) -> None:
         left = await connection.take_back_async(timeout)
@@ -189,9 +195,19 @@ class Connections:
             await asyncio.gather(*self._closing)
 
     def unreleased(self) -> Iterator[tuple[Peer, int, Mapping[OfEntry, int]]]:
-        """Yield each worker, its incarnation, and of whom it has messages; see IRelayConnection."""
+        """Yield each worker, its incarnation, and of whom it has messages or is to; see IRelayConnection."""
         for peer, connection in self._connections.items():
             yield peer, *connection.unreleased()
+
+    def ended(self, incarnations: Container[int]) -> dict[Peer, set[int]]:
+        """Return which peers, being of these workers, are gone, and the tasks of what they had not taken."""
+        found: dict[Peer, set[int]] = {}
+        for peer, connection in self._connections.items():
+            if not self.ready(peer):
+                incarnation, keys = connection.unreleased()
+                if keys and incarnation in incarnations:
+                    found[peer] = {task for task, _ in keys}
+        return found
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
         """See IRelayConnection.receivers_ended."""

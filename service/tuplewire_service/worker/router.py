@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from tuplewire.connection.log_rate import LogRate
 from tuplewire.errors import DrainingError, PermissionDeniedError, RefusedError
 from tuplewire.events import event_logger
 from tuplewire.group import MAX_UNQUEUED_HOPS, TaskGroup
@@ -28,6 +27,7 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 from tuplewire_service.worker.activity import Activity
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Connections, Peer
+from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.moves import EntrySequences, HeldGroup, LostWorkers, Moves
 from tuplewire_service.worker.receive_queues import ReceiveQueues
 from tuplewire_service.worker.rejections import Rejections
@@ -60,12 +60,12 @@ class Router(IConnectionCallback, ISubscriptionSource):
         context: the transport to other workers.
         draining: returns True if this worker is to tell its peers that it drains.
         """
-        self.table = RoutingTable(settings.worker_id)
-        self.version_received = 0
+        self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have said with a frame."""
         self._settings = settings
         self._clock = asyncio.get_running_loop().time
-        self._ledger, self._log_rate = Ledger(), LogRate()
+        self._ledger = Ledger()
+        self._drops = Drops(self._ledger)
         self.activity = Activity()
         self._dead: set[Peer] = set()
         self._lost_workers = LostWorkers()
@@ -85,9 +85,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._draining, self._closing = draining, False
         self.connections = Connections(context, settings.topology, self._attach, self._returned)
         self._moves = Moves(self.number, incarnation, self.connections.get, self._clock)
-        self._transfer = TransferQueue(
-            self.table, self.connections, self._lost_workers, self._give_up, self._lose
-        )
+        self._transfer = TransferQueue(self.table, self.connections, self._lost_workers, self._drops)
 
     def __repr__(self) -> str:
         return (
@@ -101,6 +99,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def _attach(self, connection: IRelayConnection) -> None:
         connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)
         connection.tell_departures(self.departures.known)
+        connection.when_lost(partial(asyncio.get_running_loop().call_soon, self._renew_ended))
 
     # --- assignment --------------------------------------------------------------------------------
 
@@ -160,6 +159,18 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._moves.lose(lost)
         self.connections.refresh(needed, (former | successors) - lost, lost, _GIVE_UP_SECONDS)
         self.connections.receivers_ended(self.departures.passed_on)
+        self._renew_ended()
+
+    def _renew_ended(self) -> None:
+        """Take back what workers had not taken when they ended: it goes behind what they had passed on."""
+        if self._closing or not self.connections.ended(self.departures):
+            return
+        self._moves.successors.learn(self.departures, self.connections.unreleased())
+        self._transfer.drain()  # by the old routes
+        for peer, tasks in self.connections.ended(self.departures).items():
+            self._wait_for(peer, tuple(tasks), self._clock())
+            self._moves.lose({peer})
+            self.connections.renew(peer)
 
     def lose(self, peers: Collection[Peer]) -> None:
         """Take these workers as dead, for as long as no assignment names them.
@@ -197,10 +208,10 @@ class Router(IConnectionCallback, ISubscriptionSource):
             while waiting:
                 group, inbound = waiting[0]
                 if not self._route(group, inbound):
-                    self._transfer.unroutable(group, inbound)
+                    self._drops.unroutable(group, inbound)
                 waiting.popleft()
         finally:
-            self._lose(group for group, _ in waiting)
+            self._drops.lose(group for group, _ in waiting)
 
     def _returned(self, connection: IRelayConnection, left: Sequence[HeldGroup]) -> None:
         """Route a lost worker's unacknowledged messages again, then the messages that waited for them."""
@@ -241,7 +252,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
                 if not group.forwarded:
                     batch.refuse(group, self.table.not_here(group.task))
                     continue
-                self._transfer.unroutable(group, inbound)  # its program has heard already that it is accepted
+                self._drops.unroutable(group, inbound)  # its program has heard already that it is accepted
             self._ledger.accepted += len(group)
         self._transfer.drain_now()
         if self.taps:
@@ -286,17 +297,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """Return where a task is, as far as this worker knows: LOCAL, or a worker's id."""
         owner = None if task in self.queues else self.table.owner_of.get(task)
         return LOCAL if owner is None else owner.worker_id
-
-    def _lose(self, groups: Iterable[TaskGroup]) -> None:
-        """Count what a defect, or the end, has kept from going anywhere: nobody has taken it over."""
-        self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
-
-    def _give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
-        if messages := self._log_rate.due(reason, len(group)):
-            extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
-            logger.warning("messages.dropped", extra=extra)
-        self._ledger.dropped[reason] += len(group)
-        inbound.release(group.task, len(group), group.size_bytes)
 
     def _settled(self, settled: Sequence[Settled]) -> None:
         """Account for messages that other workers have accepted."""
@@ -396,5 +396,5 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.departures.add([Departure(self._incarnation, dropped, others, sinks, self.successors)])
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
-        self._lose(chain(self.rejections.close(), (group for group, _ in self._moves.clear())))
+        self._drops.lose(chain(self.rejections.close(), (group for group, _ in self._moves.clear())))
         await self.connections.close(timeout)

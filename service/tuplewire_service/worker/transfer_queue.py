@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter, itemgetter
 
@@ -20,10 +20,9 @@ from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.relay_client import IRelayConnection
 from tuplewire_service.worker.assignment import AssignedWorker
 from tuplewire_service.worker.connections import Connections
+from tuplewire_service.worker.drops import Drops
 from tuplewire_service.worker.moves import HeldGroup, LostWorkers
 from tuplewire_service.worker.routing_table import RoutingTable
-
-GiveUp = Callable[[TaskGroup, InboundSession, DropReason, str], None]
 
 
 class TransferQueue:
@@ -34,19 +33,13 @@ class TransferQueue:
         table: RoutingTable,
         connections: Connections,
         lost_workers: LostWorkers,
-        give_up: GiveUp,
-        lose: Callable[[Iterable[TaskGroup]], None],
+        drops: Drops,
     ) -> None:
-        """Start empty.
-
-        give_up: called with messages that go nowhere, and why. lose: called with groups that a defect has
-        kept from being sent.
-        """
+        """Start empty. drops: counts what goes nowhere."""
         self._table = table
         self._connections = connections
         self._lost_workers = lost_workers
-        self._give_up = give_up
-        self._lose = lose
+        self._drops = drops
         self._loop = asyncio.get_running_loop()
         self._queue: list[HeldGroup] = []
         self._scheduled = False
@@ -74,7 +67,7 @@ class TransferQueue:
         for group, inbound in queue:
             owner = self._table.owner_of.get(group.task)
             if owner is None:
-                self.unroutable(group, inbound)
+                self._drops.unroutable(group, inbound)
                 continue
             bundles.setdefault(owner.worker_id, (owner, []))[1].append((group, inbound))
         waiting = deque(
@@ -88,7 +81,7 @@ class TransferQueue:
                 self._send(self._connections.get(owner.peer), inbound, groups)
                 waiting.popleft()
         finally:
-            self._lose(group for _, _, groups in waiting for group in groups)
+            self._drops.lose(group for _, _, groups in waiting for group in groups)
 
     def drain_now(self) -> None:
         """Drain for whoever must not hear of a defect: it is the loop's, as it is in a turn of its own."""
@@ -96,10 +89,6 @@ class TransferQueue:
             self.drain()
         except Exception as error:  # noqa: BLE001 - told to the loop
             self._loop.call_exception_handler({"message": "defect in the transfer queue", "exception": error})
-
-    def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
-        """Give up messages that were accepted for a task that nobody holds any more."""
-        self._give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
 
     def follow(self, connection: IRelayConnection, group: TaskGroup, inbound: InboundSession) -> None:
         """Send messages of another worker at once, after earlier ones, by a connection that these took."""
@@ -114,7 +103,7 @@ class TransferQueue:
                 groups = [each.as_redelivered() if lost.had(each, inbound) else each for each in groups]
             groups = list(_passed_on(groups, inbound.worker_number, connection))
         for group in self._left_by(connection, inbound, groups):
-            self.unroutable(group, inbound)
+            self._drops.unroutable(group, inbound)
 
     def _left_by(
         self, connection: IRelayConnection | None, inbound: InboundSession, groups: list[TaskGroup]
@@ -139,11 +128,11 @@ class TransferQueue:
             pieces = [piece for group in groups for piece in by_size(group, error.limit_bytes)]
             for fits, group in pieces:
                 if not fits:
-                    self._give_up(group, inbound, DropReason.TOO_LARGE, str(error))
+                    self._drops.give_up(group, inbound, DropReason.TOO_LARGE, str(error))
             return self._left_by(connection, inbound, [group for fits, group in pieces if fits])
         except TuplewireError as error:
             for group in groups:
-                self._give_up(group, inbound, DropReason.REFUSED, str(error))
+                self._drops.give_up(group, inbound, DropReason.REFUSED, str(error))
             return []
         else:
             return []

@@ -1,0 +1,37 @@
+"""What becomes of accepted messages that can go nowhere: each is counted, by its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tuplewire.connection.log_rate import LogRate
+from tuplewire.events import event_logger
+from tuplewire.group import TaskGroup
+from tuplewire.session.ledger import DropReason, Ledger
+from tuplewire_service.messaging.base import InboundSession
+
+logger = event_logger(__name__)
+
+
+class Drops:
+    """Gives messages up for one worker. Belongs to the event loop."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._log_rate = LogRate()
+
+    def give_up(self, group: TaskGroup, inbound: InboundSession, reason: DropReason, why: str) -> None:
+        """Count messages as dropped, say so now and then, and release them to their sender."""
+        if messages := self._log_rate.due(reason, len(group)):
+            extra = {"task": group.task, "messages": messages, "reason": reason.value, "why": why}
+            logger.warning("messages.dropped", extra=extra)
+        self._ledger.dropped[reason] += len(group)
+        inbound.release(group.task, len(group), group.size_bytes)
+
+    def unroutable(self, group: TaskGroup, inbound: InboundSession) -> None:
+        """Give up messages that were accepted for a task that nobody holds any more."""
+        self.give_up(group, inbound, DropReason.UNKNOWN_TASK, "nobody holds the task any more")
+
+    def lose(self, groups: Iterable[TaskGroup]) -> None:
+        """Count what a defect, or the end, has kept from going anywhere: nobody has taken it over."""
+        self._ledger.dropped[DropReason.SHUTDOWN] += sum(map(len, groups))
