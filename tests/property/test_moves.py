@@ -426,7 +426,7 @@ TestCluster.settings = settings(
 
 
 def test_what_a_worker_did_not_take_stays_behind_what_it_passed_on() -> None:
-    """Messages that wait for a worker go where it has passed earlier ones when it ends, not to its next life."""
+    """Messages that wait for a worker that ends go where it has passed earlier ones, not to its next life."""
     for number in range(5):
         random.seed(number)  # of the times between two attempts to connect
         cluster = Cluster()
@@ -439,6 +439,25 @@ def test_what_a_worker_did_not_take_stays_behind_what_it_passed_on() -> None:
             getattr(cluster, action)(which, much)
             cluster.adds_up()
         cluster.teardown()
+
+
+def test_who_releases_for_one_that_has_ended_says_so_first() -> None:
+    """A message waits for those before it, though the worker that passed these on to another has no more."""
+    cluster = Cluster()
+    cluster.start("faults", [AckMode.QUEUED] * len(PROGRAMS), QUEUE_BYTES[-1])
+    w0, w1, w2 = cluster.hosts
+    for owner in (1, 2, 0):
+        cluster._assign([owner, 1])
+    cluster._tell(w0, 3)
+    cluster._tell(w2, 4)
+    cluster.send(4, 1)
+    cluster._flow(4, idle=1)  # from w1 to w0, to w2, and back to w0
+    cluster._tell(w1, 2)
+    cluster.send(4, 1)
+    cluster.drain(2, 1)
+    cluster._flow(8, idle=1)
+    assert w2.worker is None
+    cluster.teardown()
 
 
 @pytest.mark.skipif(not LONG, reason="takes many minutes; make property runs it")

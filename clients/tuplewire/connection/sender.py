@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
 from tuplewire.wire.translate import (
     code_name,
+    departure_from_wire,
     departure_to_wire,
     loads_from_wire,
     opened_from_wire,
@@ -222,12 +223,17 @@ class Sender(LoopSendingEnd, Resumable):
             raise WrongWorkerError(
                 f"{self.address} is worker {welcome.receiver_id!r}, not {self.receiver_id!r}"
             )
+        self._hear(welcome.departures)
         self.opened(opened_from_wire(welcome), loads_from_wire(welcome.load))
         self._silence.heard(self._loop.time())
         self.pressure.opened()
         logger.info("connection.ready", extra={"peer": self.address, "receiver": welcome.receiver_id})
         self._tell()
         self._due.set()
+
+    def _hear(self, departures: Iterable[pb.Departure]) -> None:
+        if told := [departure_from_wire(each) for each in departures]:
+            self.heard(told)
 
     async def _probe(self) -> None:
         """Ask to be told everything again when there is no news of what we wait for: it may be lost."""
@@ -315,5 +321,7 @@ class Sender(LoopSendingEnd, Resumable):
                 logger.info("peer.draining", extra={"peer": self.address})
                 self._dismissed = True
                 self._due.set()
+            elif kind == "departures":
+                self._hear(response.departures.departures)
             elif kind == "ended":
                 raise refused(code_name(response.ended.code), response.ended.detail)

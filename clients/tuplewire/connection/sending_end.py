@@ -64,6 +64,7 @@ class SendingEnd(ReceiverReports, ABC):
         self._settled: list[Settled] = []
         self._attached: tuple[Told, Told] | None = None
         self.departures: Callable[[], Sequence[Departure]] = tuple
+        self.heard: Callable[[Sequence[Departure]], None] = lambda _: None
         self._refused = RefusedMessages(address)
 
     def __repr__(self) -> str:
@@ -221,9 +222,11 @@ class SendingEnd(ReceiverReports, ABC):
         self._attached = on_settled, on_released
         self.assignment_version, self.draining = assignment_version, draining
 
-    def tell_departures(self, departures: Callable[[], Sequence[Departure]]) -> None:
-        """Say whom to ask, at the goodbye, for the workers that have ended in good order."""
-        self.departures = departures
+    def tell_departures(
+        self, departures: Callable[[], Sequence[Departure]], heard: Callable[[Sequence[Departure]], None]
+    ) -> None:
+        """Say whom to ask for the workers that have ended in good order, and whom to tell; see there."""
+        self.departures, self.heard = departures, heard
 
     def watch_releases(self, tasks: Collection[int]) -> None:
         """Ask to hear of every release of these tasks' messages, and not only once it is worth a grant."""

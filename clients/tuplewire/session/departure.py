@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _MOST_REMEMBERED = 1000
 """So many workers are remembered, those that ended last."""
@@ -60,6 +60,8 @@ class Departure:
 class Departures:
     """The departures that a worker has heard of. Each goodbye between workers tells all of them.
 
+    A receiver tells its senders, too, before it releases what it had passed on to a worker that has ended.
+
     So a worker that starts after another has ended learns of it from those that have seen both.
     """
 
@@ -69,12 +71,18 @@ class Departures:
     def __contains__(self, incarnation: object) -> bool:
         return incarnation in self._known
 
-    def add(self, departures: Iterable[Departure]) -> None:
-        """Remember departures."""
-        for each in departures:
-            self._known.setdefault(each.incarnation, each)
-        while len(self._known) > _MOST_REMEMBERED:
+    def add(self, departure: Departure) -> None:
+        """Remember one."""
+        self._known[departure.incarnation] = departure
+        if len(self._known) > _MOST_REMEMBERED:
             del self._known[next(iter(self._known))]
+
+    def hear(self, departures: Iterable[Departure]) -> list[Departure]:
+        """Remember others' departures, but for their sinks; return those that were not known."""
+        heard = [replace(each, sinks=()) for each in departures if each.incarnation not in self._known]
+        for each in heard:
+            self.add(each)
+        return heard
 
     def known(self) -> list[Departure]:
         """Return all of them."""

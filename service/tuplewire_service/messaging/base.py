@@ -291,6 +291,9 @@ class IServerConnection(IConnection):
     ) -> None:
         """Tell every connected sender which tasks hold it back and which no longer do; for display only."""
 
+    def tell_departures(self, departures: Sequence[Departure]) -> None:
+        """Tell every connected worker of others that have ended in good order, before the next release."""
+
     @property
     def exhausted(self) -> Collection[int]:
         """The tasks for which some sender has used its window up, the longest first; where the I/O runs.

@@ -45,10 +45,13 @@ class IRelayConnection(IClientConnection):
         when connecting: whether the messages are the last of a worker that is about to go.
         """
 
-    def tell_departures(self, departures: Callable[[], Sequence[Departure]]) -> None:
+    def tell_departures(
+        self, departures: Callable[[], Sequence[Departure]], heard: Callable[[Sequence[Departure]], None]
+    ) -> None:
         """Say whom to ask, when it says goodbye, for the workers that have ended in good order.
 
-        Called where the transport's I/O runs, before the first forward.
+        heard: called with those that the receiver names, before it releases what it had passed on to them.
+        All where the transport's I/O runs; before the first forward.
         """
 
     def unreleased(self) -> tuple[int, Mapping[OfEntry, int]]:

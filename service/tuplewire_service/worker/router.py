@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -64,9 +63,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         """The newest assignment version that other workers have said with a frame."""
         self._settings = settings
         self._clock = asyncio.get_running_loop().time
-        self._ledger = Ledger()
+        self._ledger, self.activity = Ledger(), Activity()
         self._drops = Drops(self._ledger)
-        self.activity = Activity()
         self._dead: set[Peer] = set()
         self._lost_workers = LostWorkers()
         self.end_to_end = Durations()
@@ -82,6 +80,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.departures, self.taps = Departures(), Taps()
         self.on_sinks: Callable[[Sequence[SinkEpoch]], object] = len
         """Called with what a worker knew of sinks that has ended."""
+        self.on_departures: Callable[[Sequence[Departure]], object] = len
         self._draining, self._closing = draining, False
         self.connections = Connections(context, settings.topology, self._attach, self._returned)
         self._moves = Moves(self.number, incarnation, self.connections.get, self._clock)
@@ -98,8 +97,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _attach(self, connection: IRelayConnection) -> None:
         connection.attach(self._settled, self._released, lambda: self.table.version, self._draining)
-        connection.tell_departures(self.departures.known)
-        connection.when_lost(partial(asyncio.get_running_loop().call_soon, self._renew_ended))
+        connection.tell_departures(self.departures.known, self.workers_left)
+        connection.when_lost(partial(asyncio.get_running_loop().call_soon, self.refresh))
 
     # --- assignment --------------------------------------------------------------------------------
 
@@ -148,6 +147,8 @@ class Router(IConnectionCallback, ISubscriptionSource):
         A worker that drains, and has passed on messages, has one to every other: all are to hear it.
         A former owner is given up if it has left the assignment and is out of reach.
         """
+        if self._closing:
+            return
         self._moves.successors.learn(self.departures, self.connections.unreleased())
         assignment = self.table.assignment
         assigned = set() if assignment is None else {worker.peer for worker in assignment.workers}
@@ -163,9 +164,6 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _renew_ended(self) -> None:
         """Take back what workers had not taken when they ended: it goes behind what they had passed on."""
-        if self._closing or not self.connections.ended(self.departures):
-            return
-        self._moves.successors.learn(self.departures, self.connections.unreleased())
         self._transfer.drain()  # by the old routes
         for peer, tasks in self.connections.ended(self.departures).items():
             self._wait_for(peer, tuple(tasks), self._clock())
@@ -349,7 +347,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def workers_left(self, departures: Sequence[Departure]) -> None:
         for each in departures:
             self.on_sinks(each.sinks)
-        self.departures.add(replace(each, sinks=()) for each in departures)
+        heard = self.departures.hear(departures)
+        self.on_departures(heard)
+        self._moves.successors.hear(heard, self.connections.unreleased())
         self.refresh()
         self._end_moves()
 
@@ -393,7 +393,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self.queues.end_consumers(DrainingError("the worker is draining; connect again later"))
         others = sum(map(len, self._waiting())) + self.connections.unkept_messages
         dropped = Counter(self.queues.waiting()) + Counter(unpublished)
-        self.departures.add([Departure(self._incarnation, dropped, others, sinks, self.successors)])
+        self.departures.add(Departure(self._incarnation, dropped, others, sinks, self.successors))
         self._ledger.accepted += sum(unpublished.values())
         self._ledger.dropped[DropReason.SHUTDOWN] += self.queues.clear() + sum(unpublished.values())
         self._drops.lose(chain(self.rejections.close(), (group for group, _ in self._moves.clear())))

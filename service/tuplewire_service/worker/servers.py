@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 
+from tuplewire.session.departure import Departure
 from tuplewire_service.messaging.base import (
     IConnectionCallback,
     IContext,
@@ -101,6 +102,11 @@ class Servers:
         """See IServerConnection."""
         for server in self._bound:
             server.send_backpressure_status(worker_id, sorted(congested), sorted(relieved))
+
+    def tell_departures(self, departures: Sequence[Departure]) -> None:
+        """See IServerConnection."""
+        for server in self._bound:
+            server.tell_departures(departures)
 
     def exhausted(self) -> set[int]:
         """Return the tasks for which some sender has used up its window."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tuplewire.session.departure import Departures, OfEntry, Successor
+from tuplewire.session.departure import Departure, Departures, OfEntry, Successor
 from tuplewire_service.worker.connections import Peer
 
 
@@ -26,6 +26,18 @@ class Successors:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def hear(
+        self, heard: Iterable[Departure], unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]
+    ) -> None:
+        """Take in workers that have ended just now, also where others had passed our messages on to them.
+
+        These others release now what nobody has processed. unreleased: see Connections.unreleased.
+        """
+        ours = {(task, number or self._own) for _, _, keys in unreleased for task, number in keys}
+        for departure in heard:
+            for key in ours.intersection(departure.successors):
+                self._known[key] = departure.successors[key]
 
     def learn(
         self, departures: Departures, unreleased: Iterable[tuple[Peer, int, Mapping[OfEntry, int]]]

@@ -98,6 +98,7 @@ class Worker:
             peers or programs,
             lambda: self.state is WorkerState.DRAINING,
         )
+        router.on_departures = self.servers.tell_departures
         self._sinks = Sinks(settings, router)
         self.times = Timekeeper(router, self.servers, settings.metrics_tasks)
 

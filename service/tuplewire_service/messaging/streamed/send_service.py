@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from tuplewire.config import PROTOCOL_VERSION, AckMode
@@ -17,10 +18,11 @@ from tuplewire.errors import (
     TuplewireError,
 )
 from tuplewire.session.credit import Exhausted, Grant
+from tuplewire.session.departure import Departure
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import closed_flows_of, decode_send_request, groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
-from tuplewire.wire.translate import departure_from_wire, grant_to_wire, update_to_wire
+from tuplewire.wire.translate import departure_from_wire, departure_to_wire, grant_to_wire, update_to_wire
 from tuplewire_service.messaging.base import Intake
 from tuplewire_service.messaging.receiving_end import Leases
 from tuplewire_service.messaging.reception import Reception
@@ -37,6 +39,8 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _MOST_LOADS = 10_000
 """So many loads go into one message: 100 to 200 KB."""
+_MOST_DEPARTURES = 100
+"""So many workers that have ended last are told to one that connects again."""
 _FAREWELL_SECONDS = 1.0
 """A sender that hears of a drain ends its stream; of one that does not in this time nothing more is read."""
 
@@ -58,6 +62,8 @@ class SendService(StreamService):
         self._epoch = 0
         self._streams: set[SendStream] = set()
         self._loads: pb.LoadReport = pb.LoadReport()
+        self._departed = 0
+        self._departures: deque[tuple[int, pb.Departure]] = deque(maxlen=_MOST_DEPARTURES)
 
     def send_load(self, loads: Mapping[int, float]) -> None:
         """Tell every sender, now and when it connects: then only of loads above 0, the others are idle."""
@@ -73,6 +79,17 @@ class SendService(StreamService):
         status = pb.BackpressureStatus(worker_id=worker_id, congested=congested, relieved=relieved)
         for stream in self._streams:
             stream.notify(pb.SendResponse(backpressure=status))
+
+    def tell_departures(self, departures: Sequence[Departure]) -> None:
+        """Tell every worker, before the next acknowledgement; one that is out of reach when it comes again."""
+        for each in departures:
+            self._departed += 1
+            told = departure_to_wire(each)
+            self._departures.append((self._departed, told))
+            for stream in self._streams:
+                if stream.intake is not Intake.ALL:
+                    notice = pb.SendResponse(departures=pb.Departures(departures=[told]))
+                    stream.notify(notice, self._departed)
 
     async def drain(self, intake: Intake) -> None:
         """Take nothing new from anybody else than these, and acknowledge what was taken.
@@ -182,6 +199,7 @@ class SendService(StreamService):
             self.leases.forget((access.owner, hello.sender_id))
             self._epoch = max(self._epoch + 1, time.time_ns())
             session = Session(hello, access.owner, self._epoch, self.leases, self.exhausted)
+            session.departed_before = self._departed
             self.leases.add(session)
         session.access = access
         return session
@@ -207,6 +225,11 @@ class SendService(StreamService):
                 assignment_version=self._reception.callback.assignment_version,
                 load=self._loads,
                 worker_incarnation=settings.incarnation,
+                departures=[
+                    each
+                    for number, each in self._departures
+                    if session.worker_number and number > session.departed_before
+                ],
             )
         )
 

@@ -43,6 +43,8 @@ class Session(ReceivingEnd):
             exhausted,
         )
         self.stream: SendStream | None = None
+        self.departed_before = 0
+        """How many workers had ended when it began."""
         self.access: IAccess = EVERYTHING
         """What whoever carries it now may do."""
         self._loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire.connection.sender import Identity, Sender
 from tuplewire.connection.stream import Dial
 from tuplewire.group import TaskGroup
+from tuplewire.session.departure import Departure
 from tuplewire.session.pressure import OutboundPressure
 from tuplewire_service.messaging.base import (
     ConnectionStatus,
@@ -99,6 +100,9 @@ class StreamedServer(ReceptionServer):
     ) -> None:
         self._check_open()
         self._thread.call(lambda: self._send.send_backpressure(worker_id, congested, relieved))
+
+    def tell_departures(self, departures: Sequence[Departure]) -> None:
+        self._thread.call(lambda: self._send.tell_departures(departures))
 
     def statistics(self) -> ServerStatistics:
         streams = Counter(self._send.refused_streams)
