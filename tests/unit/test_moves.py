@@ -199,9 +199,9 @@ def test_a_way_that_is_given_up_holds_nobody() -> None:
     route.send(messages(1))
     moves = moving(route)
     assert held(moves, messages(2), PROGRAM)
-    moves.give_up(cast("IRelayConnection", Route()))
+    moves.give_up(cast("IRelayConnection", Route()), [])
     assert free(moves) == []
-    moves.give_up(cast("IRelayConnection", route))
+    moves.give_up(cast("IRelayConnection", route), [])
     assert free(moves) == [2]
 
 
@@ -215,6 +215,21 @@ def test_what_comes_after_waits_until_what_a_lost_worker_had_is_back() -> None:
     route.window.take_back()
     assert moves.holds(messages(3), WORKER)
     assert moves.done(moves.among()) == []
-    moves.give_up(cast("IRelayConnection", route))
+    moves.give_up(cast("IRelayConnection", route), [])
     assert [group.entry_sequence for group, _ in moves.done(moves.among())] == [2]
     assert TASK not in moves
+
+
+def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
+    """Earlier messages went elsewhere before; what need not wait is to be routed at once."""
+    ended, other = Route(), Route()
+    first = messages(1, 3)
+    other.send(first)
+    moves = moving(other)
+    moves.turn(TASK, ("w2", "127.0.0.1:2"), cast("IRelayConnection", ended), now=0.0)
+    moves.lose({("w2", "127.0.0.1:2")})
+    left = [(messages(4), PROGRAM), (messages(9), WORKER)]
+    handed_back = moves.give_up(cast("IRelayConnection", ended), cast("Any", left))
+    assert [group.entry_sequence for group, _ in handed_back] == [9]
+    other.consume(first, 3)
+    assert free(moves) == [4]

@@ -256,10 +256,20 @@ class Moves:
             for route in move.routes:
                 route.lost |= route.peer in peers
 
-    def give_up(self, connection: IRelayConnection) -> None:
-        """Take a route as empty: its connection is closed, and its messages were handed back."""
+    def give_up(self, connection: IRelayConnection, left: Iterable[HeldGroup]) -> list[HeldGroup]:
+        """Take a route as empty: its connection is closed, and these messages were handed back.
+
+        Return those that need not wait for others, which are on another old route.
+        """
         for move in self._moves.values():
             move.routes = [route for route in move.routes if route.connection is not connection]
+        free: list[HeldGroup] = []
+        for group, inbound in left:
+            if group.task in self and self.holds(group, inbound):
+                self.hold(group, inbound)
+            else:
+                free.append((group, inbound))
+        return free
 
     def done(self, tasks: Iterable[int]) -> list[HeldGroup]:
         """Take out, in order, these tasks' messages that need not wait; forget the moves that are over."""

@@ -213,8 +213,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _returned(self, connection: IRelayConnection, left: Sequence[HeldGroup]) -> None:
         """Route a lost worker's unacknowledged messages again, then the messages that waited for them."""
-        self._reroute(left)
-        self._moves.give_up(connection)
+        self._reroute(self._moves.give_up(connection, left))
         self._end_moves()
 
     # --- messages ------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class SendService(StreamService):
             stream.notify(pb.SendResponse(backpressure=status))
 
     def tell_departures(self, departures: Sequence[Departure]) -> None:
-        """Tell every worker, before the next acknowledgement; one that is out of reach when it comes again."""
+        """Tell every worker before the next acknowledgement; one that is out of reach when it comes again."""
         for each in departures:
             self._departed += 1
             told = departure_to_wire(each)
