@@ -27,6 +27,8 @@ class Cell:
     options: dict[str, str] = field(default_factory=dict, hash=False)
     clock: str = "seconds"
     """What of the answer counts as its time."""
+    times: int = 1
+    """How many times as many rows it has as others."""
 
 
 _WRITE = Cell("at least once", "write", "tuplewire")
@@ -37,6 +39,8 @@ _DROP = Cell("a sink in Python that drops it", "drop")
 _NOOP = Cell("Spark's noop sink", "noop")
 _READ, _READ_KAFKA = Cell("batch read", "read", "tuplewire"), Cell("Kafka", "read", "kafka")
 _STREAM, _STREAM_KAFKA = Cell("streaming read", "stream", "tuplewire"), Cell("Kafka", "stream", "kafka")
+_LONG = Cell("streaming read", "stream", "tuplewire", times=4)
+_LONG_KAFKA = Cell("Kafka", "stream", "kafka", times=4)
 _BATCHES = Cell("micro-batches alone", "stream", "tuplewire", clock="batch_seconds")
 _BATCHES_KAFKA = Cell("Kafka", "stream", "kafka", clock="batch_seconds")
 LATENCY = "latency"
@@ -50,6 +54,7 @@ ROWS: dict[str, tuple[str, Cell, dict[Cell, float | None]]] = {
     "sink": ("write", _WRITE, {_DROP: 0.9, _NOOP: None}),
     "read": ("batch read", _READ, {_READ_KAFKA: 1.5}),
     "stream": ("streaming read", _STREAM, {_STREAM_KAFKA: 1.2}),
+    "backlog": ("streaming read, four times the rows", _LONG, {_LONG_KAFKA: 1.2}),
     "batches": ("streaming read, its micro-batches", _BATCHES, {_BATCHES_KAFKA: 1.2}),
     LATENCY: ("one message through a query", _THROUGH, {_THROUGH_KAFKA: None}),
 }
@@ -72,7 +77,7 @@ class Plan:
 
     def amount(self, cell: Cell, size: int) -> int:
         """Return how many messages a trial has."""
-        whole = MESSAGES if cell.verb == LATENCY else SIZES[size]
+        whole = MESSAGES if cell.verb == LATENCY else SIZES[size] * cell.times
         return whole // (QUICK_SHARE if self.quick and cell.verb != LATENCY else 2 if self.quick else 1)
 
     def cells(self) -> list[Cell]:

@@ -19,6 +19,8 @@ from tuplewire import Client
 from tuplewire_service.launching.local_workers import Endpoint, LocalWorkers
 from tuplewire_service.testing import eventually
 
+pytestmark = pytest.mark.long
+
 SECONDS = 60.0
 LEASE = "tuplewire-membership"
 

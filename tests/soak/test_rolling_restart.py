@@ -10,6 +10,7 @@ from soak.rolling import WORKERS, rolling_restart
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_rolling_restart_under_load_loses_nothing(tmp_path: Path) -> None:
     """Three workers are restarted in turn: all arrives once, in order, and every balance is clean."""
     restarts = []

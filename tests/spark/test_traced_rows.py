@@ -6,7 +6,7 @@ import pytest
 from helpers.collector import RECEIVE, SEND, collector
 from helpers.topology import TOPOLOGY, pair_of_workers
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 _DRIVER = """
 import sys

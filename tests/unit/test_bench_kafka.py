@@ -10,7 +10,7 @@ PLAN = Plan(tuple(ROWS), tuple(SIZES), 2, quick=False)
 def test_each_cell_is_measured_once_a_round() -> None:
     """A write stands beside several, and is one trial of each round."""
     cells = PLAN.cells()
-    assert len(cells) == len(set(cells)) == 14
+    assert len(cells) == len(set(cells)) == 16
     assert [cell.peer for cell in cells if cell.verb == LATENCY] == ["tuplewire", "kafka"]
 
 
@@ -32,6 +32,7 @@ def test_lines_are_of_every_row_with_its_targets() -> None:
         "sink/10000": (3.0, ">= 0.9", "met"),
         "read/10000": (3.0, ">= 1.5", "met"),
         "stream/10000": (3.0, ">= 1.2", "met"),
+        "backlog/10000": (3.0, ">= 1.2", "met"),
         "batches/10000": (3.0, ">= 1.2", "met"),
         "latency/10000": (1.0, "<= 0.4", "missed"),
     }
