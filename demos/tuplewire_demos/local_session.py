@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.spark import is_remote
 from tuplewire_demos.java import Java, cache_dir, find_java, wrapped_home
 from tuplewire_demos.jvm import GatewayProcess, plain_interrupts
+from tuplewire_demos.spark_home import pyspark_place, spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ def local_session(
     Raises ConfigError when pyspark or Java is missing, when this process has a session already, or when it is
     a client of Spark Connect.
     """
-    if not _pyspark_home():
+    if (installed := pyspark_place()) is None:
         raise ConfigError("pyspark is not installed: run pip install 'tuplewire[spark]'")
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -72,7 +72,8 @@ def local_session(
         raise ConfigError("this process has a Spark session already: use that one, or stop it first")
     check_no_remote()
     java = find_java()
-    classes = _ClassArchive(java, write=archive)
+    home = spark_home(installed)
+    classes = _ClassArchive(java, home, write=archive)
     settings = {
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(
@@ -98,6 +99,7 @@ def local_session(
         "JAVA_HOME": str(wrapped_home(java)),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         # spark-submit starts a JVM only to compose the command line of the real one.
         "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
@@ -152,9 +154,9 @@ class _ClassArchive:
     renamed when complete, so that no other process ever sees half of one.
     """
 
-    def __init__(self, java: Java, *, write: bool) -> None:
+    def __init__(self, java: Java, home: Path, *, write: bool) -> None:
         # An archive holds for one class path only.
-        place = hashlib.blake2b(_pyspark_home().encode(), digest_size=4).hexdigest()
+        place = hashlib.blake2b(str(home).encode(), digest_size=4).hexdigest()
         self._archive = cache_dir() / f"{java.key}-pyspark-{version('pyspark')}-{place}.jsa"
         self._new: Path | None = None
         # Else the JVM complains about every class that does not fit.
@@ -180,11 +182,6 @@ class _ClassArchive:
         """Remove what this JVM has written of a new archive."""
         if self._new is not None:
             self._new.unlink(missing_ok=True)
-
-
-def _pyspark_home() -> str:
-    spec = find_spec("pyspark")
-    return str(Path(spec.origin).parent) if spec and spec.origin else ""
 
 
 def _base_archive(java: Java) -> Path | None:

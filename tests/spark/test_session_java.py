@@ -25,7 +25,8 @@ with local_session("start", cores=1) as spark:
     total = sum(row.id for row in numbers.collect())
     if "too slow" in sys.argv:
         jvm._STOP_SECONDS = 0.01
-        module._ClassArchive(module.find_java(), write=True)._new.write_text("half of an archive")
+        home = module.spark_home(module.pyspark_place())
+        module._ClassArchive(module.find_java(), home, write=True)._new.write_text("half of an archive")
 print(total, version)
 """
 
