@@ -225,7 +225,7 @@ class SendingEnd(ReceiverReports, ABC):
     def tell_departures(
         self, departures: Callable[[], Sequence[Departure]], heard: Callable[[Sequence[Departure]], None]
     ) -> None:
-        """Say whom to ask for the workers that have ended in good order, and whom to tell; see there."""
+        """Say whom to ask for the workers that have ended in good order, and whom to tell of them."""
         self.departures, self.heard = departures, heard
 
     def watch_releases(self, tasks: Collection[int]) -> None:

@@ -69,7 +69,7 @@ class IRelayConnection(IClientConnection):
         """
 
     def when_lost(self, callback: Callable[[], object]) -> None:
-        """Say whom to tell, where the transport's I/O runs, that the receiver is out of reach.
+        """Say whom to tell, where the transport's I/O runs, that the connection to the receiver has broken.
 
         A worker looks by itself each second, too: a transport need not do it.
         """
@@ -171,8 +171,10 @@ class RelayClient(SendingEnd, IRelayConnection):
         self._when_lost = callback
 
     def lost(self, *, answers: bool = False) -> None:
+        was_connected = self.connected
         super().lost(answers=answers)
-        self._when_lost()
+        if was_connected:
+            self._when_lost()
 
     def statistics(self) -> ClientStatistics:
         counts = self.counts

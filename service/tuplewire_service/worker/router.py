@@ -164,7 +164,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     def _renew_ended(self) -> None:
         """Take back what workers had not taken when they ended: it goes behind what they had passed on."""
-        self._transfer.drain()  # by the old routes
+        self._transfer.drain_now()  # by the old routes
         for peer, tasks in self.connections.ended(self.departures).items():
             self._wait_for(peer, tuple(tasks), self._clock())
             self._moves.lose({peer})
