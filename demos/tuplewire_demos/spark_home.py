@@ -1,20 +1,23 @@
 """A home of Spark from which its Pythons start quickly.
 
 Spark puts its own copy of PySpark in front on their path, a zip without compiled files: each Python compiles
-what it imports anew. This home has no copy, so that they find the installed package, which is compiled.
+what it imports anew. In place of the zip this home has a directory with the package as it is installed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from tuplewire_demos.java import cache_dir
 
+_COPIES = Path("python", "lib")
 _PARTS = ("bin", "conf", "data", "jars", "sbin")
 
 
@@ -32,12 +35,21 @@ def spark_home(installed: Path) -> Path:
     home = cache_dir() / f"spark-{version('pyspark')}-{place}"
     if not home.exists():
         new = home.with_name(f"{home.name}.{os.getpid()}")
-        new.mkdir()
-        for part in _PARTS:
-            if (installed / part).exists():
-                (new / part).symlink_to(installed / part)
+        for path, target in _links(installed):
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            (new / path).symlink_to(target)
         try:
             new.rename(home)
         except OSError:  # another process was faster
             shutil.rmtree(new)
     return home
+
+
+def _links(installed: Path) -> Iterator[tuple[Path, Path]]:
+    for part in _PARTS:
+        if (installed / part).exists():
+            yield Path(part), installed / part
+    for copy in (installed / _COPIES).glob("*.zip"):
+        package = re.split("[-.]", copy.name)[0]  # of pyspark.zip and py4j-0.10.9.9-src.zip
+        if (spec := find_spec(package)) and spec.origin:
+            yield _COPIES / copy.name / package, Path(spec.origin).parent

@@ -7,8 +7,10 @@ closed down, gRPC with them; afterwards the parent's go on where they were, and 
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import gc
+import math
 import os
 import selectors
 import threading
@@ -17,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from tuplewire.errors import ClosedError
@@ -81,6 +83,35 @@ class _Loop(asyncio.SelectorEventLoop):
             super().call_exception_handler(context)
 
 
+class _Outcome(Generic[_Result]):
+    """What another thread returns or raises.
+
+    It waits with a bare lock. An interrupt may leave that of a Future, or of a Condition, taken: the other
+    thread would wait for it for ever.
+    """
+
+    def __init__(self) -> None:
+        self._known = threading.Lock()
+        self._known.acquire()
+        self._result: Callable[[], _Result]
+
+    def tell(self, result: Callable[[], _Result]) -> None:
+        """Say what returns or raises it; once, from any thread."""
+        self._result = result
+        self._known.release()
+
+    def wait(self, timeout: float | None = None) -> _Result:
+        """Wait for it, at most so many seconds; TimeoutError after that.
+
+        It looks up now and then: a signal that comes just before Python begins to wait does not wake it.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._known.acquire(timeout=max(0.0, min(_SIGNAL_SECONDS, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                raise TimeoutError(f"not within {timeout} s")
+        return self._result()
+
+
 class EventLoopThread:
     """An asyncio loop in a daemon thread of its own."""
 
@@ -119,11 +150,27 @@ class EventLoopThread:
         if self.inside:
             coroutine.close()
             raise RuntimeError("a blocking call was made on the messaging loop; await the coroutine instead")
-        future = self.submit(coroutine)
+        outcome = _Outcome[_Result]()
+        begun: set[asyncio.Task[_Result]] = set()
+
+        def begin() -> None:
+            task = self.loop.create_task(coroutine)
+            begun.add(task)
+            task.add_done_callback(end)
+
+        def end(task: asyncio.Task[_Result]) -> None:
+            begun.discard(task)
+            outcome.tell(task.result)
+
+        def cancel() -> None:
+            for task in begun:
+                task.cancel()
+
+        self.loop.call_soon_threadsafe(begin)
         try:
-            return _outcome_of(future) if timeout is None else future.result(timeout)
+            return outcome.wait(timeout)
         except TimeoutError:
-            future.cancel()
+            self.loop.call_soon_threadsafe(cancel)
             raise
 
     def call(self, function: Callable[[], _Result], timeout: float | None = None) -> _Result:
@@ -168,20 +215,18 @@ def uninterrupted(function: Callable[[], _Result]) -> _Result:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
-    return _outcome_of(_begun(function))
+    outcome = _Outcome[_Result]()
+    _thread.start_new_thread(_tell, (function, outcome))  # that of `threading` waits for its beginning
+    return outcome.wait()
 
 
-def _outcome_of(future: Future[_Result]) -> _Result:
-    """Return a future's result, and look for Ctrl-C now and then.
-
-    A signal that comes just before Python begins to wait for a lock does not wake it.
-    """
-    while True:
-        try:
-            return future.result(_SIGNAL_SECONDS)
-        except TimeoutError:
-            if future.done():
-                return future.result()
+def _tell(function: Callable[[], _Result], outcome: _Outcome[_Result]) -> None:
+    returned: Future[_Result] = Future()
+    try:
+        returned.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - for whoever waits
+        returned.set_exception(error)
+    outcome.tell(returned.result)
 
 
 def _begun(function: Callable[[], _Result]) -> Future[_Result]:
