@@ -15,6 +15,7 @@ EVERY_SECONDS = 0.5
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["local", "grpc", "zmq"])
 def test_a_short_run(transport: str, tmp_path: Path) -> None:
     """Nothing is lost, doubled or disordered, and every balance adds up."""

@@ -187,6 +187,7 @@ def test_a_cluster_rolls_without_loss(site: Site) -> None:
             process.wait(SECONDS)
 
 
+@pytest.mark.long
 def test_a_cluster_is_scaled_by_its_membership(site: Site) -> None:
     """A worker that is taken away drains, and its tasks run elsewhere; one that comes gets some again."""
     running = {name: site.start(name, told=True) for name in NAMES}
