@@ -233,3 +233,18 @@ def test_what_is_handed_back_waits_for_what_is_on_another_route() -> None:
     assert [group.entry_sequence for group, _ in handed_back] == [9]
     other.consume(first, 3)
     assert free(moves) == [4]
+
+
+def test_what_travelled_further_stays_in_front() -> None:
+    """Messages of one entry worker may be in several flows; a new receiver gets the earlier ones first."""
+    route = Route()
+    first = messages(1, passed_on=1)
+    route.send(first)
+    route.consume(first, 1)
+    for group in (messages(7, passed_on=2), messages(12, passed_on=1)):
+        assert route.window.offer([group], "token")
+    route.window.opened(Opened(2, Grant(0, PLENTY, PLENTY, 0), AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
+    frame = route.window.next_frame()
+    assert frame is not None
+    assert [group.entry_sequence for run in frame.runs for group in run] == [7, 12]
+    assert [group.entry_sequence for group, _ in route.window.take_back()] == [7, 12]

@@ -216,7 +216,8 @@ class HeldMessages:
             self._let_go(entry, len(group), group.size_bytes)
             self._ledger.accepted -= len(group)
             left.append((group if entry.age else group.as_redelivered(), entry.token))
-        return left
+        # Those of one entry worker may be in several flows.
+        return sorted(left, key=lambda each: each[0].entry_sequence)
 
     def _make_ready(self, number: int) -> None:
         """Let a flow have its turn. Forwarded messages go first: others of their task may follow them."""
@@ -227,8 +228,17 @@ class HeldMessages:
             self._ready[number] = None
 
     def _forwarded_first(self) -> list[tuple[int, Flow]]:
-        """Return the flows: those of forwarded messages first, as others of their task may follow them."""
-        return sorted(self._flows.items(), key=lambda each: each[0] >= 0)
+        """Return the flows: those of forwarded messages first, as others of their task may follow them.
+
+        One of these may follow another of them, too: the flow with the earlier messages comes first.
+        """
+
+        def place(each: tuple[int, Flow]) -> tuple[bool, int]:
+            number, flow = each
+            forwarded = number < 0 and bool(flow.pending)
+            return number >= 0, flow.pending[0].group.entry_sequence if forwarded else 0
+
+        return sorted(self._flows.items(), key=place)
 
     def _remove_all(self) -> list[Entry]:
         entries: list[Entry] = []
