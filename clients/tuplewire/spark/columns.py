@@ -27,6 +27,8 @@ _ARROW_SCHEMA = pa.schema(
     ]
 )
 _ARROW_SCHEMA_WITH_HEADERS = _ARROW_SCHEMA.append(pa.field("headers", HEADERS))
+TRAVELLING = ("key", "headers")
+"""The columns of rows to write that travel with a message, where there are any."""
 
 
 def read_batch(deliveries: Sequence[Delivery], *, headers: bool = False) -> pa.RecordBatch:

@@ -1,61 +1,68 @@
-"""Messages of an attempt that are held back until all of its rows have been checked."""
+"""Rows of an attempt that are held back until all of them have been checked."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
+from typing import IO
+
+import pyarrow as pa
 
 from tuplewire.config import MIB
-from tuplewire.group import TaskGroup
-from tuplewire.session.pieces import wire_bytes
-from tuplewire.wire.codec import groups_of, plain_frame
-from tuplewire.wire.opaque_pb2 import OpaqueFrame
 
 _MEMORY_BYTES = 32 * MIB
 _SPARKS_DIRECTORIES = "SPARK_LOCAL_DIRS"
 """Where Spark says to its Python processes what spark.local.dir is; several are divided by commas."""
 
 
-def held_back(groups: Iterable[TaskGroup]) -> Iterator[TaskGroup]:
-    """Yield the same groups, once there are no more; an error among them, and nothing is yielded.
+def held_back(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same batches, once there are no more; an error among them, and nothing is yielded.
 
-    Those that are over a bound on memory wait in a temporary file, which has no name. Raises OSError where it
-    cannot be written.
+    Those that are over a bound on memory wait in a temporary file, which has no name, and are of one schema.
+    Raises OSError where it cannot be written.
     """
-    kept: list[TaskGroup] = []
+    kept: deque[pa.RecordBatch] = deque()
     size = 0
-    groups = iter(groups)
-    for group in groups:
-        kept.append(group)
-        size += wire_bytes(group)
+    batches = iter(batches)
+    for batch in batches:
+        kept.append(batch)
+        size += batch.nbytes
         if size >= _MEMORY_BYTES:
             break
     with ExitStack() as stack:
-        rest = _in_a_file(groups, stack)
-        yield from kept
+        rest = _in_a_file(batches, stack)
+        while kept:
+            yield kept.popleft()
         yield from rest
 
 
-def _in_a_file(groups: Iterator[TaskGroup], stack: ExitStack) -> Iterator[TaskGroup]:
-    """Write groups into a file that is open until the stack is closed; return what reads them."""
-    first = next(groups, None)
+def _in_a_file(batches: Iterator[pa.RecordBatch], stack: ExitStack) -> Iterator[pa.RecordBatch]:
+    """Write batches into a file that is open until the stack is closed; return what reads them."""
+    first = next(batches, None)
     if first is None:
         return iter(())
     directory = os.environ.get(_SPARKS_DIRECTORIES, "").split(",")[0] or None
     with _explained(directory):
-        file = stack.enter_context(tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - see the stack
-    lengths = []
-    for group in chain([first], groups):
-        data = plain_frame([group])
-        lengths.append(len(data))
+        file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - see the stack
+        stack.callback(_close, file)
+        stream = pa.ipc.new_stream(file, first.schema)
+    for batch in chain([first], batches):
         with _explained(directory):
-            file.write(data)
+            stream.write_batch(batch)
     with _explained(directory):
+        stream.close()
         file.seek(0)
-    return (group for length in lengths for group in groups_of(OpaqueFrame.FromString(file.read(length))))
+    return iter(pa.ipc.open_stream(file))
+
+
+def _close(file: IO[bytes]) -> None:
+    """Close a file; what could not be written was told when it was."""
+    with suppress(OSError):
+        file.close()
 
 
 @contextmanager

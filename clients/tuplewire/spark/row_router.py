@@ -14,7 +14,7 @@ from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import TuplewireError
 from tuplewire.group import TaskGroup
 from tuplewire.spark.bad_rows import BadRows
-from tuplewire.spark.columns import travelling
+from tuplewire.spark.columns import TRAVELLING, travelling
 from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
 from tuplewire.topology.load_aware import LoadAwareShuffle
@@ -28,7 +28,8 @@ def sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of about PIECE_BYTES at most; a view of each, not a copy.
 
     Spark's batches have 10,000 rows, which may be 100 MB. So the first of them leave before the last are
-    sorted by task, and what holds the copies is used again.
+    sorted by task, and what holds the copies is used again: pages that are new to a process cost more than
+    to copy into them.
     """
     for batch in batches:
         rows = max(1, batch.num_rows * PIECE_BYTES // max(batch.nbytes, 1))
@@ -51,21 +52,29 @@ class RowRouter:
         if options.grouping is GroupingName.SHUFFLE:
             self._shuffle = shuffle(options.tasks, partition)
 
-    def groups(self, batch: pa.RecordBatch) -> tuple[TaskGroup, ...]:
-        """Return the rows as messages, in order within each task.
+    def checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that can be sent: `task`, `message` and, where they travel, `key` and `headers`.
 
-        Raises BadRowsError for rows that cannot be sent, unless the option badRows says otherwise.
+        Raises BadRowsError for rows that cannot, unless the option badRows says otherwise. Those that go to a
+        task come after the others of their batch.
         """
-        if not batch.num_rows:
-            return ()
-        tasks, rows, bad = self._bad.sort_out(self._tasks(batch), batch)
-        key, headers = travelling(rows, "key"), travelling(rows, "headers")
-        groups = TaskMessageBatch.from_arrow(
-            tasks, rows.column("message"), self._options.source, keys=key, headers=headers
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            tasks, rows, bad = self._bad.sort_out(self._tasks(batch), batch)
+            columns = {"task": tasks, "message": rows.column("message")}
+            columns |= {name: column for name in TRAVELLING if (column := travelling(rows, name)) is not None}
+            yield pa.RecordBatch.from_pydict(columns)
+            if bad and isinstance(self._options.bad_rows, int):
+                to = pa.array([self._options.bad_rows] * len(bad), pa.int32())
+                yield pa.RecordBatch.from_pydict({"task": to, "message": pa.array(bad, pa.binary())})
+
+    def groups(self, rows: pa.RecordBatch) -> tuple[TaskGroup, ...]:
+        """Return checked rows as messages, in order within each task."""
+        key, headers = (rows.column(name) if name in rows.schema.names else None for name in TRAVELLING)
+        return TaskMessageBatch.from_arrow(
+            rows.column("task"), rows.column("message"), self._options.source, keys=key, headers=headers
         ).groups
-        if bad and isinstance(self._options.bad_rows, int):
-            return (*groups, TaskGroup.of(self._options.bad_rows, bad, self._options.source))
-        return groups
 
     def _tasks(self, batch: pa.RecordBatch) -> pa.Array:
         options = self._options

@@ -87,8 +87,8 @@ class TracedRowRouter(RowRouter):
         self._entry = entry_of(trace.get_current_span())
         self._limit = bad.max_message_bytes
 
-    def groups(self, batch: pa.RecordBatch) -> tuple[TaskGroup, ...]:
-        groups = super().groups(batch)
+    def groups(self, rows: pa.RecordBatch) -> tuple[TaskGroup, ...]:
+        groups = super().groups(rows)
         if self._entry is None:
             return groups
         entry, limit = self._entry, self._limit

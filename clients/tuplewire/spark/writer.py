@@ -125,9 +125,11 @@ class _Sink(Shipped):
             )
             try:
                 router = _router_type()(options, partition, bad, address)
-                groups = (group for rows in sliced(batches) for group in router.groups(rows))
-                pieces = (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES))
-                for piece in held_back(pieces) if options.bad_rows == FAIL else pieces:
+                checked = router.checked(batches)
+                if options.bad_rows == FAIL:
+                    checked = held_back(checked)
+                groups = (group for rows in sliced(checked) for group in router.groups(rows))
+                for piece in (piece for group in groups for piece in frame_pieces(group, PIECE_BYTES)):
                     send = partial(client.send, TaskMessageBatch.from_groups([piece]))
                     wait_for_room(address, options.timeout, partial(send, timeout=options.timeout))
                 wait_for_room(address, options.timeout, partial(client.flush, options.timeout))
@@ -262,7 +264,7 @@ def _staged(
         try:
             bad = _bad_rows(options, partition, stage)
             router = _router_type()(options, partition, bad, stage.reached)
-            for rows in sliced(batches):
+            for rows in sliced(router.checked(batches)):
                 stage.add(router.groups(rows))
             staged = stage.end()
         except BaseException:
