@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -74,3 +76,17 @@ def test_a_handle_is_not_unpacked_where_a_library_is_missing(tmp_path: Path) -> 
     ).stdout.decode()
     assert shown.startswith("VersionMismatchError"), shown
     assert "has grpcio none (No module named 'grpc')" in shown
+
+
+@pytest.mark.parametrize("used_again", [True, False])
+def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: bool) -> None:
+    """There Spark has everything looked through for garbage after each task; elsewhere nothing is changed."""
+    code = "import gc, pickle, sys; pickle.load(sys.stdin.buffer); print(gc.get_freeze_count() > 10_000)"
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(ClientHandle("127.0.0.1:1")),
+        capture_output=True,
+        check=True,
+        env={**os.environ, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+    ).stdout.decode()
+    assert shown.strip() == str(used_again)

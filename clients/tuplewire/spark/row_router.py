@@ -19,7 +19,7 @@ from tuplewire.spark.options import GroupingName, SinkOptions
 from tuplewire.topology.grouping import GroupingContext, SingleGrouping, fields, shuffle
 from tuplewire.topology.load_aware import LoadAwareShuffle
 
-PIECE_BYTES = 8 * MIB
+PIECE_BYTES = 2 * MIB
 _REFRESH_SECONDS = 1.0
 _LOAD_SECONDS = 1.0
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import tuplewire
 from tuplewire.errors import ConfigError
+from tuplewire.heaps import reuse_buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,6 @@ _WAYS = (
     "install it in the executors' interpreter, ship a packed environment (spark.archives), or set "
     "PYSPARK_PYTHON to an interpreter that has it"
 )
-
-
-_apart = False
 
 
 class VersionMismatchError(ConfigError):
@@ -102,26 +100,27 @@ class Shipped:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self)
-        _set_apart()
+        _settle_in()
         return _arrived, (Versions.here(), kind.__module__, kind.__qualname__), self.__getstate__()
 
 
 def _arrived(driver: Versions, module: str, name: str) -> Any:
     check(driver, Versions.here())
     kind = getattr(import_module(module), name)
-    _set_apart()
+    _settle_in()
     return object.__new__(kind)
 
 
-def _set_apart() -> None:
-    """Have Python look for no garbage in what imports have made, in a process that Spark uses again.
+@cache
+def _settle_in() -> None:
+    """Make a process that Spark uses again a good place for many tasks.
 
-    Spark has all of it looked through there after each task. With the modules of a sink that takes 23 ms,
-    three times as long as with PySpark alone, and each write has four such processes.
+    Spark has all that imports have made looked through for garbage after each task. With the modules of a
+    sink that takes 23 ms, three times as long as with PySpark alone, and each write has four such processes.
+    So it is set apart.
     """
-    global _apart
-    if not _apart and os.environ.get("SPARK_REUSE_WORKER"):
-        _apart = True
+    if os.environ.get("SPARK_REUSE_WORKER"):
+        reuse_buffers()
         gc.freeze()
 
 

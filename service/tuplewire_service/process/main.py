@@ -22,6 +22,7 @@ from tuplewire import tracing
 from tuplewire.addresses import bracketed, join_host_port, split_host_port
 from tuplewire.errors import TuplewireError
 from tuplewire.events import event_logger
+from tuplewire.heaps import reuse_buffers, share_heaps
 from tuplewire.session.ledger import DropReason
 from tuplewire.wire.control_pb2 import GetStatusResponse
 from tuplewire_service.admin.admin_server import AdminServer
@@ -32,7 +33,7 @@ from tuplewire_service.process.claimed_socket import claimed_socket
 from tuplewire_service.process.data_plane import DataPlane
 from tuplewire_service.process.debugging import Debugging
 from tuplewire_service.process.log_output import LogOutput
-from tuplewire_service.process.memory import await_stop, memory_limit, share_heaps
+from tuplewire_service.process.memory import await_stop, memory_limit
 from tuplewire_service.process.stop import EXIT_DEFECT, EXIT_FAILED, Stop, StopRequest, end_by_force
 from tuplewire_service.process.worker_config import WorkerConfig
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
@@ -66,6 +67,7 @@ def run_worker(
     control: a socket over which a cluster says what its program is to do. collect: see Program.
     """
     share_heaps()
+    reuse_buffers()
     if control is None:
         sys.setswitchinterval(_SWITCH_SECONDS)
     log = LogOutput(config.log_level, config.log_format)

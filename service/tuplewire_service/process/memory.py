@@ -1,7 +1,4 @@
-"""The memory of a process that lives for months: what is free goes back to the system.
-
-All of it is for glibc; another C library has its own ways.
-"""
+"""The memory of a process that lives for months: what it has, may have, and gives back to the system."""
 
 from __future__ import annotations
 
@@ -15,24 +12,11 @@ from pathlib import Path
 
 from tuplewire_service.process.stop import Stop, StopRequest
 
-_ARENA_MAX, _ARENAS = -8, 2
-"""glibc's number for the option, and how many of its heaps all threads share."""
 _PAUSE_SECONDS = 10.0
 _MOST_SHARE = 0.001
 """The most of its time that a process gives memory back, during which its threads may wait for some."""
 _WORTH_SECONDS = 0.1
 """So much processor time since the last time may have left something behind."""
-
-
-def share_heaps() -> None:
-    """Let the threads share heaps, before there are any; MALLOC_ARENA_MAX says otherwise.
-
-    glibc gives each thread its own, and what is free in one is of no use to the others: a worker's memory
-    grew for weeks, by a seventh.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        set_option(_ARENA_MAX, _ARENAS)
 
 
 def resident_bytes() -> int:
