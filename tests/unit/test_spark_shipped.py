@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from helpers.interpreters import make_interpreter
 
 from tuplewire.spark import ClientHandle
 from tuplewire.spark.shipped import REQUIRED, VersionMismatchError, Versions, check
+from tuplewire.spark.topology.member import Submitted
+from tuplewire.spark.topology.rows import Output
+from tuplewire.topology import Spout, TopologyBuilder
 
 DRIVER = Versions("0.1.0", {"grpcio": "1.82.3", "protobuf": "7.36.2"})
 
@@ -63,10 +67,25 @@ def test_does_not_fit(executor: Versions, message: str) -> None:
         check(DRIVER, executor)
 
 
-def test_a_handle_is_not_unpacked_where_a_library_is_missing(tmp_path: Path) -> None:
+class Source(Spout):
+    """Has nothing to say."""
+
+    def next_tuple(self) -> None:
+        """Emit nothing."""
+
+
+def submitted() -> Submitted:
+    """Return a topology as it travels."""
+    builder = TopologyBuilder()
+    builder.set_spout("source", Source())
+    return Submitted("t", "run", builder.create_topology(), {}, 1, Output({}, frozenset()))
+
+
+@pytest.mark.parametrize("make", [lambda: ClientHandle("127.0.0.1:1"), submitted], ids=["handle", "topology"])
+def test_nothing_is_unpacked_where_a_library_is_missing(make: Callable[[], object], tmp_path: Path) -> None:
     """What is pickled here says, in an interpreter without grpcio, that this is missing, and what to do."""
     python = make_interpreter(tmp_path / "without", without=["grpc"])
-    pickled = pickle.dumps(ClientHandle("127.0.0.1:1"))
+    pickled = pickle.dumps(make())
     code = (
         "import pickle, sys\ntry:\n  pickle.load(sys.stdin.buffer)\nexcept Exception as e:\n  print(repr(e))"
     )

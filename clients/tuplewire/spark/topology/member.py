@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tuplewire.client import Client
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import ConfigError, TuplewireError
+from tuplewire.spark.shipped import Shipped
 from tuplewire.spark.topology.coordinator import Coordinator, Order
 from tuplewire.spark.topology.letters import LETTERS, as_output
 from tuplewire.spark.topology.mail import Mail, Mailbox, MailKind, Post
@@ -42,7 +43,7 @@ _WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Submitted:
+class Submitted(Shipped):
     """A topology that is to run, as it travels to the PySpark tasks; called in each, by mapInArrow.
 
     run: names this run, so that two on the same workers do not take each other for a restart. n_members: how
