@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tuplewire.client import Client
 from tuplewire.errors import ConfigError
+from tuplewire.spark.shipped import Shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def spread(*components: Iterable[int], n_workers: int) -> dict[int, list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
+class Attachment(Shipped):
     """How the tasks of one run reach their workers; it travels to them with the code.
 
     run: names the run, so that two on the same workers do not take each other for a restart.

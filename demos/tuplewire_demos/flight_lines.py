@@ -15,6 +15,7 @@ COLUMNS = ("carrier", "dep_delay", "origin", "dest")
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 """What a dep_delay looks like."""
 MAX_DOUBLE = 1.7976931348623157e308
+_QUOTE = re.compile(b'"')
 
 
 class FlightReader:
@@ -31,13 +32,13 @@ class FlightReader:
 
         A line that is no flight has a `problem`, in words. Empty lines, and that with id 0, are left out.
         """
-        lines = lines.filter(pc.not_equal(lines.column("id"), 0))
+        if (header := pc.index(lines.column("id"), 0).as_py()) >= 0:
+            lines = pa.concat_batches([lines.slice(0, header), lines.slice(header + 1)])
         text, bad = _decoded(lines.column("value"))
+        if (fields := self._split(text)) is not None:
+            return _checked(lines, fields, bad)
         filled = pc.not_equal(pc.utf8_trim(text, " "), "")
         lines, text, bad = lines.filter(filled), text.filter(filled), bad.filter(filled)
-        fields = self._split(text)
-        if fields is not None:
-            return _checked(lines, fields, bad)
         plain = pc.and_(
             pc.invert(pc.match_substring(text, '"')),
             pc.equal(pc.count_substring(text, ","), self._n_columns - 1),
@@ -54,15 +55,14 @@ class FlightReader:
         return _checked(lines, fields, problem)
 
     def _split(self, text: pa.Array) -> list[pa.Array] | None:
-        """Return the fields of lines; None where one has quotes, or another number of columns."""
+        """Return the fields of lines; None where one is empty, or has quotes or another number of columns."""
         if not len(text):
             return [pa.array([], pa.string())] * len(COLUMNS)
         ended = pc.binary_join_element_wise(text, "", "\n")
         _, offsets, data = ended.buffers()
         ends = memoryview(offsets).cast("i")
-        start, end = ends[ended.offset], ends[ended.offset + len(ended)]
-        lines = data[start:end].to_pybytes()
-        if b'"' in lines:
+        lines = data[ends[ended.offset] : ends[ended.offset + len(ended)]]
+        if _QUOTE.search(lines):
             return None
         try:
             table = arrow_csv.read_csv(
@@ -117,7 +117,8 @@ def _checked(lines: pa.RecordBatch, fields: Sequence[pa.Array], problem: pa.Arra
     carrier, delay, origin, dest = fields
     nothing = pa.scalar(None, pa.string())
     for name, values in (("carrier", carrier), ("origin", origin), ("dest", dest)):
-        problem = pc.coalesce(problem, pc.if_else(pc.equal(values, ""), f"has no {name}", nothing))
+        if pc.any(empty := pc.equal(values, "")).as_py():
+            problem = pc.coalesce(problem, pc.if_else(empty, f"has no {name}", nothing))
     absent = pc.is_in(delay, pa.array(["", "NA"]))
     minutes, is_number = _numbers(pc.if_else(absent, nothing, delay))
     problem = pc.coalesce(
