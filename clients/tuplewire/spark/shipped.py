@@ -116,11 +116,11 @@ _modules = 0
 
 
 def _settle_in() -> None:
-    """Make a process that Spark uses again a good place for many tasks.
+    """Have a process that Spark uses again keep its buffers, and look for no garbage in what imports make.
 
-    Spark has all that imports have made looked through for garbage after each task. With the modules of a
-    sink that takes 23 ms, three times as long as with PySpark alone, and each write has four such processes.
-    So it is set apart, as often as there are more of them.
+    Spark looks through all of it after each task. With the modules of a sink that takes 23 ms, three times as
+    long as with PySpark alone, and each write has four such processes. So it is set apart, again whenever
+    there are more modules.
     """
     global _modules
     if len(sys.modules) > _modules and os.environ.get("SPARK_REUSE_WORKER"):
