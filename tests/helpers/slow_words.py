@@ -21,8 +21,8 @@ FILE_KEY = "mine.slow"
 """Names the file."""
 _SECONDS = 0.005
 """What a word takes then."""
-_LINE_SECONDS = 0.001
-"""What a line takes, so that nobody else has much to do."""
+_LINE_SECONDS = 0.005
+"""What a line takes at least: so few that nobody else has much to do, however busy the machine is."""
 
 
 class Lines(Spout):

@@ -60,7 +60,9 @@ def test_a_slow_bolt_on_spark_is_seen(
 
         until("by('map').querySelectorAll('[id^=component-]').length === 4", "the topology is drawn")
         until("last.edges.length === 3 && last.edges.every(e => e.rate > 0)", "tuples go over each edge")
-        assert tab.value("last.components.find(c => c.component === 'count').workers.length") == 2
+        until(
+            "last.components.find(c => c.component === 'count').workers.length === 2", "both workers are seen"
+        )
         until("last.tasks.filter(t => t.component === 'count').length === 2", "its tasks are named")
         slow.touch()
         until("by('blocking').innerText.includes('bolt count is slow')", "the culprit is named")
