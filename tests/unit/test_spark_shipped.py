@@ -109,3 +109,25 @@ def test_imports_are_set_apart_where_spark_uses_a_process_again(*, used_again: b
         env={**os.environ, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
     ).stdout.decode()
     assert shown.strip() == str(used_again)
+
+
+def test_later_imports_are_set_apart_with_what_arrives_next() -> None:
+    """A sink is imported after the data source that makes it has arrived."""
+    code = (
+        "import gc, pickle, sys\n"
+        "pickled = sys.stdin.buffer.read()\n"
+        "counts = []\n"
+        "for module in 'tuplewire.spark', 'tuplewire.spark.writer':\n"
+        "  __import__(module)\n"
+        "  pickle.loads(pickled)\n"
+        "  counts.append(gc.get_freeze_count())\n"
+        "print(counts[1] > counts[0] + 1000)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickle.dumps(ClientHandle("127.0.0.1:1")),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "SPARK_REUSE_WORKER": "1"},
+    ).stdout.decode()
+    assert shown.strip() == "True"
