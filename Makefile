@@ -72,7 +72,7 @@ test-long: $(VENV)/.dev ## Run the longest tests, which `make test` leaves out
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m long --durations=10 $(ARGS)
 
 .PHONY: pythons pythons-install
-pythons: $(VENV)/.dev ## Unit, conformance and contract tests on each other Python from 3.11 to 3.14 that is here
+pythons: $(VENV)/.dev ## Unit, conformance and contract tests on each other Python to 3.14 that is here or Maven has
 	VENV=$(VENV) REQUIRED=$(or $(REQUIRED),1) tests/pythons.sh
 
 pythons-install: $(VENV)/.dev

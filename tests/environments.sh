@@ -4,13 +4,30 @@
 venv=${VENV:-.venv}
 own=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
-# Print the path of an interpreter: one on PATH that starts, else pyenv's newest of that version.
+# Interpreters for Linux on x86-64 that Maven has: the versions of org.bytedeco:cpython.
+declare -A published=([3.14]=3.14.3-1.5.13)
+
+# Print the path of an interpreter: one on PATH that starts, else pyenv's newest of that version, else Maven's.
 find_python() {
     local found
     found=$(command -v "python$1") && "$found" -c '' 2>/dev/null && { echo "$found"; return; }
-    command -v pyenv >/dev/null || return
     found=$(pyenv versions --bare 2>/dev/null | grep -E "^${1//./\\.}\.[0-9]+$" | sort -V | tail -1)
-    [[ $found ]] && echo "$(pyenv prefix "$found")/bin/python"
+    [[ $found ]] && { echo "$(pyenv prefix "$found")/bin/python"; return; }
+    fetch_python "$1"
+}
+
+# Print the path of an interpreter that Maven has; fetch it, if it is not there.
+fetch_python() {
+    local place=$PWD/build/python-$1 artifact=org.bytedeco:cpython:${published[$1]:-}:jar:linux-x86_64
+    local python=$place/org/bytedeco/cpython/linux-x86_64/bin/python$1
+    if [[ ! -x $python ]]; then
+        [[ ${published[$1]:-} && $(uname -sm) == "Linux x86_64" ]] && command -v mvn >/dev/null || return
+        echo "fetching Python $1 by Maven" >&2
+        mvn --batch-mode --quiet dependency:copy "-Dartifact=$artifact" "-DoutputDirectory=$place" >&2 &&
+            "$venv/bin/python" -m zipfile -e "$place/cpython-${published[$1]}-linux-x86_64.jar" "$place" &&
+            chmod +x "$python" || return
+    fi
+    echo "$python"
 }
 
 # Print the Python of the environment for a version; make it, with all that development needs, if it is not there.

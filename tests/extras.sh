@@ -29,22 +29,22 @@ passed=() absent=() failed=()
 for version in ${ONLY:-3.11 3.12 3.13 3.14}; do
     python=$(find_python "$version") || { absent+=("$version"); continue; }
     for extra in base service shell top otel zmq notebook spark demo; do
-        venv=$(mktemp -d)
-        if "$python" -m venv "$venv" &&
-            "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        fresh=$(mktemp -d)
+        if "$python" -m venv "$fresh" &&
+            "$fresh/bin/python" -m pip install --quiet --disable-pip-version-check \
                 "$wheel$([[ $extra == base ]] || echo "[$extra]")" &&
-            (cd "$venv" && bin/tuplewire --version >/dev/null && bin/python -W error::ImportWarning -c "${uses[$extra]}" >/dev/null); then
-            size=$(du -sm --exclude=pip --exclude='pip-*' --exclude='setuptools*' "$venv/lib" | cut -f1)
+            (cd "$fresh" && bin/tuplewire --version >/dev/null && bin/python -W error::ImportWarning -c "${uses[$extra]}" >/dev/null); then
+            size=$(du -sm --exclude=pip --exclude='pip-*' --exclude='setuptools*' "$fresh/lib" | cut -f1)
             passed+=("$version/$extra")
             echo "passed: Python $version, $extra, $size MB"
         else
             failed+=("$version/$extra")
             echo "FAILED: Python $version, $extra" >&2
         fi
-        rm -rf "$venv"
+        rm -rf "$fresh"
     done
 done
 for version in "${absent[@]}"; do
-    echo "NOT TESTED on Python $version: no python$version on PATH, and none of pyenv" >&2
+    echo "NOT TESTED on Python $version: not on PATH, nor of pyenv or Maven" >&2
 done
 ((${#failed[@]} == 0 && ${#passed[@]} > 0))

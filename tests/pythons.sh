@@ -22,7 +22,7 @@ done
 
 [[ ${1:-} == install ]] && exit 0
 for version in "${absent[@]}"; do
-    echo "NOT TESTED on Python $version: no python$version on PATH, no $version of pyenv, or no packages" >&2
+    echo "NOT TESTED on Python $version: not on PATH, nor of pyenv or Maven, or no packages" >&2
 done
 for version in "${failed[@]}"; do
     echo "FAILED on Python $version" >&2

@@ -51,8 +51,8 @@ def carried(conditions: Conditions, data: bytes) -> Iterator[tuple[HandLoop, Arr
 
     loop.inside(begin)
     yield loop, arrivals
-    loop.kill("")
     arrivals.close()
+    loop.kill("")
     loop.close()
 
 

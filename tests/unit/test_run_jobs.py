@@ -39,8 +39,9 @@ def test_an_unknown_job_is_answered_with_the_known(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         main(["run", "nothing"])
     assert ended.value.code == 64
-    told = capsys.readouterr().err
-    assert all(f"'{name}'" in told for name in ("nothing", "flights", "stream", "wordcount"))
+    told, _, known = capsys.readouterr().err.partition("choose from")
+    assert "'nothing'" in told
+    assert all(name in known for name in ("flights", "stream", "wordcount"))
 
 
 def test_the_help_lists_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
