@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -195,6 +196,8 @@ def test_stream_to_stream(spark: SparkSession, workers: Any, tmp_path: Path) -> 
     assert [progress["numInputRows"] for progress in query.recentProgress] == [300, 300, 300, 100]
     assert list(map(lag, query.recentProgress)) == [{1: left, 2: left} for left in (350, 200, 50, 0)]
     assert lag(query) == {1: 0, 2: 0}
+    first = json.loads(query.recentProgress[0]["sources"][0]["latestOffset"])
+    assert first["lag"] == {"1": 350, "2": 350}
     # Spark asks once more when it has read everything, and that acknowledges the last micro-batch.
     for index, left in enumerate([0, 1000]):
         with ControlClient(address(workers, index)) as control:

@@ -13,6 +13,9 @@ from typing import Any
 from tuplewire.errors import ConfigError, TuplewireError
 from tuplewire.spark.entry_runs import Runs, Vector, count, merged, still_to_come
 
+LAG = "lag"
+"""Beside the tasks of a latest offset, for people: by task, how many messages are there behind the query."""
+
 
 class DataLossError(TuplewireError):
     """Messages that a query has not read, or not committed, are not where it left them."""

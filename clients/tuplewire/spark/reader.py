@@ -24,6 +24,7 @@ from tuplewire.spark.data_source_api import (
 from tuplewire.spark.entry_runs import Runs
 from tuplewire.spark.fetch import RangeReader, acknowledge
 from tuplewire.spark.offsets import (
+    LAG,
     Held,
     Offset,
     Range,
@@ -113,6 +114,8 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._tasks = HeldTasks(options.address, options.topology, options.tasks, options.timeout)
         self._target: dict[int, TaskOffset] | None = None
         self._held: dict[int, Held] = {}
+        self._end = Offset({})
+        """Where the micro-batch ends that was planned last."""
         self._last_batch = time.monotonic()
         self._acknowledged: Offset | None = None
         self._runs: dict[int, Runs] = {}
@@ -177,9 +180,10 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
                 max_bytes=max_bytes,
             )
             if end is not begin and (numbers := self._numbered(stands, begin, end, held)):
-                self._last_batch = now
+                self._last_batch, self._end = now, numbers
                 return numbers.to_json()
             if self._target is not None or now > deadline:
+                self._end = begin
                 return start
             time.sleep(_POLL_SECONDS)
 
@@ -220,8 +224,19 @@ class TuplewireStreamReader(RangePartitionReader, DataSourceStreamReader, Suppor
         self._dropped |= dropped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Return the place after everything that was there at the last look, for the query's progress."""
-        return Offset(tails(self._held)).to_json() if self._held else None
+        """Return the place after everything that was there at the last look, for the query's progress.
+
+        With `lag`: by task, how many messages were there behind the last micro-batch.
+        """
+        if not self._held:
+            return None
+        ends = self._end.offsets
+        lag = {
+            str(task): max(0, each.tail - ends[task].sequence)
+            for task, each in self._held.items()
+            if task in ends
+        }
+        return {**Offset(tails(self._held)).to_json(), LAG: lag}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return one for each task of which a micro-batch has something."""
