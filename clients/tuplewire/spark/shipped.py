@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import tuplewire
 from tuplewire.errors import ConfigError
-from tuplewire.heaps import reuse_buffers
+from tuplewire.heaps import reuse_buffers, share_heaps, share_with_arrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,8 @@ def _arrived(driver: Versions, module: str, name: str) -> Any:
     return object.__new__(kind)
 
 
+_KEPT_BYTES = 48 * 1024 * 1024
+"""The rows that wait for the last one of their attempt, and some copies of what is sent."""
 _modules = 0
 """How many modules this process had when they were last set apart."""
 
@@ -125,7 +127,9 @@ def _settle_in() -> None:
     global _modules
     if len(sys.modules) > _modules and os.environ.get("SPARK_REUSE_WORKER"):
         _modules = len(sys.modules)
-        reuse_buffers()
+        share_heaps()
+        reuse_buffers(_KEPT_BYTES)
+        share_with_arrow()
         gc.freeze()
 
 
