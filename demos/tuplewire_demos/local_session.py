@@ -90,6 +90,8 @@ def local_session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
+        # See docs/how-to/tune.md, on large rows.
+        "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
         **(conf or {}),
     }
     builder = SparkSession.builder.master(f"local[{cores or os.cpu_count() or 1}]").appName(app_name)

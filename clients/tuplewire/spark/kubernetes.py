@@ -31,8 +31,9 @@ def settings(
     driver's pod, where Spark makes it, then gets the Secrets tuplewire-client-tls and
     tuplewire-driver-token, which may assign, drain and publish as the executors' token may not.
 
-    The grace period of an executor's pod is the sum of it all: Spark overrides the template's. Raises
-    ConfigError when there is no template, or a time is not more than 0.
+    The grace period of an executor's pod is the sum of it all: Spark overrides the template's. Batches of
+    rows for Python have 4 MiB at most. Raises ConfigError when there is no template, or a time is not more
+    than 0.
     """
     if not str(template).strip():
         raise ConfigError("template is empty: render one with kubectl kustomize, and name that file")
@@ -46,6 +47,8 @@ def settings(
         "spark.kubernetes.executor.terminationGracePeriodSeconds": f"{grace_seconds}s",
         # Only with spark.decommission.enabled, which would else leave the worker nothing of the grace period.
         "spark.executor.decommission.forceKillTimeout": f"{math.ceil(executor_seconds)}s",
+        # Else rows of 10 KB come as batches of 100 MB: see docs/how-to/tune.md, on large rows.
+        "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
     }
     return found | (_driver_secrets() if secure else {})
 
