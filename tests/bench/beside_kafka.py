@@ -36,7 +36,7 @@ _JARS = (
     "commons-pool2",
 )
 """What of the connector Spark does not have itself."""
-_ROOM = ("--receive-queue-messages=1000000", "--receive-queue-bytes=268435456", "--drain-seconds=1")
+_ROOM = ("--receive-queue-messages=2000000", "--receive-queue-bytes=1073741824", "--drain-seconds=1")
 _TRIAL_SECONDS = 600.0
 
 

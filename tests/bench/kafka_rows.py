@@ -34,6 +34,8 @@ class Cell:
 _WRITE = Cell("at least once", "write", "tuplewire")
 _ONCE = Cell("exactly once", "write", "tuplewire", EXACTLY_ONCE)
 _ALL = Cell("Kafka, acks=all", "write", "kafka", {"acks": "all"})
+_BULK = Cell("at least once", "write", "tuplewire", times=4)
+_BULK_ALL = Cell("Kafka, acks=all", "write", "kafka", {"acks": "all"}, times=4)
 _ONE = Cell("Kafka, acks=1", "write", "kafka", {"acks": "1"})
 _DROP = Cell("a sink in Python that drops it", "drop")
 _NOOP = Cell("Spark's noop sink", "noop")
@@ -50,6 +52,7 @@ PERCENTILES: dict[int, float | None] = {50: 0.4, 90: None}
 
 ROWS: dict[str, tuple[str, Cell, dict[Cell, float | None]]] = {
     "write": ("write", _WRITE, {_ALL: 2.0, _ONE: None}),
+    "bulk": ("write, four times the rows", _BULK, {_BULK_ALL: 2.0}),
     "once": ("write, exactly once", _ONCE, {_ALL: None, _WRITE: None}),
     "sink": ("write", _WRITE, {_DROP: 0.9, _NOOP: None}),
     "read": ("batch read", _READ, {_READ_KAFKA: 1.5}),
