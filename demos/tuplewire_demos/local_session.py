@@ -90,7 +90,7 @@ def local_session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
-        # See docs/how-to/tune.md, on large rows.
+        # See docs/how-to/spark.md, on large rows.
         "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
         **(conf or {}),
     }

@@ -47,7 +47,7 @@ def settings(
         "spark.kubernetes.executor.terminationGracePeriodSeconds": f"{grace_seconds}s",
         # Only with spark.decommission.enabled, which would else leave the worker nothing of the grace period.
         "spark.executor.decommission.forceKillTimeout": f"{math.ceil(executor_seconds)}s",
-        # Else rows of 10 KB come as batches of 100 MB: see docs/how-to/tune.md, on large rows.
+        # Else rows of 10 KB come as batches of 100 MB: see docs/how-to/spark.md, on large rows.
         "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
     }
     return found | (_driver_secrets() if secure else {})
