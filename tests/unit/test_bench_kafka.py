@@ -10,7 +10,7 @@ PLAN = Plan(tuple(ROWS), tuple(SIZES), 2, quick=False)
 def test_each_cell_is_measured_once_a_round() -> None:
     """A write stands beside several, and is one trial of each round."""
     cells = PLAN.cells()
-    assert len(cells) == len(set(cells)) == 16
+    assert len(cells) == len(set(cells)) == 18
     assert [cell.peer for cell in cells if cell.verb == LATENCY] == ["tuplewire", "kafka"]
 
 
@@ -29,6 +29,7 @@ def test_lines_are_of_every_row_with_its_targets() -> None:
     judged = {line.row: (line.ratio, line.target, line.verdict) for line in found if line.target}
     assert judged == {
         "write/10000": (3.0, ">= 2.0", "met"),
+        "bulk/10000": (3.0, ">= 2.0", "met"),
         "sink/10000": (3.0, ">= 0.9", "met"),
         "read/10000": (3.0, ">= 1.5", "met"),
         "stream/10000": (3.0, ">= 1.2", "met"),
