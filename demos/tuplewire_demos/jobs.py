@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from tuplewire.wire.control_pb2 import GetStatusResponse
 
-SUBSCRIBE_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
+SUBSCRIBE_SECONDS = 60.0
 CANCEL_SECONDS = 30.0
 INTERRUPTED_SECONDS = 2.0
 DEAD_SECONDS = 5.0
@@ -206,23 +206,6 @@ def _root(error: Exception) -> tuple[str, str]:
     return next(raised, _TRACEBACK), "\n".join(traceback).rstrip()
 
 
-def wait_subscribed(
-    controls: Sequence[ControlClient], tasks: set[int], finished: queue.SimpleQueue[PipelineJob]
-) -> None:
-    """Wait until tasks have their bolts; PipelineError when these take too long, or end."""
-    deadline = time.monotonic() + SUBSCRIBE_SECONDS
-    while missing := tasks - _subscribed(ask_all(controls)):
-        if time.monotonic() > deadline:
-            raise PipelineError(
-                f"tasks {sorted(missing)} have not subscribed within {SUBSCRIBE_SECONDS:g} s: "
-                "is the assignment in force, and has Spark enough free slots?"
-            )
-        job = next_finished(finished, _QUICK_POLL_SECONDS)
-        if job is not None:
-            job.check()
-            raise PipelineError("the bolts ended before any spout had started")
-
-
 def _watch(
     running: int,
     finished: queue.SimpleQueue[PipelineJob],
@@ -279,10 +262,6 @@ def _status(control: ControlClient) -> GetStatusResponse:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_QUICK_POLL_SECONDS)
-
-
-def _subscribed(statuses: Sequence[GetStatusResponse]) -> set[int]:
-    return {task.task for status in statuses for task in status.tasks if task.subscribed}
 
 
 def _traffic(statuses: Sequence[GetStatusResponse], tasks: set[int]) -> Traffic:

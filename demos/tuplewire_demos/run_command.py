@@ -6,10 +6,9 @@ import argparse
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.identity.credentials import Credentials
 from tuplewire.settings import ENVIRONMENT_PREFIX
 from tuplewire_service.command.parsers import EXIT_CODES
-from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, read_signals
+from tuplewire_service.process.stop import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,34 +87,6 @@ def add_wordcount(jobs: Any, name: str) -> None:
     )
     words.add_argument("--splitters", type=_positive, default=2, metavar="N", help="split bolts (default 2)")
     words.add_argument("--counters", type=_positive, default=2, metavar="N", help="count bolts (default 2)")
-
-
-def add_stream(jobs: Any, name: str) -> None:
-    """Add the job `stream` to subparsers."""
-    stream = _add(
-        jobs,
-        name,
-        "temperatures by window, made up, streamed through bolts until it is stopped by Ctrl-C",
-        "tuplewire run stream --seconds 30 --output windows",
-        _run_stream,
-    )
-    stream.add_argument(
-        "--seconds", type=_positive, metavar="N", help="stop by itself (default: when it is told to)"
-    )
-    stream.add_argument(
-        "--rows-per-second", type=_positive, default=1000, metavar="N", help="readings (default 1000)"
-    )
-    stream.add_argument(
-        "--output", type=Path, metavar="DIR", help="a new directory for the windows, as Parquet files"
-    )
-    stream.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="DIR",
-        help="a directory for what the next run needs to go on where this one ends, also when it is killed; "
-        "give it the same --output and --rows-per-second",
-    )
-    stream.add_argument("--bolts", type=_positive, default=2, metavar="N", help="bolt tasks (default 2)")
 
 
 def _add(
@@ -194,49 +165,6 @@ def _run_flights_of(path: Path, arguments: argparse.Namespace) -> int:
         ),
         write=lambda result: flights.write_result(sys.stdout, result),
     )
-
-
-def _run_stream(arguments: argparse.Namespace) -> int:
-    from tuplewire_demos import sensors
-    from tuplewire_demos.course import CourseKeeper
-    from tuplewire_demos.streaming import StreamResult, run_stream, write_stream
-
-    CourseKeeper(arguments.checkpoint, arguments.output)  # refuses an output that is there, before all else
-
-    def runner(spark: SparkSession, workers: Sequence[WorkerEndpoint], progress: Progress) -> StreamResult:
-        with _stop_signal() as stop:
-            return run_stream(
-                spark,
-                workers,
-                sys.stdout,
-                stop=stop,
-                stop_after=arguments.seconds,
-                rows_per_second=arguments.rows_per_second,
-                output=arguments.output,
-                checkpoint=arguments.checkpoint,
-                n_bolts=arguments.bolts,
-                progress=progress,
-            )
-
-    return _run(
-        "stream",
-        arguments,
-        n_bolts=arguments.bolts,
-        placed=sensors.assignment_for(arguments.workers, arguments.bolts),
-        runner=runner,
-        write=lambda result: write_stream(sys.stdout, result, arguments.output),
-    )
-
-
-@contextmanager
-def _stop_signal() -> Iterator[threading.Event]:
-    """Return what Ctrl-C and SIGTERM set; Spark's own handler would cancel all jobs."""
-    stop = threading.Event()
-    put_back = read_signals(lambda _: stop.set())
-    try:
-        yield stop
-    finally:
-        put_back()
 
 
 def _run_wordcount(arguments: argparse.Namespace) -> int:

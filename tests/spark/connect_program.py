@@ -5,7 +5,6 @@ A process has either a session of its own or one of Spark Connect, so it cannot 
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import threading
@@ -18,9 +17,8 @@ from tuplewire.spark import membership
 from tuplewire.spark.topology import Rows, TopologyProgress, run_topology, submit_topology
 from tuplewire.topology import BasicBolt, BasicOutputCollector, Spout, Topology, TopologyBuilder, Tuple
 from tuplewire.topology.running.termination import ProcessFailedError
+from tuplewire_demos.jobs import check_room
 from tuplewire_demos.local_session import local_session
-from tuplewire_demos.report import Progress
-from tuplewire_demos.streaming import run_stream
 
 SECONDS = 100.0
 COUNT = 1000
@@ -76,9 +74,7 @@ def main(remote: str, *workers: str) -> None:
     numbers = spark.range(COUNT).withColumnRenamed("id", "number")
     endless = topology(Numbers(), Pass())
     found["slots"] = refused(lambda: submit_topology(spark, endless, conf={"topology.workers": 7}))
-    found["pipeline"] = refused(
-        lambda: run_stream(spark, [], io.StringIO(), stop=threading.Event(), progress=Progress())
-    )
+    found["pipeline"] = refused(lambda: check_room(spark, 2))
     found["membership"] = refused(lambda: membership(spark, range(4)))
     found["session"] = refused(local_session("another").__enter__)
 

@@ -409,8 +409,6 @@ def group_is_alive(group: int) -> bool:
         (["flights", "--cores", "2"], 64, "--cores 2 is too few"),
         (["flights", "--bolts", "0"], 64, "'0' is no whole number from 1"),
         (["wordcount"], 64, "--input"),
-        (["stream", "--output", "/tmp"], 1, "/tmp exists already"),  # noqa: S108 - it is not written to
-        (["stream", "--cores", "2"], 64, "--cores 2 is too few"),
     ],
 )
 def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
@@ -424,7 +422,7 @@ def test_command_refuses(arguments: list[str], code: int, message: str) -> None:
 
 def test_command_explains_itself() -> None:
     """The help of each pipeline has its options and an example."""
-    for pipeline in ("flights", "wordcount", "stream"):
+    for pipeline in ("flights", "wordcount"):
         ran = tuplewire("run", pipeline, "--help")
         assert ran.returncode == 0
         assert f"example: tuplewire run {pipeline}" in ran.stdout

@@ -41,7 +41,7 @@ def test_an_unknown_job_is_answered_with_the_known(capsys: pytest.CaptureFixture
     assert ended.value.code == 64
     told, _, known = capsys.readouterr().err.partition("choose from")
     assert "'nothing'" in told
-    assert all(name in known for name in ("flights", "stream", "wordcount"))
+    assert all(name in known for name in ("flights", "wordcount"))
 
 
 def test_the_help_lists_the_jobs(capsys: pytest.CaptureFixture[str]) -> None:
