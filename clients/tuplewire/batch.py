@@ -381,5 +381,8 @@ def as_groups(
         raise TypeError("send(task, payload): the payload is missing")
     batch = messages if isinstance(messages, TaskMessageBatch) else TaskMessageBatch(messages, source)
     if source is None:
-        return batch.groups
-    return tuple(group.with_source(source) if group.source is None else group for group in batch.groups)
+        return tuple(group.as_new() for group in batch.groups)
+    return tuple(
+        group.with_source(source) if group.source is None else group
+        for group in (each.as_new() for each in batch.groups)
+    )

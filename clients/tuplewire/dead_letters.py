@@ -72,7 +72,7 @@ class DeadMessage:
 
     id: eight digits that are the same whenever it is read. task: the one to which the message was. source:
     the task that sent it; None: no task. time: when it became a dead letter, in ISO 8601 and UTC. message: as
-    it was sent.
+    it was sent. redelivered: True if it may be a copy.
     """
 
     id: str
@@ -82,9 +82,10 @@ class DeadMessage:
     reason: str
     time: str
     message: TaskMessage
+    redelivered: bool = False
 
     @classmethod
-    def read(cls, letter: TaskMessage) -> Self | None:
+    def read(cls, letter: TaskMessage, *, redelivered: bool = False) -> Self | None:
         """Read one; None for a message that is no dead letter."""
         try:
             told = dict(letter.headers)
@@ -103,4 +104,5 @@ class DeadMessage:
             text.get(REASON, ""),
             text.get(TIME, ""),
             TaskMessage(task, letter.message, key=letter.key, headers=_others(letter.headers)),
+            redelivered,
         )

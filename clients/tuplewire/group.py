@@ -285,17 +285,20 @@ class TaskGroup:
             )
         ]
 
+    # Copies are made by replace() alone: it keeps every field that the copy does not change.
+
     def with_source(self, source: int) -> TaskGroup:
         """Return the same messages as sent by a task."""
-        return TaskGroup(
-            self.task,
-            source,
-            self.lengths,
-            self.data,
-            redelivered=self.redelivered,
-            header_lengths=self.header_lengths,
-            header_data=self.header_data,
-        )
+        return replace(self, source=source)
+
+    def as_new(self) -> TaskGroup:
+        """Return the same messages, as a process sends them that is not a worker on their way.
+
+        Fields that only workers set are cleared. The mark and the time of acceptance stay.
+        """
+        if not (self.forwarded or self.entry_sequence or self.kept):
+            return self
+        return replace(self, forwarded=0, entry_sequence=0, kept=False)
 
     def as_redelivered(self) -> TaskGroup:
         """Return the same messages, marked as possibly delivered before."""
@@ -306,18 +309,11 @@ class TaskGroup:
 
         now_micros: the time of acceptance, if the group has none yet. kept: whether their program keeps them.
         """
-        return TaskGroup(
-            self.task,
-            self.source,
-            self.lengths,
-            self.data,
-            redelivered=self.redelivered,
-            forwarded=self.forwarded,
+        return replace(
+            self,
             entry_sequence=entry_sequence,
             accepted_micros=self.accepted_micros or now_micros,
             kept=kept,
-            header_lengths=self.header_lengths,
-            header_data=self.header_data,
         )
 
     def accepted(self, micros: int) -> TaskGroup:
@@ -331,19 +327,7 @@ class TaskGroup:
         and so do not overtake these.
         """
         forwarded = (self.forwarded or worker) + _HOP + _UNQUEUED_HOP
-        return TaskGroup(
-            self.task,
-            self.source,
-            self.lengths,
-            self.data,
-            redelivered=self.redelivered,
-            forwarded=forwarded + max(0, after - route_of(forwarded)),
-            entry_sequence=self.entry_sequence,
-            accepted_micros=self.accepted_micros,
-            kept=self.kept,
-            header_lengths=self.header_lengths,
-            header_data=self.header_data,
-        )
+        return replace(self, forwarded=forwarded + max(0, after - route_of(forwarded)))
 
     @property
     def unqueued_hops(self) -> int:

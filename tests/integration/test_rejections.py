@@ -346,3 +346,41 @@ def test_the_command_lists_shows_replays_and_drops(letter_pair: Pair) -> None:
         assert batch.groups[0].source == 8
     assert "2 dropped" in command("drop", "--all", *way).stderr
     eventually(lambda: queued(letter_pair.near, DEAD) == 0)
+
+
+def test_a_mark_survives_rejections_the_dead_letter_and_its_replay(letter_pair: Pair) -> None:
+    """A message that a consumer may have processed stays marked, whatever happens to it later."""
+    letters(letter_pair)
+    task = letter_pair.near_task()
+    with client_of(letter_pair.near.address) as client:
+        client.send(task, b"maybe processed")
+        client.flush(10)
+        with client.recv([task], timeout=10) as subscription:
+            assert not next(subscription).groups[0].redelivered
+        with client.recv([task], timeout=10) as subscription:
+            for _ in range(LIMIT):
+                assert next(subscription).groups[0].redelivered
+                subscription.reject(0)
+                subscription.acknowledge()
+    way = ("--all", "--address", letter_pair.near.address, "--topology", TOPOLOGY)
+    assert "1 sent again" in command("replay", *way).stderr
+    with client_of(letter_pair.near.address) as client, client.recv([task], timeout=10) as subscription:
+        assert next(subscription).groups[0].redelivered
+
+
+def test_a_dead_letter_of_a_marked_message_is_marked(letter_pair: Pair) -> None:
+    """A program that reads the dead-letter task sees the mark of the message."""
+    letters(letter_pair)
+    task = letter_pair.near_task()
+    with client_of(letter_pair.near.address, reject_order="wait") as client:
+        client.send(task, b"maybe processed")
+        client.flush(10)
+        with client.recv([task], timeout=10) as subscription:
+            next(subscription)
+        with client.recv([task], timeout=10) as subscription:
+            for _ in range(LIMIT):
+                assert next(subscription).groups[0].redelivered
+                subscription.reject(0)
+                subscription.acknowledge()
+        with client.recv([DEAD], timeout=10) as subscription:
+            assert next(subscription).groups[0].redelivered

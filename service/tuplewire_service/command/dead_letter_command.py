@@ -97,8 +97,10 @@ def _letters_in(arrived: Arrived) -> Iterator[tuple[int, DeadMessage | None]]:
     from tuplewire.batch import TaskMessageBatch
     from tuplewire.dead_letters import DeadMessage
 
-    for index, message in zip(count(), TaskMessageBatch.from_groups(arrived.groups), strict=False):
-        yield index, DeadMessage.read(message)
+    indexes = count()
+    for group in arrived.groups:
+        for message in TaskMessageBatch.from_groups([group]):
+            yield next(indexes), DeadMessage.read(message, redelivered=group.redelivered)
 
 
 @contextmanager
@@ -199,8 +201,11 @@ def _replay(arguments: argparse.Namespace, box: _Box, letters: Sequence[DeadMess
     from tuplewire.batch import TaskMessageBatch
 
     groups = [
-        TaskGroup.joined(each.task, each.source, [each.message.payload], [encoded_of(each.message)])
+        group.as_redelivered() if each.redelivered else group
         for each in letters
+        for group in [
+            TaskGroup.joined(each.task, each.source, [each.message.payload], [encoded_of(each.message)])
+        ]
     ]
     box.client.send(TaskMessageBatch.from_groups(groups), timeout=arguments.timeout)
     box.client.flush(arguments.timeout)  # sent twice rather than not at all

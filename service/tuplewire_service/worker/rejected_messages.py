@@ -201,15 +201,7 @@ class RejectedMessages:
 
     def _keep(self, copy: TaskGroup, settles: DropReason | None, due: float) -> _Room:
         """Keep a copy as a message of this worker's own; return the room that it takes."""
-        own = TaskGroup(
-            copy.task,
-            copy.source,
-            copy.lengths,
-            copy.data,
-            accepted_micros=copy.accepted_micros,
-            header_lengths=copy.header_lengths,
-            header_data=copy.header_data,
-        )
+        own = copy.as_new()
         self.put_back(Copy(due, next(self._numbers), own, settles), due)
         room = self._rooms.setdefault(own.task, _Room())
         room.messages += 1

@@ -1,0 +1,62 @@
+"""Copies of a group keep every field except those that the copy is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+
+from tuplewire.batch import TaskMessageBatch, as_groups
+from tuplewire.dead_letters import again, dead_letter
+from tuplewire.group import TaskGroup
+
+FULL = TaskGroup(
+    3,
+    None,
+    (1).to_bytes(4, "little"),
+    b"p",
+    redelivered=True,
+    forwarded=7,
+    entry_sequence=9,
+    accepted_micros=11,
+    kept=True,
+)
+"""A group in which no field has its default value, except for headers, which dead letters rewrite."""
+
+WORKER_FIELDS = {"forwarded", "flow", "entry_sequence", "kept"}
+HEADERS = {"header_lengths", "header_data", "size_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("copy", "changed"),
+    [
+        (lambda group: group.with_source(5), {"source"}),
+        (lambda group: group.as_redelivered(), set()),
+        (lambda group: group.as_new(), WORKER_FIELDS),
+        (lambda group: group.at(20, 30), {"entry_sequence", "kept"}),
+        (lambda group: group.accepted(30), set()),
+        (lambda group: group.passed_on(2), {"forwarded", "flow"}),
+        (lambda group: group.passed_on(2).out_of_queue(0), {"forwarded", "flow"}),
+        (lambda group: group.slice(0, 1), set()),
+        (lambda group: again(group, 1), HEADERS),
+        (lambda group: dead_letter(group, 99, 1, "bad", 0), {"task", "flow", *HEADERS}),
+        (lambda group: as_groups(TaskMessageBatch.from_groups([group]))[0], WORKER_FIELDS),
+        (
+            lambda group: as_groups(TaskMessageBatch.from_groups([group]), source=5)[0],
+            {"source", *WORKER_FIELDS},
+        ),
+    ],
+)
+def test_a_copy_keeps_every_other_field(copy: Callable[[TaskGroup], TaskGroup], changed: set[str]) -> None:
+    """Each copy changes its own fields, and no others."""
+    copied = copy(FULL)
+    names = {field.name for field in fields(TaskGroup)}
+    assert {name for name in names if getattr(copied, name) != getattr(FULL, name)} == changed
+
+
+def test_a_time_of_acceptance_is_set_once() -> None:
+    """A later worker does not replace the time at which the first one accepted the messages."""
+    group = TaskGroup.of(3, [b"p"])
+    assert group.at(1, 30).accepted_micros == 30
+    assert group.at(1, 30).at(2, 40).accepted_micros == 30
