@@ -158,6 +158,18 @@ def test_closing_tells_what_is_acknowledged_over_another_stream(pair: Pair) -> N
     assert acknowledged(pair.near, task) == 10
 
 
+def test_closing_a_client_waits_for_subscriptions_nobody_holds(pair: Pair) -> None:
+    """What a forgotten subscription acknowledged is known to the worker when its client has closed."""
+    task = pair.near_task()
+    with client_of(pair.near.address) as client:
+        client.send(numbered(task, range(10)))
+    with FaultProxy(pair.near.address) as proxy, client_of(proxy.address) as client:
+        proxy.delay(0.3)
+        collect(client.recv(task, timeout=10), 10)
+        client.close()
+        assert acknowledged(pair.near, task) == 10
+
+
 def test_dropped_subscription_frees_its_task(pair: Pair) -> None:
     """A loop that breaks off and forgets its subscription does not keep the task from others."""
     task = pair.near_task()

@@ -180,10 +180,8 @@ class Receiver(Resumable):
         """End the subscription, once the worker knows what is acknowledged; that may take three seconds.
 
         If the stream breaks meanwhile, another one is opened. After a cancelled call it is closed, and its
-        stream ends by itself.
+        stream ends by itself. A call during another one waits as that does.
         """
-        if self.over:
-            return
         with self._lock:
             self.over = True
             self._moved.notify_all()
