@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.fault_proxy import FaultProxy
 from helpers.moving_workers import TASK, Workers
+from helpers.ports import free_port
 from helpers.topology import (
     assign,
     assignment_file,
@@ -267,3 +268,58 @@ def test_what_was_passed_on_does_not_hold_a_drain(tmp_path: Path) -> None:
         for each in workers.running.values():
             with ControlClient(each.address) as control:
                 control.drain(5)
+
+
+@pytest.mark.parametrize("consumed", [0, 10])
+@pytest.mark.parametrize("transport", ["grpc", "zmq"])
+def test_a_drained_worker_that_is_still_listed_blocks_nothing(
+    tmp_path: Path, transport: str, consumed: int
+) -> None:
+    """Its task has moved, and it never comes back: what it had not taken goes to the new owner."""
+    flags = (f"--transport={transport}", "--receive-queue-messages=64")
+    with ExitStack() as stack:
+        a, b, c = (stack.enter_context(one_worker(name, *flags, directory=tmp_path)) for name in "abc")
+        for each in (a, b, c):
+            assign(each, 1, {a: [], b: [1], c: []})
+        ready(a, b, c)
+        sender = stack.enter_context(client_of(a.address))
+        sender.send(numbered(1, range(2000)))
+        eventually(lambda: queued(b, 1) == 64)
+        if consumed:
+            with client_of(b.address) as reader, reader.recv([1], timeout=20) as batches:
+                assert numbers(messages_of(next(batches)))[0] == 0
+        os.kill(b.process_id, signal.SIGTERM)
+        eventually(lambda: has_ended(b), 20, "drained")
+        for each in (a, c):
+            assign(each, 2, {a: [], b: [], c: [1]})
+        with client_of(c.address) as reader, reader.recv([1], timeout=20) as batches:
+            got: list[int] = []
+            while not got or got[-1] < 1999:
+                got += numbers(messages_of(next(batches)))
+        assert got == list(range(got[0], 2000))
+        eventually(lambda: ledger(a).pending == 0)
+
+
+def test_a_draining_worker_follows_its_assignment_file(tmp_path: Path) -> None:
+    """A task that gets another owner while its worker drains is handed over, as after UpdateAssignment."""
+    with ExitStack() as stack:
+        port = free_port()
+        address = f"127.0.0.1:{port}"
+        b = stack.enter_context(one_worker("b", directory=tmp_path))
+        before = {("a", address): [1], ("b", b.address): [2]}
+        file = assignment_file(tmp_path, 1, before)
+        flags = ("--drain-seconds=60", f"--assignment-file={file}")
+        a = stack.enter_context(one_worker("a", *flags, directory=tmp_path, port=port))
+        assign(b, 1, before)
+        ready(a, b)
+        with client_of(a.address) as sender:
+            sender.send(numbered(1, range(200)))
+            sender.flush(30)
+        os.kill(a.process_id, signal.SIGTERM)
+        eventually(lambda: status(a).state == 3, 20, "draining")
+        after = {("a", address): [], ("b", b.address): [1, 2]}
+        assignment_file(tmp_path, 2, after)
+        assign(b, 2, after)
+        with client_of(b.address) as reader, reader.recv([1], timeout=20) as batches:
+            assert numbers(collect(batches, 200)) == list(range(200))
+            eventually(lambda: has_ended(a), 50, "drained")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +147,43 @@ def test_tokens_rotate(worker: Guarded, tmp_path: Path) -> None:
         _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
     worker.tokens.write_text(f"etl {OLD}\n", encoding="utf-8")
     _sends(worker.endpoint.address, _credentials(tmp_path, OLD))
+
+
+def test_a_removed_token_closes_its_streams_during_a_drain(tmp_path: Path) -> None:
+    """A worker that drains goes on watching its token file."""
+    tokens = secret_file(tmp_path / "token", f"etl {OLD}\netl {NEW}\n")
+    credentials = []
+    for name, token in (("old", OLD), ("new", NEW)):
+        (tmp_path / name).mkdir()
+        credentials.append(_credentials(tmp_path / name, token))
+    old, new = credentials
+    with (
+        LocalWorkers(
+            1,
+            TOPOLOGY,
+            flags=[f"--token-file={tokens}"],
+            directory=tmp_path,
+            drain_seconds=60,
+            credentials=new,
+        ) as workers,
+        Client(workers.endpoints[0].address, topology=TOPOLOGY, credentials=new) as keeper,
+        Client(workers.endpoints[0].address, topology=TOPOLOGY, credentials=old) as removed,
+    ):
+        workers.assign({0: [1, 2]}, _SECONDS)
+        endpoint = workers.endpoints[0]
+        with Client(endpoint.address, topology=TOPOLOGY, credentials=new) as sender:
+            for task in (1, 2):
+                sender.send(task, b"holds the drain open")
+        kept, closed = keeper.recv([2], timeout=_SECONDS), removed.recv([1], timeout=_SECONDS)
+        next(kept)
+        next(closed)
+        os.kill(endpoint.process_id, signal.SIGTERM)
+        eventually(lambda: "worker.draining" in workers.log_of(0).read_text(), what="draining")
+        tokens.write_text(f"etl {NEW}\n", encoding="utf-8")
+        eventually(lambda: denied(endpoint, "wrong_token") > 0, what="the stream is closed")
+        kept.acknowledge()
+        with keeper.recv([1], timeout=_SECONDS) as rest:
+            next(rest)
 
 
 def test_session_waits_for_its_file(worker: Guarded, tmp_path: Path) -> None:

@@ -140,6 +140,13 @@ class HeldMessages:
         count = sum(flow.unreleased for flow in self._flows.values())
         return count - sum(len(entry.group) for frame in self._in_flight for entry in frame.entries)
 
+    @property
+    def receiver_has_none(self) -> bool:
+        """Whether all held messages are ours alone: the receiver has released everything that was written."""
+        return not self._in_flight and all(
+            flow.sent_messages <= flow.released and not flow.unprocessed for flow in self._flows.values()
+        )
+
     def unreleased(self) -> dict[OfEntry, int]:
         """Return of whom messages were handed over that the receiver has not released.
 

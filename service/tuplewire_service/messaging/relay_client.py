@@ -62,6 +62,14 @@ class IRelayConnection(IClientConnection):
         """
         return 0, {}
 
+    @property
+    def receiver_has_none(self) -> bool:
+        """Whether the receiver has released every message that was written to it.
+
+        Called where the transport's I/O runs. Return False if the transport cannot tell.
+        """
+        return False
+
     def receivers_ended(self, incarnations: Container[int]) -> None:
         """Take what the receiver has as done with if it is one of these workers (their incarnations).
 
@@ -159,6 +167,12 @@ class RelayClient(SendingEnd, IRelayConnection):
         with self._lock:
             self._take_in()
             return self._window.worker_incarnation, self._window.unreleased()
+
+    @property
+    def receiver_has_none(self) -> bool:
+        with self._lock:
+            self._take_in()
+            return self._window.receiver_has_none
 
     def receivers_ended(self, incarnations: Container[int]) -> None:
         with self._lock:

@@ -202,12 +202,13 @@ class DataPlane:
         return self.loop.run(self._drain(deadline_seconds))
 
     async def _drain(self, deadline_seconds: float) -> LedgerSnapshot:
-        for watch in self._watches:
-            watch.cancel()
         deadline = time.monotonic() + deadline_seconds
         self._control.end_taps()
         await self._health.end(min(_WATCHERS_SECONDS, deadline_seconds))
         ledger = await self.worker.drain(max(0.0, deadline - time.monotonic()))
+        # Not before: a drain follows its assignment, and a removed token closes its streams.
+        for watch in self._watches:
+            watch.cancel()
         if self._state is not None and self._keeping is not None:
             self._keeping.cancel()
             await asyncio.to_thread(self._state.end)

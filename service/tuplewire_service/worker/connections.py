@@ -199,13 +199,18 @@ class Connections:
         for peer, connection in self._connections.items():
             yield peer, *connection.unreleased()
 
-    def ended(self, incarnations: Container[int]) -> dict[Peer, set[int]]:
-        """Return which peers, being of these workers, are gone, and the tasks of what they had not taken."""
+    def ended(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
+        """Return which peers are gone, and the tasks of what they had not taken.
+
+        Gone is who is out of reach and is one of these incarnations, which have ended in good order, or is a
+        former owner that has none of our messages: it need not come back for them.
+        """
         found: dict[Peer, set[int]] = {}
         for peer, connection in self._connections.items():
             if not self.ready(peer):
                 incarnation, keys = connection.unreleased()
-                if keys and incarnation in incarnations:
+                done = incarnation in incarnations or (peer in former and connection.receiver_has_none)
+                if keys and done:
                     found[peer] = {task for task, _ in keys}
         return found
 

@@ -48,16 +48,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
     """
 
     def __init__(
-        self,
-        settings: WorkerSettings,
-        incarnation: int,
-        context: IContext,
-        draining: Callable[[], bool],
+        self, settings: WorkerSettings, incarnation: int, context: IContext, draining: Callable[[], bool]
     ) -> None:
         """Begin without an assignment.
 
-        context: the transport to other workers.
-        draining: returns True if this worker is to tell its peers that it drains.
+        context: the transport to other workers. draining: whether this worker is to tell them that it drains.
         """
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have said with a frame."""
@@ -144,7 +139,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
 
-        A worker that drains, and has passed on messages, has one to every other: all are to hear it.
+        A worker that drains and leaves messages has one to every other: all are to hear it.
         A former owner is given up if it has left the assignment and is out of reach.
         """
         if self._closing:
@@ -153,7 +148,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         assignment = self.table.assignment
         assigned = set() if assignment is None else {worker.peer for worker in assignment.workers}
         successors = self._moves.successors.peers
-        needed = self.table.to_connect(successors, everyone=self._draining() and bool(self.successors))
+        needed = self.table.to_connect(successors, everyone=self._draining() and self.leaves_messages)
         former = self._moves.peers()
         overdue = self._moves.peers(since=self._clock() - _GIVE_UP_SECONDS) - assigned
         lost = {peer for peer in overdue if not self.connections.ready(peer)} | (former & self._dead)
@@ -163,9 +158,9 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._renew_ended()
 
     def _renew_ended(self) -> None:
-        """Take back what workers had not taken when they ended: it goes behind what they had passed on."""
+        """Take back what workers had not taken when they left: it goes behind what they had passed on."""
         self._transfer.drain_now()  # by the old routes
-        for peer, tasks in self.connections.ended(self.departures).items():
+        for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
             self._wait_for(peer, tuple(tasks), self._clock())
             self._moves.lose({peer})
             self.connections.renew(peer)
@@ -380,6 +375,11 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def successors(self) -> Mapping[OfEntry, Successor]:
         """Who has what this worker has passed on, and nobody has processed."""
         return self._moves.successors.left(self.connections.unreleased())
+
+    @property
+    def leaves_messages(self) -> bool:
+        """Whether others wait for something of ours: what we have passed on, or what nobody took."""
+        return bool(self.queues.pending_messages or self.successors)
 
     @property
     def passing(self) -> bool:

@@ -217,7 +217,7 @@ class Worker:
             ticker.cancel()
         self.waits_for = "connections to all other workers, to say goodbye"
         router.refresh()
-        patience = min(self._clock() + _GOODBYE_SECONDS, deadline) if router.successors else 0.0
+        patience = min(self._clock() + _GOODBYE_SECONDS, deadline) if router.leaves_messages else 0.0
         # Nothing tells of a connection that opens.
         while router.connections.not_ready and self._clock() < patience:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)
