@@ -79,6 +79,32 @@ def test_newer_subscriber_takes_the_task_over(pair: Pair) -> None:
             eventually(lambda: _superseded(first), 10)
 
 
+def test_two_consumers_with_one_identity(pair: Pair) -> None:
+    """The second takes over, though id and incarnation are the same; nothing comes twice without its mark."""
+    task = pair.near_task()
+    same = functools.partial(client_of, client_id="twin", incarnation=1)
+    seen: set[bytes] = set()
+    with FaultProxy(pair.near.address) as proxy, same(proxy.address) as one, same(pair.near.address) as two:
+        one.send(numbered(task, range(300)))
+        first = one.recv([task], timeout=20)
+        for group in next(first).groups:
+            seen.update(group.payloads())
+        proxy.black_hole()  # it does not hear that it is superseded, and comes again
+        with two.recv([task], timeout=20) as second, client_of(pair.near.address) as sender:
+            sender.send(numbered(task, range(300, 600)))
+            for number in range(600):
+                batch = next(second)
+                for group in batch.groups:
+                    assert group.redelivered or seen.isdisjoint(group.payloads())
+                    seen.update(group.payloads())
+                if not number:
+                    proxy.cut()
+                    proxy.resume()
+                if len(seen) == 600:
+                    break
+            eventually(lambda: _superseded(first), 20)
+
+
 @pytest.mark.slow
 def test_an_older_subscriber_is_always_told(pair: Pair) -> None:
     """Though it acknowledges at that very moment: else it would come again, and take the task back."""

@@ -14,7 +14,7 @@ import grpc.aio
 from tuplewire.config import SessionSettings
 from tuplewire.connection.dialling import NOT_TRUSTED, Dialler
 from tuplewire.connection.stream import ClientStream, Dial, MessageStream, StreamBroken
-from tuplewire.errors import ProtocolError, TuplewireError, UnreachableError, refused
+from tuplewire.errors import PayloadRefusedError, ProtocolError, TuplewireError, UnreachableError, refused
 from tuplewire.identity.credentials import Credentials
 
 DIRECT = (
@@ -23,8 +23,13 @@ DIRECT = (
     ("grpc.enable_http_proxy", 0),
     # How long it may take to connect: each of our attempts makes a channel of its own.
     ("grpc.min_reconnect_backoff_ms", 5000),
+    # The worker's limits hold in both directions: it tells a sender, and knows what it sends itself.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
 )
 """The options of every channel."""
+ANY_SIZE = 2**63 - 1
+"""What a consumer with these options says of the largest response it takes."""
 SERVICE = "tuplewire.v1.Messaging"
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
@@ -38,6 +43,8 @@ _NO_CONNECTION = re.compile(
 """What gRPC says around the one thing that counts."""
 _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
 """What gRPC says of a server that ends a connection during the handshake."""
+_TOO_LARGE = re.compile("larger than max|metadata size exceeds")
+"""What gRPC says of a message or of metadata over a limit: it would say so again."""
 BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
 """What gRPC raises on a call that has ended."""
 
@@ -60,6 +67,8 @@ def server_options(settings: SessionSettings) -> list[tuple[str, Any]]:
     """Return the options of a server to which sessions come: it finds a hung client as the client does it."""
     return [
         *_common_options(settings),
+        ("grpc.max_send_message_length", settings.max_request_bytes),
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.so_reuseport", 0),
         # The clients ping to find a hung server; this is what lets them.
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
@@ -74,8 +83,6 @@ def _common_options(settings: SessionSettings) -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", timeout),
         ("grpc.http2.ping_timeout_ms", timeout),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_send_message_length", settings.max_request_bytes),
-        ("grpc.max_receive_message_length", settings.max_request_bytes),
     ]
 
 
@@ -167,6 +174,11 @@ def error_of(
     for key, value in trailing or ():
         if key == ERROR_KEY:
             return refused(str(value), details)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
+        return PayloadRefusedError(
+            f"{address} does not take so much at once: {details}; name fewer tasks, show a shorter token, or "
+            "raise the worker's max_message_bytes and max_frame_bytes"
+        )
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:
         return ProtocolError(f"{address} does not answer as a Tuplewire worker: {code.name}: {details}")
     hint = NOT_TRUSTED if _REFUSED_BY_US.search(details) else hint if _BROKEN_OFF.search(details) else ""

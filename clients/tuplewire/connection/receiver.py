@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION, RejectOrder, SessionSettings
+from tuplewire.connection.grpc_channel import ANY_SIZE
 from tuplewire.connection.handover import HandOverCondition
 from tuplewire.connection.resumable import FATAL, Resumable
 from tuplewire.connection.sender import Identity
@@ -53,6 +55,7 @@ class Receiver(Resumable):
     ) -> None:
         super().__init__(address, settings, loop, dial)
         self._identity = identity
+        self._number = secrets.randbits(63)
         self._lock = threading.Lock()
         self._moved = HandOverCondition(self._lock)
         self.tasks = tuple(tasks)
@@ -231,6 +234,8 @@ class Receiver(Resumable):
             tasks=map(cursor_to_wire, cursors),
             worker_incarnation=self._window.worker_incarnation,
             receiver_id=self.receiver_id,
+            subscription=self._number,
+            max_response_bytes=ANY_SIZE,
         )
         data = await self._exchange(stream, pb.RecvRequest(subscribe=subscribe))
         subscribed = pb.RecvResponse.FromString(data).subscribed

@@ -25,7 +25,13 @@ CREDENTIALS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 """Refusals for what a side shows of itself. Two sides whose files are exchanged do not change at once."""
 _QUIET_SECONDS = 1.0
 """How long nobody is told that a worker is out of reach: it may be about to start, or to come again."""
-FATAL = CREDENTIALS | {"WRONG_TOPOLOGY", "STALE_INCARNATION", "PROTOCOL_VERSION", "SUPERSEDED"}
+FATAL = CREDENTIALS | {
+    "MESSAGE_TOO_LARGE",
+    "PROTOCOL_VERSION",
+    "STALE_INCARNATION",
+    "SUPERSEDED",
+    "WRONG_TOPOLOGY",
+}
 """Refusals that the same request would meet again, however often it is made."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import grpc
 
 from tuplewire.config import PROTOCOL_VERSION, SessionSettings
-from tuplewire.connection.grpc_channel import SERVICE, channel_options, dialler_for, error_of
+from tuplewire.connection.grpc_channel import ANY_SIZE, SERVICE, channel_options, dialler_for, error_of
 from tuplewire.errors import ProtocolError, refused
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
@@ -68,6 +68,7 @@ class RecvStream:
             receiver_id=worker_id,
             tasks=map(cursor_to_wire, cursors),
             only_reads=only_reads,
+            max_response_bytes=ANY_SIZE,
         )
         self._cursors = cursors
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

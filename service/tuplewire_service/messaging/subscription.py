@@ -24,6 +24,7 @@ class SubscribeRequest:
     worker_incarnation: the worker incarnation that the cursors belong to; 0: none.
     only_reads: whether it acknowledges nothing that it gets, so that nobody waits for it when a task leaves.
     address: where it comes from, as its transport says it; empty: it is in this process.
+    subscription: tells two consumers with the same id and incarnation apart.
     """
 
     owner: str
@@ -33,10 +34,11 @@ class SubscribeRequest:
     cursors: Sequence[Cursor]
     only_reads: bool = False
     address: str = ""
+    subscription: int = 0
 
     @property
     def consumer_key(self) -> tuple[str, str]:
-        """What the consumer is known by."""
+        """What the consumer is known by, in all its incarnations."""
         return self.owner, self.consumer_id
 
 

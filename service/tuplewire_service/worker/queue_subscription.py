@@ -35,6 +35,7 @@ class Queue:
     consumer: QueueSubscription | None = None
     consumer_key: tuple[str, str] = ("", "")
     incarnation: int = 0
+    subscription: int = 0
     credit: int = 0
     credit_bytes: int = 0
     rejected: int = 0

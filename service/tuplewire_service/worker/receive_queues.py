@@ -272,7 +272,8 @@ class ReceiveQueues:
                 )
             # It comes back, and may have been cut off before it heard that it was superseded.
             returns = request.worker_incarnation == self.incarnation
-            if returns and queue.consumer is not None and queue.consumer_key != request.consumer_key:
+            another = (queue.consumer_key, queue.subscription) != (request.consumer_key, request.subscription)
+            if returns and queue.consumer is not None and another:
                 raise _superseded(queue.consumer_key[1], queue.task)
         subscription = QueueSubscription(self, wake, request)
         for cursor in request.cursors:
@@ -282,7 +283,8 @@ class ReceiveQueues:
     def _hand_over(
         self, queue: Queue, subscription: QueueSubscription, cursor: Cursor, request: SubscribeRequest
     ) -> None:
-        same = queue.consumer_key == request.consumer_key and queue.incarnation == request.incarnation
+        wanted = request.consumer_key, request.incarnation, request.subscription
+        same = (queue.consumer_key, queue.incarnation, queue.subscription) == wanted
         resumes = same and request.worker_incarnation == self.incarnation
         if queue.consumer is not None:
             # Two streams of one consumer may arrive in either order; the refused one comes again.
@@ -292,7 +294,7 @@ class ReceiveQueues:
                 else _superseded(request.consumer_id, queue.task)
             )
         queue.consumer = subscription
-        queue.consumer_key, queue.incarnation = request.consumer_key, request.incarnation
+        queue.consumer_key, queue.incarnation, queue.subscription = wanted
         if resumes:
             self.on_done(queue.task, self._settle(queue, cursor))
             queue.log.rewind(cursor.received)

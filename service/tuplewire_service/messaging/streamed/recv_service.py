@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION
 from tuplewire.connection.pacer import Pacer
 from tuplewire.connection.stream import StreamBroken
-from tuplewire.errors import DrainingError, MalformedError, RefusedError, TuplewireError
+from tuplewire.errors import DrainingError, MalformedError, PayloadRefusedError, RefusedError, TuplewireError
 from tuplewire.group import TaskGroup, same_time
 from tuplewire.session.asking import Asking
 from tuplewire.session.delivery import Delivery
+from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
@@ -29,6 +31,10 @@ from tuplewire_service.messaging.streamed.streamed_stream import (
 from tuplewire_service.messaging.subscription import ISubscription, ISubscriptionSource, SubscribeRequest
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
+_GRPC_DEFAULT_BYTES = 4 << 20
+"""The largest response that a consumer takes which says nothing of it."""
+_FRAME_BYTES = 64
+"""What a response has beside its groups, at most."""
 _Denied = asyncio.Future[RefusedError]
 """Done once the consumer is admitted no more."""
 
@@ -56,7 +62,8 @@ class RecvService(StreamService):
                 wake = asyncio.Event()
                 subscription = self._open(subscribe, access, wake, wire.peer)
                 await wire.write(_subscribed(subscription).SerializeToString())
-                await self._carry(subscription, wake, denied, wire)
+                limit = subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
+                await self._carry(subscription, wake, denied, wire, limit)
         except TuplewireError as error:
             await self._refuse(wire, error)
         finally:
@@ -91,16 +98,22 @@ class RecvService(StreamService):
             list(cursors.values()),
             subscribe.only_reads,
             peer,
+            subscribe.subscription,
         )
         return self.source.subscribe(request, wake.set)
 
     async def _carry(
-        self, subscription: ISubscription, wake: asyncio.Event, denied: _Denied, wire: ServerStream
+        self,
+        subscription: ISubscription,
+        wake: asyncio.Event,
+        denied: _Denied,
+        wire: ServerStream,
+        limit: int,
     ) -> None:
         probe = _Probe(wake)
         pacer = Pacer(self.settings.session.gather_seconds)
         closing = asyncio.Event()
-        writing = self._write(subscription, probe, pacer, closing, denied, wire)
+        writing = self._write(subscription, probe, pacer, closing, denied, wire, limit)
         writer = asyncio.create_task(writing, name="deliver")
         others = [
             asyncio.create_task(self._read(subscription, probe, pacer, wire), name="progress"),
@@ -145,6 +158,7 @@ class RecvService(StreamService):
         closing: asyncio.Event,
         denied: _Denied,
         wire: ServerStream,
+        limit: int,
     ) -> None:
         sequence = 0
         asking, clock = Asking(), asyncio.get_running_loop().time
@@ -157,14 +171,14 @@ class RecvService(StreamService):
                 await wire.write(pb.RecvResponse(probe=pb.Probe()).SerializeToString())
             while answers := subscription.take_answers():  # before what is taken after them
                 await wire.write(pb.RecvResponse(rejected=answers_to_wire(answers)).SerializeToString())
-            deliveries = subscription.take(max_bytes)
-            if deliveries:
-                sequence += 1
+            if deliveries := subscription.take(max_bytes):
                 # Whoever keeps messages until they are processed waits for that.
                 pressing = subscription.crowded or any(each.group.kept for each in deliveries)
                 asks = asking.asks(clock(), pressing=pressing)
-                data = _frame(sequence, deliveries, asks=asks)
-                await wire.write(data)
+                for part in _fitting(deliveries, limit):
+                    sequence += 1
+                    data = _frame(sequence, part, asks=asks)
+                    await wire.write(data)
                 if wait := pacer.wrote(len(data)):
                     await pacer.gather(wait)
                 continue
@@ -215,6 +229,28 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
             takes_rejections=True,
         )
     )
+
+
+def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:
+    """Divide deliveries so that each part fits into a response of so many bytes."""
+    if sum(wire_bytes(each.group) for each in deliveries) + _FRAME_BYTES <= limit:
+        yield deliveries
+        return
+    group, first = deliveries[0].group, deliveries[0].first_sequence
+    if len(deliveries) > 1:
+        half = len(deliveries) // 2
+        parts = [deliveries[:half], deliveries[half:]]
+    elif len(group) > 1:
+        half = len(group) // 2
+        later = Delivery(first + half, group.slice(half, len(group)))
+        parts = [[Delivery(first, group.slice(0, half))], [later]]
+    else:
+        raise PayloadRefusedError(
+            f"a message of {group.size_bytes} bytes waits in task {group.task}, and the consumer takes "
+            f"responses of up to {limit} bytes: raise gRPC's limit and max_response_bytes there"
+        )
+    for part in parts:
+        yield from _fitting(part, limit)
 
 
 def _frame(sequence: int, deliveries: list[Delivery], *, asks: bool) -> bytes:
