@@ -38,6 +38,15 @@ class TuplewireError(Exception):
     """The root of every error that Tuplewire raises on purpose."""
 
 
+def as_tuplewire(error: BaseException) -> TuplewireError:
+    """Return an error that ended a thread for whoever depends on the thread."""
+    if isinstance(error, TuplewireError):
+        return error
+    found = TuplewireError(f"a thread of Tuplewire ended by a defect: {error!r}; please report it")
+    found.__cause__ = error
+    return found
+
+
 class ConfigError(TuplewireError, ValueError):
     """A setting is missing, unknown or outside its range."""
 

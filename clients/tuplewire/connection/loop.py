@@ -127,7 +127,11 @@ class EventLoopThread:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException as error:  # noqa: BLE001 - asyncio lets SystemExit and KeyboardInterrupt out
+                self.loop.call_exception_handler({"message": "a callback left the loop", "exception": error})
 
     def on_wait(self, listener: Callable[[float, float], None] | None) -> None:
         """Tell of each wait of the loop when it began and ended, by the loop's clock; None: no more.

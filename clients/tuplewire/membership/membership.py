@@ -173,7 +173,7 @@ class Membership:
                     return
                 # Less while something moves.
                 self._closing.wait(self._poll_seconds if self._status.settled else self._poll_seconds / 5)
-        except Exception as error:
+        except BaseException as error:
             logger.exception("membership.defect")
             reason = f"a defect: {error!r}"
         finally:

@@ -206,7 +206,9 @@ class UserMetrics:
     def _read(self, task: int, name: str, read: Callable[[], float]) -> float | None:
         try:
             return float(read())
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             if self._log_rate.due((task, name)):
                 extra = {"task": task, "metric": name, "reason": f"{type(error).__name__}: {error}"}
                 logger.warning("metric.failed", extra=extra)

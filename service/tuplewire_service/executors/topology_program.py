@@ -146,12 +146,12 @@ class Program:
         except UnreachableError as error:
             logger.warning("program.alone", extra={"reason": str(error)})
             self._stop.request(StopRequest("parent-gone", EXIT_FAILED, _FAILED_SECONDS))
-        except Exception as error:
+        except BaseException as error:
             logger.exception("program.failed")  # with the place in the user's code
             self._tell_failure(error)
             self._stop.request(StopRequest("program-failed", EXIT_FAILED, _FAILED_SECONDS))
 
-    def _tell_failure(self, error: Exception) -> None:
+    def _tell_failure(self, error: BaseException) -> None:
         failure = Failure.of(error)
         if self._channel is not None:
             try:

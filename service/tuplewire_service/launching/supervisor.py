@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tuplewire.errors import TuplewireError
+from tuplewire.errors import TuplewireError, as_tuplewire
 from tuplewire.events import event_logger
 from tuplewire.processes import Child, LaunchError
 from tuplewire.session.retry import Backoff
@@ -45,6 +45,12 @@ class Supervisor:
         self._thread.start()
 
     def _watch(self) -> None:
+        try:
+            self._keep_running()
+        except BaseException as error:  # noqa: BLE001 - nobody would start it again, and nobody know
+            self._given_up(as_tuplewire(error))
+
+    def _keep_running(self) -> None:
         while not self._stopping.is_set():
             code = self.child.wait()
             if code is None or self._stopping.is_set():

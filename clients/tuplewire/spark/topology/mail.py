@@ -15,7 +15,13 @@ from typing import Any, Self
 
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
-from tuplewire.errors import FlushTimeoutError, MalformedError, TuplewireError, UnknownTaskError
+from tuplewire.errors import (
+    FlushTimeoutError,
+    MalformedError,
+    TuplewireError,
+    UnknownTaskError,
+    as_tuplewire,
+)
 from tuplewire.subscription import Subscription
 from tuplewire.topology.collector import Emitted
 from tuplewire.topology.serial.packing import FAULTS, pack_values, read_value
@@ -172,9 +178,9 @@ class Post:
                     if not self.waits:
                         raise
                     self._closed.wait(_RETRY_SECONDS)
-        except TuplewireError as error:
+        except BaseException as error:  # noqa: BLE001 - nothing arrives any more, whatever it was
             if not self._closed.is_set():
-                self.failed(error)
+                self.failed(as_tuplewire(error))
 
     def _read(self, subscription: Subscription) -> None:
         for batch in subscription:

@@ -322,7 +322,7 @@ class Job:
     def __init__(self, spark: SparkSession, description: str, action: Callable[[], DataFrame]) -> None:
         self.group = f"tuplewire-{uuid.uuid4().hex}"
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._spark = spark
         self._description = f"tuplewire {description}"
         self._action = action
@@ -340,7 +340,7 @@ class Job:
                 context = self._spark.sparkContext
                 context.setJobGroup(self.group, self._description, interruptOnCancel=False)
             self.result = self._action()
-        except Exception as error:  # noqa: BLE001 - handed to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
             self.error = error
         try:
             ended()

@@ -184,8 +184,8 @@ class Executor(ABC, Generic[TaskKind]):
         except ClosedError:
             # The executor of a task that this one sends to has ended, and whoever ended it knows why.
             logger.info("executor.cut_off", extra={"component": self.component.id, "tasks": str(self.tasks)})
-        except Exception as error:  # noqa: BLE001 - a defect of ours; the worker must not go on without it
-            self._surroundings.failed(TaskError(self.component.id, self.tasks[0], error))
+        except BaseException as error:  # noqa: BLE001 - a user's sys.exit(), or a defect of ours
+            self._surroundings.failed(self._told(self.pulse.task, error))
         finally:
             self.queue.close()
             self.opened.set()
@@ -198,7 +198,7 @@ class Executor(ABC, Generic[TaskKind]):
             self.pulse.enter(task.id, self.closing)
             try:
                 self._close(task)
-            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
                 self._surroundings.failed(self._told(task.id, error))
 
     def _always(self, task: int, call: Callable[[], Any]) -> Any:
@@ -248,7 +248,7 @@ class Executor(ABC, Generic[TaskKind]):
 
     # --- errors -----------------------------------------------------------------------------------------
 
-    def _told(self, task: int, error: Exception, message: Tuple | None = None) -> TaskError:
+    def _told(self, task: int, error: BaseException, message: Tuple | None = None) -> TaskError:
         """Count, log and tell an error."""
         told = TaskError(self.component.id, task, error, message)
         self.tally.errors += 1

@@ -339,7 +339,7 @@ class ExecutorWorker:
             executor.stop()
         self.idle.changed()
 
-    def _timer_failed(self, error: Exception) -> None:
+    def _timer_failed(self, error: BaseException) -> None:
         failed = TuplewireError(f"the timer of a worker has a defect: {error!r}")
         failed.__cause__ = error
         self._failed(failed)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tuplewire.batch import TaskMessageBatch
 from tuplewire.client import Client
-from tuplewire.errors import TuplewireError
+from tuplewire.errors import TuplewireError, as_tuplewire
 from tuplewire.group import TaskGroup
 from tuplewire.subscription import Subscription
 
@@ -103,9 +103,9 @@ class ClientLink(Link):
             for batch in subscription:  # which acknowledges the one before
                 if not self._process(batch, receive):
                     return
-        except TuplewireError as error:
+        except BaseException as error:  # noqa: BLE001 - nothing arrives any more, whatever it was
             if not self._closed:
-                failed(error)
+                failed(as_tuplewire(error))
 
     def _process(self, batch: TaskMessageBatch, receive: Receive) -> bool:
         """Have a batch processed, and wait until it is; False when the link is closed first."""

@@ -75,7 +75,7 @@ class SystemTimer(Timer):
     failed: told what an action raises; the timer then ends.
     """
 
-    def __init__(self, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
         super().__init__()
         self._failed = failed
         self._thread = threading.Thread(target=self._main, name="timer", daemon=True)
@@ -89,7 +89,7 @@ class SystemTimer(Timer):
             while (due := self._due()) is not None:
                 for action in due:
                     action()
-        except Exception as error:  # noqa: BLE001 - whatever an action raises, its owner must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever an action raises, its owner must hear of it
             self._failed(error)
 
     def _due(self) -> list[Action] | None:

@@ -1,0 +1,180 @@
+"""sys.exit() and its like in the user's code: the topology ends with an error, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers.idle import wait_idle
+
+from tuplewire.connection.loop import EventLoopThread
+from tuplewire.topology import (
+    Bolt,
+    CustomStreamGrouping,
+    OutputCollector,
+    Spout,
+    SpoutOutputCollector,
+    TopologyBuilder,
+    TopologyContext,
+    Tuple,
+)
+from tuplewire.topology.component import TaskError
+from tuplewire.topology.running.executor_worker import ExecutorWorker
+from tuplewire.topology.running.timer import SystemTimer
+
+SECONDS = 30.0
+
+
+class Leave(BaseException):
+    """What a program may define for its own control flow."""
+
+
+ERRORS = (SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), Leave("x"))
+each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+
+
+class Raises:
+    """Whatever has a place where it raises."""
+
+    def __init__(self, place: str = "", error: BaseException | None = None) -> None:
+        self.place, self.error = place, error
+
+    def __deepcopy__(self, memo: object) -> Raises:
+        return self
+
+    def __call__(self, place: str) -> None:
+        if place == self.place and self.error is not None:
+            raise self.error
+
+
+class One(Spout):
+    """Emits one number, and raises where it is told to."""
+
+    outputs = ("number",)
+
+    def __init__(self, raises: Raises) -> None:
+        self.raises, self.done = raises, False
+
+    def open(
+        self, conf: Mapping[str, Any], context: TopologyContext, collector: SpoutOutputCollector
+    ) -> None:
+        super().open(conf, context, collector)
+        self.raises("open")
+
+    def next_tuple(self) -> None:
+        self.raises("next_tuple")
+        self.done = True
+        self.collector.emit([1], message_id=1)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.done
+
+    def ack(self, message_id: Any) -> None:
+        self.raises("ack")
+
+    def fail(self, message_id: Any) -> None:
+        self.raises("fail")
+
+    def close(self) -> None:
+        self.raises("close")
+
+
+class Sink(Bolt):
+    """Acks or fails each tuple, and raises where it is told to."""
+
+    def __init__(self, raises: Raises, *, fails: bool = False) -> None:
+        self.raises, self.fails = raises, fails
+
+    def prepare(self, conf: Mapping[str, Any], context: TopologyContext, collector: OutputCollector) -> None:
+        super().prepare(conf, context, collector)
+        self.raises("prepare")
+
+    def execute(self, message: Tuple) -> None:
+        self.raises("execute")
+        (self.collector.fail if self.fails else self.collector.ack)(message)
+
+    def cleanup(self) -> None:
+        self.raises("cleanup")
+
+
+class To(CustomStreamGrouping):
+    """A grouping of the user's that raises."""
+
+    def __init__(self, raises: Raises) -> None:
+        self.raises = raises
+
+    def choose_tasks(self, values: tuple[Any, ...]) -> Sequence[int]:
+        self.raises("grouping")
+        return []
+
+
+@contextmanager
+def running(raises: Raises) -> Iterator[ExecutorWorker]:
+    """Run a spout, a grouping and a bolt; the policy skips what an Exception says of a tuple."""
+    builder = TopologyBuilder()
+    builder.set_spout("spout", One(raises))
+    sink = builder.set_bolt("bolt", Sink(raises, fails=raises.place == "fail"))
+    if raises.place == "grouping":
+        sink.custom_grouping("spout", To(raises))
+    else:
+        sink.shuffle_grouping("spout")
+    worker = ExecutorWorker(builder.create_topology(), conf={"topology.error.policy": "skip"})
+    try:
+        worker.start()
+        worker.activate()
+        yield worker
+    finally:
+        worker.close()
+
+
+PLACES = {
+    "spout": ("open", "next_tuple", "ack", "fail", "close", "grouping"),
+    "bolt": ("prepare", "execute", "cleanup"),
+}
+
+
+@each_error
+@pytest.mark.parametrize(("component", "place"), [(name, place) for name in PLACES for place in PLACES[name]])
+def test_it_ends_the_topology(component: str, place: str, error: BaseException) -> None:
+    """Whatever the policy says; the error names component, task and exception, which is its cause."""
+    with pytest.raises(TaskError, match=f"task . of '{component}': {type(error).__name__}") as raised:
+        with running(Raises(place, error)) as worker:
+            wait_idle(worker, SECONDS)
+            worker.close(SECONDS)
+            worker.check()
+    assert raised.value.__cause__ is error
+
+
+@each_error
+def test_a_timer_tells_its_owner(error: BaseException) -> None:
+    """A thread that ends is no secret."""
+    told: list[BaseException] = []
+    heard = threading.Event()
+
+    def failed(raised: BaseException) -> None:
+        told.append(raised)
+        heard.set()
+
+    timer = SystemTimer(failed)
+    timer.every(0.01, lambda: Raises("here", error)("here"))
+    assert heard.wait(SECONDS)
+    timer.close()
+    assert told == [error]
+
+
+@each_error
+def test_the_loop_goes_on(error: BaseException) -> None:
+    """asyncio lets SystemExit and KeyboardInterrupt out of run_forever(); every client would wait for ever."""
+    thread = EventLoopThread()
+    told: list[Any] = []
+    thread.loop.call_soon_threadsafe(
+        thread.loop.set_exception_handler, lambda _loop, context: told.append(context["exception"])
+    )
+    thread.loop.call_soon_threadsafe(Raises("here", error), "here")
+    assert thread.call(lambda: 5, SECONDS) == 5
+    assert told == [error]
