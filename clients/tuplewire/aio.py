@@ -42,6 +42,7 @@ class Client(BaseClient):
             raise ClosedError("the client is closed")
         if self._sender is None:
             self._sender = self._new_sender()
+            messaging_loop().begin(self._sender)
             owe_goodbye(self, self._sender)
         return self._sender
 

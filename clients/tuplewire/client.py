@@ -109,6 +109,7 @@ class BaseClient:
         return Identity(self.topology, self._id, self._incarnation or time.time_ns())
 
     def _new_sender(self) -> Sender:
+        """Return a sender that has not begun to connect."""
         thread = messaging_loop()
         session = (self.address, self._identity(), self._settings, thread.loop, self._dial())
         if (tracing := self._tracing()) is None:
@@ -118,7 +119,6 @@ class BaseClient:
 
             sender = TracedSender(tracing, *session)
         sender.receiver_id = self._worker_id
-        thread.begin(sender)
         return sender
 
     def _new_receiver(self, tasks: Iterable[int]) -> Receiver:
@@ -207,20 +207,16 @@ class Client(BaseClient):
     def _connected(self) -> Sender:
         if self._process is not _process:
             self._forget()
-        sender = self._sender
-        if sender is None:
+        if self._sender is None:
+            made = self._new_sender()  # without the lock: what is logged meanwhile may be sent by a handler
             with self._lock:
-                sender = self._sender or self._connect()
-        return sender
-
-    def _connect(self) -> Sender:
-        sender = self._new_sender()
-        if self._sender is not None:  # a signal handler has connected meanwhile
-            messaging_loop().run(sender.abort_async())
-            return self._sender
-        self._sender = sender
-        owe_goodbye(self, sender)
-        return sender
+                if self._closed:
+                    raise ClosedError("the client is closed")
+                if self._sender is None:
+                    self._sender = made
+                    messaging_loop().begin(made)
+                    owe_goodbye(self, made)
+        return self._sender
 
     @overload
     def send(

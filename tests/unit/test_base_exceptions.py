@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -74,10 +74,10 @@ class One(Spout):
     def exhausted(self) -> bool:
         return self.done
 
-    def ack(self, message_id: Any) -> None:
+    def ack(self, _message_id: Any) -> None:
         self.raises("ack")
 
-    def fail(self, message_id: Any) -> None:
+    def fail(self, _message_id: Any) -> None:
         self.raises("fail")
 
     def close(self) -> None:
@@ -108,14 +108,13 @@ class To(CustomStreamGrouping):
     def __init__(self, raises: Raises) -> None:
         self.raises = raises
 
-    def choose_tasks(self, values: tuple[Any, ...]) -> Sequence[int]:
+    def choose_tasks(self, _values: tuple[Any, ...]) -> Sequence[int]:
         self.raises("grouping")
         return []
 
 
-@contextmanager
-def running(raises: Raises) -> Iterator[ExecutorWorker]:
-    """Run a spout, a grouping and a bolt; the policy skips what an Exception says of a tuple."""
+def worker_of(raises: Raises) -> ExecutorWorker:
+    """Return a spout, a grouping and a bolt; the policy skips what an Exception says of a tuple."""
     builder = TopologyBuilder()
     builder.set_spout("spout", One(raises))
     sink = builder.set_bolt("bolt", Sink(raises, fails=raises.place == "fail"))
@@ -123,13 +122,7 @@ def running(raises: Raises) -> Iterator[ExecutorWorker]:
         sink.custom_grouping("spout", To(raises))
     else:
         sink.shuffle_grouping("spout")
-    worker = ExecutorWorker(builder.create_topology(), conf={"topology.error.policy": "skip"})
-    try:
-        worker.start()
-        worker.activate()
-        yield worker
-    finally:
-        worker.close()
+    return ExecutorWorker(builder.create_topology(), conf={"topology.error.policy": "skip"})
 
 
 PLACES = {
@@ -142,11 +135,14 @@ PLACES = {
 @pytest.mark.parametrize(("component", "place"), [(name, place) for name in PLACES for place in PLACES[name]])
 def test_it_ends_the_topology(component: str, place: str, error: BaseException) -> None:
     """Whatever the policy says; the error names component, task and exception, which is its cause."""
+    worker = worker_of(Raises(place, error))
+    with contextlib.suppress(TaskError):
+        worker.start()
+        worker.activate()
+        wait_idle(worker, SECONDS)
+    worker.close(SECONDS)
     with pytest.raises(TaskError, match=f"task . of '{component}': {type(error).__name__}") as raised:
-        with running(Raises(place, error)) as worker:
-            wait_idle(worker, SECONDS)
-            worker.close(SECONDS)
-            worker.check()
+        worker.check()
     assert raised.value.__cause__ is error
 
 
@@ -169,7 +165,7 @@ def test_a_timer_tells_its_owner(error: BaseException) -> None:
 
 @each_error
 def test_the_loop_goes_on(error: BaseException) -> None:
-    """asyncio lets SystemExit and KeyboardInterrupt out of run_forever(); every client would wait for ever."""
+    """Its run_forever() lets SystemExit and KeyboardInterrupt out; every client would wait for ever."""
     thread = EventLoopThread()
     told: list[Any] = []
     thread.loop.call_soon_threadsafe(

@@ -38,7 +38,9 @@ def test_refusals_are_logged_once_for_each_reason(caplog: pytest.LogCaptureFixtu
     refusals = [Refusal(1, task, 2, "UNKNOWN_TASK", "nobody has it") for task in range(30_000)]
     with caplog.at_level(logging.WARNING):
         refused.add([*refusals, Refusal(1, 5, 3, "NOT_LOCAL", "it has moved", "w2")])
+        refused.log()
         refused.add(refusals)
+        refused.log()
     lines = [(vars(record)["messages"], vars(record)["reason"]) for record in caplog.records]
     assert lines == [
         (60_000, "UNKNOWN_TASK: 2 messages to task 0: nobody has it"),

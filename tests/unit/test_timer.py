@@ -59,7 +59,7 @@ def test_period_is_checked() -> None:
 
 def test_system_timer_recurs_and_ends() -> None:
     """Actions recur by the clock, in one thread, until the timer is closed."""
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     timer = SystemTimer(errors.append)
     threads: list[threading.Thread] = []
     timer.every(0.001, lambda: threads.append(threading.current_thread()))
@@ -77,7 +77,7 @@ def _break() -> None:
 
 def test_system_timer_tells_its_end() -> None:
     """What an action raises is told, and ends the timer."""
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
     timer = SystemTimer(errors.append)
     timer.every(0.001, _break)
     eventually(lambda: errors)

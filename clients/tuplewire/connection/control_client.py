@@ -49,7 +49,7 @@ class ControlClient:
         self.max_message_bytes = 0
         """The largest payload that the worker takes, as it said with its assignment; 0: it has not."""
         self._dialler = dialler or dialler_for(credentials)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a logging handler may use it, too
         self._connection: _Connection | None = None
         self._closed = False
 

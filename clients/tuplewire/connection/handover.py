@@ -18,6 +18,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from tuplewire.connection.loop import on_messaging_loop, refuse_green_threads
 from tuplewire.group import TaskGroup
 
 _Found = TypeVar("_Found")
@@ -199,6 +200,9 @@ class HandOverCondition(threading.Condition):
 
     def wait_for(self, predicate: Callable[[], _Found], timeout: float | None = None) -> _Found:
         until = math.inf if timeout is None else time.monotonic() + timeout
+        refuse_green_threads()
+        if on_messaging_loop():  # in a logging handler, say; nothing that it waits for could happen
+            until = 0.0
         try:
             while not (found := predicate()) and (left := until - time.monotonic()) > 0:
                 self.wait(min(left, _LOOK_AGAIN_SECONDS))

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import gc
+import logging
 import math
 import os
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from tuplewire.errors import ClosedError
+from tuplewire.errors import ClosedError, ConfigError
 from tuplewire.events import event_logger
 
 logger = event_logger(__name__)
@@ -121,17 +124,26 @@ class EventLoopThread:
         self.suspendables: WeakSet[Suspendable] = WeakSet()
         self.pinned = 0
         """How many things (bound servers) cannot be suspended."""
-        self._suspended = False
+        self._ended = self._suspended = False
+        self._suspending: asyncio.Future[list[None]] | None = None
         self._thread = threading.Thread(target=self._main, name="tuplewire-loop", daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
-        while True:
+        while not self._ended:
             try:
                 self.loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - asyncio lets SystemExit and KeyboardInterrupt out
-                self.loop.call_exception_handler({"message": "a callback left the loop", "exception": error})
+                with contextlib.suppress(BaseException):  # a logging handler may raise, too
+                    self.loop.call_exception_handler(
+                        {"message": "a callback left the loop", "exception": error}
+                    )
+
+    def end(self) -> None:
+        """End the thread; for a loop that nobody has used."""
+        self._ended = True
+        self.loop.call_soon_threadsafe(self.loop.stop)
 
     def on_wait(self, listener: Callable[[float, float], None] | None) -> None:
         """Tell of each wait of the loop when it began and ended, by the loop's clock; None: no more.
@@ -189,21 +201,31 @@ class EventLoopThread:
 
     def begin(self, connection: Connecting) -> None:
         """Start a connection, from any thread; one that comes while the process forks starts after that."""
-        self.call(partial(self._begin, connection))
+        begin = partial(self._begin, connection)
+        if self.inside:
+            begin()
+        else:  # without a wait: its caller may hold what a logging handler on the loop waits for
+            self.loop.call_soon_threadsafe(begin)
 
     def _begin(self, connection: Connecting) -> None:
         self.suspendables.add(connection)
         if not self._suspended:
             connection.start()
 
-    async def _suspend(self) -> None:
+    async def suspend(self) -> None:
+        """Close every connection down, for a fork."""
         self._suspended = True
-        await asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
+        self._suspending = asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
+        await self._suspending
 
-    def _resume(self) -> None:
-        self._suspended = False
-        for each in list(self.suspendables):
-            each.resume()
+    async def resume(self) -> None:
+        """Go on after a fork; also if suspend() is still at work, or was never called."""
+        if self._suspending is not None:
+            await asyncio.wait([self._suspending])
+        if self._suspended:
+            self._suspended, self._suspending = False, None
+            for each in list(self.suspendables):
+                each.resume()
 
 
 async def in_own_thread(function: Callable[[], _Result]) -> _Result:
@@ -263,22 +285,61 @@ def _report(task: asyncio.Task[None]) -> None:
 _lock = threading.Lock()
 _current: EventLoopThread | None = None
 _suspended: EventLoopThread | None = None
-_survives = True
+_survives = False
+"""Whether gRPC has ended, so that a child may use it. Without the hook before the fork nobody knows."""
 _unusable = ""
+_GREEN = {
+    "gevent.monkey": ("is_module_patched", ("threading", "select")),
+    "eventlet.patcher": ("is_monkey_patched", ("thread", "select")),
+}
+"""What replaces threads and select by its own, and how it says so."""
 
 
 def messaging_loop() -> EventLoopThread:
     """Return the process's loop thread; started at the first call.
 
-    Raises ClosedError in a child that was forked while gRPC could not be closed down: it would hang.
+    Raises ClosedError in a child that was forked while gRPC could not be closed down: it would hang. Raises
+    ConfigError where gevent or eventlet has replaced threads or select.
     """
     global _current
     if _unusable:
         raise ClosedError(_unusable)
+    refuse_green_threads()
+    if (current := _current) is not None:
+        return current
+    asyncio_log = logging.getLogger("asyncio")
+    quiet = partial(_by_another_thread, threading.get_ident())
+    asyncio_log.addFilter(quiet)  # it logs of each new loop, and a handler that sends would make another one
+    try:
+        made = EventLoopThread()  # without the lock: an audit hook may call this, too
+    finally:
+        asyncio_log.removeFilter(quiet)
     with _lock:
-        if _current is None:
-            _current = EventLoopThread()
-        return _current
+        current = _current = _current or made
+    if current is not made:
+        made.end()
+    return current
+
+
+def _by_another_thread(thread: int, record: logging.LogRecord) -> bool:
+    return record.thread != thread
+
+
+def on_messaging_loop() -> bool:
+    """Whether the caller runs on the loop's thread, and would wait for itself."""
+    return _current is not None and _current.inside
+
+
+def refuse_green_threads() -> None:
+    """Raise ConfigError where gevent or eventlet has replaced threads: whoever waits would wait for ever."""
+    for name, (asks, parts) in _GREEN.items():
+        module = sys.modules.get(name)
+        if module is not None and any(map(getattr(module, asks), parts)):
+            library = name.partition(".")[0]
+            raise ConfigError(
+                f"{library} has replaced Python's threads or select, and Tuplewire needs the real ones: call "
+                f"patch_all(thread=False, select=False), or use Tuplewire in a process without {library}"
+            )
 
 
 def _grpc_is_running() -> bool:
@@ -293,19 +354,20 @@ def _grpc_is_running() -> bool:
 
 
 def _before_fork() -> None:
+    """Close gRPC down. Python goes on when a hook raises, as by Ctrl-C: then the child is told.
+
+    What is to be undone is noted first.
+    """
     global _suspended, _survives
-    _lock.acquire()
-    current = _current
-    if current is None:
-        return
     _survives = False
-    if current.pinned or current.inside:
+    current = _current
+    if current is None or current.pinned or current.inside:
         return
+    _suspended = current
     try:
-        current.run(current._suspend(), _SUSPEND_SECONDS)
+        current.run(current.suspend(), _SUSPEND_SECONDS)
     except Exception:
         logger.exception("fork.suspend_failed")
-    _suspended = current
     deadline = time.monotonic() + _SUSPEND_SECONDS
     gc.collect()  # gRPC ends with the last of its objects
     while (running := _grpc_is_running()) and time.monotonic() < deadline:
@@ -315,21 +377,24 @@ def _before_fork() -> None:
 
 def _after_in_parent() -> None:
     global _suspended
-    suspended, _suspended = _suspended, None
-    _lock.release()
-    if suspended is not None:
-        suspended.loop.call_soon_threadsafe(suspended._resume)
+    if _suspended is not None:
+        _suspended.submit(_suspended.resume())
+        _suspended = None
 
 
 def _after_in_child() -> None:
     global _current, _suspended, _unusable, _lock
-    if not _survives:
+    if _current is not None and not _survives:
         _unusable = (
-            f"process {os.getpid()} was forked while a server was bound, or gRPC in use by other code, "
-            "which it does not survive: start it with the multiprocessing method 'spawn' or 'forkserver'"
+            f"process {os.getpid()} was forked while a server was bound, or gRPC in use that could not be "
+            "closed down before: start it with the multiprocessing method 'spawn' or 'forkserver', or "
+            "connect after the fork (uWSGI: lazy-apps = true)"
         )
     _current = _suspended = None
     _lock = threading.Lock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+# Twice: a signal's handler that raises at the beginning of a hook is all that Python runs of it.
+for _ in range(2):
+    os.register_at_fork(after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+os.register_at_fork(before=_before_fork)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from tuplewire.connection.log_rate import LogRate
@@ -19,8 +19,9 @@ _MOST_KEPT = 1000
 
 def warn_of_lost(address: str, messages: int) -> None:
     """Log how many messages may have died with a receiver."""
-    reason = "at most so many messages have died with it"
-    logger.warning("receiver.died", extra={"peer": address, "messages": messages, "reason": reason})
+    if messages:
+        reason = "at most so many messages have died with it"
+        logger.warning("receiver.died", extra={"peer": address, "messages": messages, "reason": reason})
 
 
 class RefusedMessages:
@@ -32,6 +33,7 @@ class RefusedMessages:
     def __init__(self, address: str) -> None:
         self._address = address
         self._texts: list[str] = []
+        self._to_log: deque[dict[str, object]] = deque()
         self._log_rate = LogRate()
 
     def add(self, refusals: Iterable[Refusal]) -> None:
@@ -44,8 +46,12 @@ class RefusedMessages:
             self._keep(_text(refusal))
         for code, count in counts.items():
             if messages := self._log_rate.due(code, count):
-                extra = {"peer": self._address, "messages": messages, "reason": _text(examples[code])}
-                logger.warning("messages.refused", extra=extra)
+                self._to_log.append({"messages": messages, "reason": _text(examples[code])})
+
+    def log(self) -> None:
+        """Log what is due; the caller holds no lock, as a handler may send."""
+        while self._to_log:
+            logger.warning("messages.refused", extra={"peer": self._address, **self._to_log.popleft()})
 
     def add_too_large(self, settled: Iterable[Settled], limit_bytes: int) -> None:
         """Note those of the settled messages that are larger than the receiver takes."""

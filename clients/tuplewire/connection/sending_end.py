@@ -259,7 +259,7 @@ class SendingEnd(ReceiverReports, ABC):
                 return
             known = self._window.acknowledged
             settled = self._window.opened(opened)
-            self._tell_perhaps_lost()
+            lost = self._take_perhaps_lost()
             self._refused.add_too_large(settled, self._window.max_message_bytes)
             self._watched_told = not self._watched
             self.receiver_assignment_version = opened.assignment_version
@@ -267,11 +267,13 @@ class SendingEnd(ReceiverReports, ABC):
             self.connected = True
             self._out_of_reach = False
             self._take_outcome(settled, opened.update, known)
+        warn_of_lost(self.address, lost)
+        self._refused.log()
 
-    def _tell_perhaps_lost(self) -> None:
-        if lost := self._window.take_perhaps_lost():
-            self.counts.perhaps_lost += lost
-            warn_of_lost(self.address, lost)
+    def _take_perhaps_lost(self) -> int:
+        lost = self._window.take_perhaps_lost()
+        self.counts.perhaps_lost += lost
+        return lost
 
     def lost(self, *, answers: bool = False) -> None:
         """Take account of a connection that has broken, or whose receiver is gone.
@@ -319,6 +321,7 @@ class SendingEnd(ReceiverReports, ABC):
             if not self.ended:
                 known = self._window.acknowledged
                 self._take_outcome(self._window.update(update), update, known)
+        self._refused.log()
 
     def _take_outcome(self, settled: list[Settled], update: AckUpdate, known: int) -> None:
         """Note what has settled, and what was refused in frames after the known: others were told before."""
@@ -375,15 +378,17 @@ class SendingEnd(ReceiverReports, ABC):
 
     def _take_back(self) -> list[tuple[TaskGroup, Any]] | None:
         """End, and return what is pending as if it had never been accepted; None when it had ended before."""
+        lost = 0
         with self._lock:
             if not self._begin_to_end():
                 return None
             if self._out_of_reach:
                 self._window.receiver_gone()
-                self._tell_perhaps_lost()
+                lost = self._take_perhaps_lost()
             left = self._window.take_back()
             self._notify()
-            return left
+        warn_of_lost(self.address, lost)
+        return left
 
     def _notify(self) -> None:
         """Wake all who wait; with the lock."""

@@ -111,25 +111,33 @@ class WatchedFiles(Generic[_Value]):
         """How often changed files could not be used."""
         self._paths = paths
         self._load = load
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an audit hook hears of the files that are opened
         self._seen: _Look | None = None
         self._value: _Value | None = None
         self._named = ", ".join(map(str, paths))
 
     def get(self) -> _Value:
         """Return what the files hold; ConfigError when they have never held anything of use."""
+        problem, news = None, False
         with self._lock:
             look = self._look()
             if look != self._seen:
-                self._read(look)
+                news = self._value is not None
+                problem = self._read(look)
             if self._value is None:
                 self._value = self._load()
-            return self._value
+            value = self._value
+        if problem is not None and news:
+            logger.warning("files.unusable", extra={"reason": f"{problem}; what was read before stays"})
+        elif news:
+            logger.info("files.changed", extra={"files": self._named})
+        return value
 
     def _look(self) -> _Look:
         return tuple(map(_state_of, self._paths))
 
-    def _read(self, look: _Look) -> None:
+    def _read(self, look: _Look) -> ConfigError | None:
+        """Take in what the files hold; return why it is of no use."""
         for _ in range(_ATTEMPTS):
             problem = None
             try:
@@ -143,13 +151,10 @@ class WatchedFiles(Generic[_Value]):
                 break
         self._seen = look
         if problem is None:
-            if self._value is not None:
-                logger.info("files.changed", extra={"files": self._named})
             self._value = value
-            return
-        self.errors += 1
-        if self._value is not None:
-            logger.warning("files.unusable", extra={"reason": f"{problem}; what was read before stays"})
+        else:
+            self.errors += 1
+        return problem
 
 
 def _state_of(path: Path) -> tuple[int, ...] | None:

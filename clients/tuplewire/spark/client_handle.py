@@ -29,7 +29,7 @@ _blocks: dict[_Key, Callable[[], TaskClient | None]] = {}
 """The blocks that are open; in the driver weak references, as only their end tells that one is forgotten."""
 _unheard: list[str] = []
 """What went wrong where nobody could be told."""
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def _forget() -> None:
@@ -37,7 +37,7 @@ def _forget() -> None:
     _clients.clear()
     _blocks.clear()
     _unheard.clear()
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -140,14 +140,18 @@ class UserMetrics:
             if known is not None and not anew:
                 return known.metric
             metric = make()
-            if known is None and self._series + series > self._most:
-                self._leave_out(task, name, told)
-                return metric
-            if known is None:
-                self._series += series
-                self._kinds[told] = kind
-            mine[told] = _Registered(kind, metric, series)
-            return metric
+            left_out = known is None and self._series + series > self._most
+            if left_out:
+                self._leave_out(task, told)
+            else:
+                if known is None:
+                    self._series += series
+                    self._kinds[told] = kind
+                mine[told] = _Registered(kind, metric, series)
+        if left_out and self._log_rate.due("left_out"):
+            extra = {"task": task, "metric": name, "most_series": self._most}
+            logger.warning("metric.left_out", extra={**extra, "setting": "topology.user.metrics.series"})
+        return metric
 
     def _check(self, name: str, told: str, kind: MetricKind) -> None:
         parts = [told + end for end in _OF_HISTOGRAMS] if kind is MetricKind.HISTOGRAM else []
@@ -163,13 +167,10 @@ class UserMetrics:
                 "/metrics: choose another"
             )
 
-    def _leave_out(self, task: int, name: str, told: str) -> None:
+    def _leave_out(self, task: int, told: str) -> None:
         left_out = self._left_out.setdefault(task, set())
         if len(left_out) < _MOST_LEFT_OUT:
             left_out.add(told)
-        if self._log_rate.due("left_out"):
-            extra = {"task": task, "metric": name, "most_series": self._most}
-            logger.warning("metric.left_out", extra={**extra, "setting": "topology.user.metrics.series"})
 
     def forget(self, tasks: Iterable[int]) -> None:
         """Tell no more of tasks that are not here any more."""
@@ -206,7 +207,7 @@ class UserMetrics:
     def _read(self, task: int, name: str, read: Callable[[], float]) -> float | None:
         try:
             return float(read())
-        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+        except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise
             if self._log_rate.due((task, name)):

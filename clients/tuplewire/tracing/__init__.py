@@ -17,7 +17,7 @@ from tuplewire.tracing.tracing_settings import TracingSettings
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _tracing: Tracing | None = None
 _decided = False
 

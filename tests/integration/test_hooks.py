@@ -1,0 +1,231 @@
+"""A client among what else runs in its process: logging handlers, audit hooks, forks, interrupts, gevent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from helpers.topology import assign, one_worker, queued
+
+from tuplewire_service.launching.local_workers import Endpoint
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Run a worker with tasks 0 to 99."""
+    with one_worker("w", directory=tmp_path_factory.mktemp("hooks")) as endpoint:
+        assign(endpoint, 1, {("w", endpoint.address): range(100)})
+        yield endpoint
+
+
+def run(script: str, worker: Endpoint, task: int, *more: str) -> str:
+    """Run a script in a process of its own with an address and a task; return its last line."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, worker.address, str(task), *more],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
+
+_LOGS = """
+import contextlib, logging, sys
+from tuplewire import Client
+from tuplewire.errors import ClosedError
+client = Client(sys.argv[1], topology="test")
+task = int(sys.argv[2])
+
+class Sends(logging.Handler):
+    def emit(self, record):
+        with contextlib.suppress(ClosedError):  # of the log about its own end
+            client.send(task, record.getMessage().encode())
+
+logging.basicConfig(level=logging.DEBUG, handlers=[Sends()])
+client.send(task, b"first")
+other = Client(sys.argv[1], topology="test")
+for number in range(200):
+    logging.getLogger("mine").warning("number %d", number)
+    other.send(task + 1, b"x")
+client.flush(20)
+other.close(20)
+client.close(20)
+print("done")
+"""
+
+
+def test_a_logging_handler_may_send(worker: Endpoint) -> None:
+    """On the root logger at DEBUG, where asyncio and Tuplewire log too, also while they connect."""
+    assert run(_LOGS, worker, 0) == "done"
+    assert queued(worker, 0) >= 201
+    assert queued(worker, 1) == 200
+
+
+_AUDIT = """
+import sys, threading
+from tuplewire import Client
+client = Client(sys.argv[1], topology="test")
+task, busy = int(sys.argv[2]), threading.local()
+
+def hook(event, arguments):
+    if event.startswith(("socket.", "open")) and not getattr(busy, "now", False):
+        busy.now = True
+        try:
+            client.send(task, event.encode())
+        finally:
+            busy.now = False
+
+sys.addaudithook(hook)
+client.send(task, b"first")
+client.close(20)
+print("done")
+"""
+
+
+def test_an_audit_hook_may_send(worker: Endpoint) -> None:
+    """Also while the messaging loop is made, of which it hears."""
+    assert run(_AUDIT, worker, 2) == "done"
+    assert queued(worker, 2) > 1
+
+
+_FULL = """
+import logging, sys
+from tuplewire import Client
+from tuplewire.errors import BufferFullError, ClosedError
+client = Client(sys.argv[1], topology="test", max_pending_messages=1)
+told = []
+
+class Sends(logging.Handler):
+    def emit(self, record):
+        try:
+            for _ in range(3):
+                client.send(int(sys.argv[2]), b"x")
+        except BufferFullError as error:
+            told.append(error)
+        except ClosedError:
+            pass  # of the log about its own end
+
+logging.getLogger("tuplewire").addHandler(Sends())
+logging.getLogger("tuplewire").setLevel(logging.DEBUG)
+with Client(sys.argv[1], topology="test") as other:
+    other.send(int(sys.argv[2]), b"y")
+    other.flush(20)
+client.close(20)
+print(bool(told))
+"""
+
+
+def test_a_handler_on_the_loop_does_not_wait_for_itself(worker: Endpoint) -> None:
+    """Without room it gets an error at once; a wait on the loop's own thread would hold everything up."""
+    assert run(_FULL, worker, 3) == "True"
+
+
+_INTERRUPTED = """
+import os, signal, sys, threading, time
+from tuplewire import Client
+client = Client(sys.argv[1], topology="test")
+task, after = int(sys.argv[2]), float(sys.argv[3])
+client.send(task, b"before")
+client.flush(20)
+sys.unraisablehook = lambda _: None
+parent = os.getpid()
+timer = threading.Timer(after, os.kill, (parent, signal.SIGINT))
+child = 0
+try:
+    timer.start()
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            client.send(task, b"child")
+            client.flush(20)
+        except BaseException as error:
+            code = 0 if type(error).__name__ in {"ClosedError", "KeyboardInterrupt"} else 1
+        os._exit(code)
+    time.sleep(2 * after + 0.2)
+except KeyboardInterrupt:
+    pass
+status = os.wait()[1] if child else 0
+client.send(task, b"after")
+client.flush(20)
+client.close(20)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize("after", [0.0, 0.001, 0.002, 0.005, 0.01, 0.03])
+def test_an_interrupt_during_a_fork(worker: Endpoint, after: float) -> None:
+    """Wherever Ctrl-C comes, the parent goes on; the child sends, or is told that it cannot."""
+    assert run(_INTERRUPTED, worker, 4, str(after)) == "0"
+
+
+_BARE_FORK = """
+import ctypes, os, sys
+from tuplewire import Client
+from tuplewire.errors import ClosedError
+client = Client(sys.argv[1], topology="test")
+task = int(sys.argv[2])
+if sys.argv[3] == "connected":
+    client.send(task, b"before")
+    client.flush(20)
+child = ctypes.CDLL(None).fork()
+if child == 0:
+    ctypes.pythonapi.PyOS_AfterFork_Child()
+    code = 1
+    try:
+        client.send(task, b"child")
+        client.flush(20)
+        code = 10
+    except ClosedError as error:
+        code = 20 if "uWSGI" in str(error) else 1
+    finally:
+        os._exit(code)
+_, status = os.wait()
+client.send(task, b"after")
+client.flush(20)
+client.close(20)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize(("state", "code"), [("connected", "20"), ("idle", "10")])
+def test_a_fork_without_the_hook_before_it(worker: Endpoint, state: str, code: str) -> None:
+    """As uWSGI forks: a child of a connected process is told at once, and how to go on."""
+    assert run(_BARE_FORK, worker, 5, state) == code
+
+
+_GREEN = """
+import json, sys
+import gevent.monkey
+from tuplewire import Client
+from tuplewire.errors import ConfigError
+client = Client(sys.argv[1], topology="test")
+task, patches = int(sys.argv[2]), json.loads(sys.argv[3])
+if sys.argv[4] == "connected":
+    client.send(task, b"before")
+    client.flush(20)
+gevent.monkey.patch_all(**patches)
+try:
+    client.send(task, b"x", timeout=20)
+    client.flush(20)
+    print("sent")
+except ConfigError as error:
+    print("gevent has replaced" in str(error) and "thread=False, select=False" in str(error))
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "connected"])
+@pytest.mark.parametrize("patches", [{}, {"thread": False}, {"select": False}])
+def test_gevent_is_refused(worker: Endpoint, patches: dict[str, bool], state: str) -> None:
+    """With its threads or its select, whoever waits would wait for ever."""
+    assert run(_GREEN, worker, 6, json.dumps(patches), state) == "True"
+
+
+def test_gevent_without_threads_works(worker: Endpoint) -> None:
+    """As the error says."""
+    assert run(_GREEN, worker, 7, json.dumps({"thread": False, "select": False}), "idle") == "sent"
