@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ def run(script: str, worker: Endpoint, task: int, *more: str) -> str:
         text=True,
         timeout=60,
         check=False,
+        # With its fork support on, gRPC itself now and then crashes a child.
+        env={**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "0"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1]

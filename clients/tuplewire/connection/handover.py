@@ -18,7 +18,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from tuplewire.connection.loop import on_messaging_loop, refuse_green_threads
+from tuplewire.connection.green_threads import refuse_green_threads
+from tuplewire.connection.loop import on_messaging_loop
 from tuplewire.group import TaskGroup
 
 _Found = TypeVar("_Found")

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import selectors
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -25,7 +24,8 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
-from tuplewire.errors import ClosedError, ConfigError
+from tuplewire.connection.green_threads import refuse_green_threads
+from tuplewire.errors import ClosedError
 from tuplewire.events import event_logger
 
 logger = event_logger(__name__)
@@ -215,8 +215,9 @@ class EventLoopThread:
     async def suspend(self) -> None:
         """Close every connection down, for a fork."""
         self._suspended = True
-        self._suspending = asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
-        await self._suspending
+        if self._suspending is None:
+            self._suspending = asyncio.gather(*(each.suspend() for each in list(self.suspendables)))
+        await asyncio.shield(self._suspending)
 
     async def resume(self) -> None:
         """Go on after a fork; also if suspend() is still at work, or was never called."""
@@ -288,11 +289,8 @@ _suspended: EventLoopThread | None = None
 _survives = False
 """Whether gRPC has ended, so that a child may use it. Without the hook before the fork nobody knows."""
 _unusable = ""
-_GREEN = {
-    "gevent.monkey": ("is_module_patched", ("threading", "select")),
-    "eventlet.patcher": ("is_monkey_patched", ("thread", "select")),
-}
-"""What replaces threads and select by its own, and how it says so."""
+_interrupted = False
+"""Whether Ctrl-C came while we closed gRPC down: the main thread hears of it after the fork."""
 
 
 def messaging_loop() -> EventLoopThread:
@@ -330,18 +328,6 @@ def on_messaging_loop() -> bool:
     return _current is not None and _current.inside
 
 
-def refuse_green_threads() -> None:
-    """Raise ConfigError where gevent or eventlet has replaced threads: whoever waits would wait for ever."""
-    for name, (asks, parts) in _GREEN.items():
-        module = sys.modules.get(name)
-        if module is not None and any(map(getattr(module, asks), parts)):
-            library = name.partition(".")[0]
-            raise ConfigError(
-                f"{library} has replaced Python's threads or select, and Tuplewire needs the real ones: call "
-                f"patch_all(thread=False, select=False), or use Tuplewire in a process without {library}"
-            )
-
-
 def _grpc_is_running() -> bool:
     """Whether any thread of gRPC's core is alive; it ends some milliseconds after its last object."""
     for thread in Path("/proc/self/task").iterdir():
@@ -354,32 +340,41 @@ def _grpc_is_running() -> bool:
 
 
 def _before_fork() -> None:
-    """Close gRPC down. Python goes on when a hook raises, as by Ctrl-C: then the child is told.
-
-    What is to be undone is noted first.
-    """
-    global _suspended, _survives
+    """Close gRPC down; to the end, though Ctrl-C comes: Python would fork all the same, and forget it."""
+    global _suspended, _survives, _interrupted
     _survives = False
     current = _current
     if current is None or current.pinned or current.inside:
         return
-    _suspended = current
-    try:
-        current.run(current.suspend(), _SUSPEND_SECONDS)
-    except Exception:
-        logger.exception("fork.suspend_failed")
+    _suspended = current  # first, so that it is undone in any case
     deadline = time.monotonic() + _SUSPEND_SECONDS
-    gc.collect()  # gRPC ends with the last of its objects
-    while (running := _grpc_is_running()) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    _survives = not running
+    while not _survives and time.monotonic() < deadline:
+        try:
+            current.run(current.suspend(), _SUSPEND_SECONDS)
+            gc.collect()  # gRPC ends with the last of its objects
+            while (running := _grpc_is_running()) and time.monotonic() < deadline:
+                time.sleep(0.001)
+            _survives = not running
+        except KeyboardInterrupt:
+            _interrupted = True
+        except Exception:
+            logger.exception("fork.suspend_failed")
+            return
 
 
 def _after_in_parent() -> None:
-    global _suspended
+    global _suspended, _interrupted
     if _suspended is not None:
         _suspended.submit(_suspended.resume())
+        if _interrupted:
+            _interrupted = False
+            _suspended.submit(_interrupt_main())
         _suspended = None
+
+
+async def _interrupt_main() -> None:
+    await asyncio.sleep(0.01)  # the hook is over by then
+    _thread.interrupt_main()
 
 
 def _after_in_child() -> None:
@@ -396,5 +391,4 @@ def _after_in_child() -> None:
 
 # Twice: a signal's handler that raises at the beginning of a hook is all that Python runs of it.
 for _ in range(2):
-    os.register_at_fork(after_in_parent=_after_in_parent, after_in_child=_after_in_child)
-os.register_at_fork(before=_before_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
