@@ -104,9 +104,9 @@ class Cluster:
         """Return what a worker has in the task's queue, in order; nothing if it does not have the task."""
         queue = self.workers[at].router.queues._queues.get(TASK)
         found: list[Message] = []
-        for _, group, _ in queue.log.held() if queue is not None else ():
-            assert group.source is not None
-            found += [(group.source, number) for number in numbers_in(group)]
+        for each in queue.log.held() if queue is not None else ():
+            assert each.group.source is not None
+            found += [(each.group.source, number) for number in numbers_in(each.group)]
         return found
 
     def plan(self, at: int) -> None:

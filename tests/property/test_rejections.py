@@ -216,8 +216,8 @@ class Scene:
     def letters(self) -> dict[int, list[int]]:
         """Return the numbers of the dead letters by the task to which they were."""
         found = defaultdict(list)
-        for _, group, _ in self.queues._queues[DEAD].log.held():
-            for single in group.split(1):
+        for each in self.queues._queues[DEAD].log.held():
+            for single in each.group.split(1):
                 message = TaskMessage.received(DEAD, single.data, single.header_data)
                 letter = DeadMessage.read(message)
                 assert letter is not None

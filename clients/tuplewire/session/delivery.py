@@ -9,7 +9,7 @@ Source: Storm's receive queue (there a Disruptor ring without acknowledgement); 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Self
@@ -40,18 +40,17 @@ class Done:
     rejected: bool = False
 
 
-Held = tuple[int, TaskGroup, Any]
-"""Messages that a queue holds: the sequence of the first, the messages, and their token."""
-
-
 @dataclass(slots=True, eq=False)
-class _Entry:
+class HeldEntry:
+    """Messages that a queue holds, with the sequence of the first."""
+
     first: int
     group: TaskGroup
     token: Any
 
     @property
     def last(self) -> int:
+        """The sequence of the last."""
         return self.first + len(self.group) - 1
 
 
@@ -71,8 +70,8 @@ class DeliveryLog:
     """Held payload bytes: waiting, or not acknowledged."""
     unkept: int = 0
     """Held messages that nobody else keeps (TaskGroup.kept)."""
-    _waiting: deque[_Entry] = field(default_factory=deque)
-    _delivered: deque[_Entry] = field(default_factory=deque)
+    _waiting: deque[HeldEntry] = field(default_factory=deque)
+    _delivered: deque[HeldEntry] = field(default_factory=deque)
     _marks: deque[tuple[int, int]] = field(default_factory=deque)
     _taken_bytes: int = 0
 
@@ -102,7 +101,7 @@ class DeliveryLog:
 
     def append(self, group: TaskGroup, token: Any = None) -> None:
         """Add messages at the tail; the token comes back when they are acknowledged."""
-        self._waiting.append(_Entry(self.tail + 1, group, token))
+        self._waiting.append(HeldEntry(self.tail + 1, group, token))
         self.tail += len(group)
         self.queued_bytes += group.size_bytes
         if not group.kept:
@@ -183,8 +182,8 @@ class DeliveryLog:
             entry = self._delivered.pop()
             if (count := position - entry.first + 1) > 0:
                 group = entry.group
-                self._delivered.append(_Entry(entry.first, group.slice(0, count), entry.token))
-                entry = _Entry(position + 1, group.slice(count, len(group)), entry.token)
+                self._delivered.append(HeldEntry(entry.first, group.slice(0, count), entry.token))
+                entry = HeldEntry(position + 1, group.slice(count, len(group)), entry.token)
             if received is None:
                 entry.group = entry.group.as_redelivered()
             self._waiting.appendleft(entry)
@@ -209,10 +208,9 @@ class DeliveryLog:
         self.queued_bytes += group.size_bytes - entry.group.size_bytes
         entry.group, entry.token = group, token
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> list[HeldEntry]:
         """Return the unacknowledged messages, in order."""
-        for entry in chain(self._delivered, self._waiting):
-            yield entry.first, entry.group, entry.token
+        return [*self._delivered, *self._waiting]
 
     def remove(self) -> list[tuple[TaskGroup, Any]]:
         """Take out the unacknowledged messages, in order, each with its token."""
@@ -224,10 +222,10 @@ class DeliveryLog:
         return left
 
 
-def _cut_first(entries: deque[_Entry], count: int) -> None:
+def _cut_first(entries: deque[HeldEntry], count: int) -> None:
     """Put the first entry's first `count` messages into an entry of their own."""
     entry = entries.popleft()
     stop = entry.first + len(entry.group)
     for piece in reversed(cut(entry.group, count)):
         stop -= len(piece)
-        entries.appendleft(_Entry(stop, piece, entry.token))
+        entries.appendleft(HeldEntry(stop, piece, entry.token))

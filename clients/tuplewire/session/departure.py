@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 _MOST_REMEMBERED = 1000
@@ -52,9 +52,9 @@ class Departure:
     sinks: Sequence[SinkEpoch] = ()
     successors: Mapping[OfEntry, Successor] = field(default_factory=dict)
 
-    def lost(self, tasks: Iterable[int]) -> int:
+    def lost(self, tasks: Container[int]) -> int:
         """Return how many messages of some tasks are gone with it, at most."""
-        return self.others + sum(self.dropped.get(task, 0) for task in tasks)
+        return self.others + sum(count for task, count in self.dropped.items() if task in tasks)
 
 
 class Departures:

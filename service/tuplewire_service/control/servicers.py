@@ -19,6 +19,7 @@ from tuplewire.wire import control_pb2_grpc
 from tuplewire.wire.codec import groups_of
 from tuplewire.wire.opaque_pb2 import OpaqueFrame
 from tuplewire_service.control.metric_reports import MetricReports, read_report
+from tuplewire_service.control.names import distinct, in_turns
 from tuplewire_service.control.status_messages import (
     add_clients,
     assigned_worker_to_wire,
@@ -97,7 +98,11 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
 
     async def GetLoad(self, request: pb.GetLoadRequest, _context: Context) -> pb.GetLoadResponse:
         """Return the load of the named tasks."""
-        return pb.GetLoadResponse(loads=self._worker.loads(request.tasks))
+        tasks = distinct(request.tasks, "tasks") or list(self._worker.router.table.owner_of)
+        loads: dict[int, float] = {}
+        async for some in in_turns(tasks):
+            loads.update(self._worker.loads(some))
+        return pb.GetLoadResponse(loads=loads)
 
     async def GetAssignment(
         self, _request: pb.GetAssignmentRequest, _context: Context
@@ -182,25 +187,34 @@ class ControlServicer(control_pb2_grpc.ControlServicer):
         settings = self._worker.settings
         check_id("sink", request.sink)
         check_receiver(settings.worker_id, settings.topology, "sink", request)
-        return (access.owner, request.sink), [
+        names = [
             AttemptName(each.partition, each.attempt, each.messages, each.pieces) for each in request.attempts
         ]
+        return (access.owner, request.sink), distinct(names, "attempts")
 
     async def GetEntries(self, request: pb.GetEntriesRequest, _context: Context) -> pb.GetEntriesResponse:
         """Return how messages are numbered by their entry workers, and which workers are gone."""
         router = self._worker.router
-        tasks = [each.task for each in request.tasks]
-        found = (router.queues.entries(each.task, each.last, router.number) for each in request.tasks)
-        return pb.GetEntriesResponse(
-            worker_id=self._worker.settings.worker_id,
-            incarnation=self._worker.incarnation,
-            tasks=[entries_to_wire(each) for each in found if each is not None],
-            leaving=[task for task in tasks if router.queues.is_leaving(task)],
-            departed=[
-                pb.DepartedWorker(incarnation=each.incarnation, dropped=each.lost(tasks))
-                for each in router.departures.of(request.incarnations)
-            ],
-        )
+        spans = distinct([(each.task, each.last) for each in request.tasks], "tasks")
+        tasks = dict(spans)
+        # All at one moment; the rest in a thread, as a queue may have a million groups.
+        held = [each for each in map(router.queues.held, tasks) if each is not None]
+        leaving = [task for task in tasks if router.queues.is_leaving(task)]
+        departed = router.departures.of(distinct(request.incarnations, "workers"))
+
+        def answer() -> pb.GetEntriesResponse:
+            return pb.GetEntriesResponse(
+                worker_id=self._worker.settings.worker_id,
+                incarnation=self._worker.incarnation,
+                tasks=[entries_to_wire(each.entries(tasks[each.task], router.number)) for each in held],
+                leaving=leaving,
+                departed=[
+                    pb.DepartedWorker(incarnation=each.incarnation, dropped=each.lost(tasks))
+                    for each in departed
+                ],
+            )
+
+        return await asyncio.to_thread(answer)
 
     async def Tap(self, request: pb.TapRequest, context: Context) -> AsyncIterator[pb.TapResponse]:
         """Show messages as they pass."""

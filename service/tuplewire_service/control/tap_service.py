@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
 from tuplewire.errors import DrainingError, MalformedError, NotReadyError, RefusedError
 from tuplewire.events import event_logger
 from tuplewire.group import check_task
 from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.control.names import distinct
 from tuplewire_service.messaging.streamed.streamed_stream import IAccess
 from tuplewire_service.worker.taps import MOST_BYTES, MOST_PER_SECOND, Wanted
 from tuplewire_service.worker.worker import Worker
@@ -18,6 +19,8 @@ logger = event_logger(__name__)
 
 _TOGETHER_SECONDS = 0.05
 """What comes within this time travels in one response: a reader is woken at most so often."""
+_MOST_SHOWN = 20
+"""Tasks that the log names."""
 _DEFAULTS = Wanted(frozenset())
 
 
@@ -26,11 +29,16 @@ def wanted_of(request: pb.TapRequest) -> Wanted:
     if not 0 <= request.sample <= 1:  # not so for NaN, either
         raise MalformedError(f"a tap's sample is a share, 0 to 1, not {request.sample}")
     return Wanted(
-        frozenset(map(check_task, request.tasks)),
+        frozenset(map(check_task, distinct(request.tasks, "tasks"))),
         request.sample or _DEFAULTS.sample,
         min(request.most_per_second or _DEFAULTS.per_second, MOST_PER_SECOND),
         min(request.most_bytes or _DEFAULTS.most_bytes, MOST_BYTES),
     )
+
+
+def _shown(tasks: Collection[int]) -> str:
+    shown = ",".join(map(str, sorted(tasks)[:_MOST_SHOWN])) or "*"
+    return shown + ",..." if len(tasks) > _MOST_SHOWN else shown
 
 
 class TapService:
@@ -62,7 +70,7 @@ class TapService:
         taps = self._worker.router.taps
         tap = taps.begin(wanted, woken.set)
         self._ending[woken] = None
-        who = {"client": peer, "who": access.owner, "tasks": ",".join(map(str, sorted(wanted.tasks))) or "*"}
+        who = {"client": peer, "who": access.owner, "tasks": _shown(wanted.tasks)}
         logger.info("tap.began", extra={**who, "sample": wanted.sample, "per_second": wanted.per_second})
         began = time.monotonic()
         try:

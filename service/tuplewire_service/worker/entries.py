@@ -5,11 +5,11 @@ These numbers stay with a message, whichever worker holds its task. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tuplewire.group import entry_worker
-from tuplewire.session.delivery import Held
+from tuplewire.session.delivery import HeldEntry
 
 
 @dataclass(slots=True)
@@ -27,22 +27,32 @@ class Entries:
     workers: list[int] = field(default_factory=list)
     entry_sequences: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, task: int, begin: int, held: Iterable[Held], first: int, last: int, own: int) -> Entries:
-        """Return those of held messages up to `last`, or of all if it is 0.
 
-        own: the number that stands for this worker.
+@dataclass(frozen=True, slots=True)
+class HeldOfTask:
+    """The unacknowledged messages of a task at one moment, from the sequence `first` on; see Entries."""
+
+    task: int
+    begin: int
+    first: int
+    held: Sequence[HeldEntry]
+
+    def entries(self, last: int, own: int) -> Entries:
+        """Return how messages up to `last` are numbered, or all if it is 0.
+
+        own: the number that stands for this worker. Takes about half a second for a million groups.
         """
-        entries = cls(task, first, begin)
+        entries = Entries(self.task, self.first, self.begin)
         messages, workers, sequences = entries.messages, entries.workers, entries.entry_sequences
         worker = following = 0
-        for sequence, group, token in held:
+        for each in self.held:
+            sequence, group = each.first, each.group
             count = len(group)
             if last and sequence + count - 1 > last:
                 count = last - sequence + 1
                 if count <= 0:
                     break
-            entered = entry_worker(group.forwarded) or token.worker_number or own
+            entered = entry_worker(group.forwarded) or each.token.worker_number or own
             if entered == worker and group.entry_sequence == following:
                 messages[-1] += count
             else:

@@ -17,7 +17,7 @@ from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.durations import Durations, QueueTimes
 from tuplewire_service.messaging.base import InboundSession
 from tuplewire_service.messaging.subscription import SubscribeRequest
-from tuplewire_service.worker.entries import Entries
+from tuplewire_service.worker.entries import HeldOfTask
 from tuplewire_service.worker.queue_subscription import Queue, QueueSubscription
 from tuplewire_service.worker.rejections import Rejections
 from tuplewire_service.worker.shown_tasks import ShownTasks
@@ -145,17 +145,12 @@ class ReceiveQueues:
         self._hold(task)
         return True
 
-    def entries(self, task: int, last: int, own: int) -> Entries | None:
-        """Return how the unacknowledged messages of a local task are numbered; None if it is not here.
-
-        last: the sequence up to which; 0: all. own: this worker's number as an entry worker. The time grows
-        with the batches in which they came.
-        """
+    def held(self, task: int) -> HeldOfTask | None:
+        """Return the unacknowledged messages of a local task, as they are now; None if it is not here."""
         queue = self._queues.get(task)
         if queue is None:
             return None
-        log = queue.log
-        return Entries.of(task, queue.begin, log.held(), log.acknowledged + 1, last, own)
+        return HeldOfTask(task, queue.begin, queue.log.acknowledged + 1, queue.log.held())
 
     def waiting(self) -> dict[int, int]:
         """Return how many messages each task has here, where there are any; also of those that leave."""

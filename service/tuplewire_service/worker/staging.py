@@ -216,8 +216,9 @@ class Staging:
         """
         chosen = self.find(sink, epoch, names)
         if chosen:
+            kept = set(map(id, chosen))
             for stage in self._epochs.pop(sink).stages.values():
-                if stage not in chosen:
+                if id(stage) not in kept:
                     self._drop(stage)
         return chosen
 

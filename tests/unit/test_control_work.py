@@ -1,0 +1,152 @@
+"""Control calls: whatever a request names, one turn of the event loop does work for the names alone."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+from google.protobuf.message import Message
+from unit.test_gone_tasks import Program
+
+from tuplewire.errors import MessageError, RefusedError
+from tuplewire.group import TaskGroup
+from tuplewire.wire import control_pb2 as pb
+from tuplewire_service.control.names import MOST_NAMES
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.process.data_plane import DataPlane
+from tuplewire_service.process.debugging import Debugging
+from tuplewire_service.process.log_output import LogOutput
+from tuplewire_service.process.stop import Stop
+from tuplewire_service.process.worker_config import WorkerConfig
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+NAMES = 3000
+GROUPS = 3000
+TASKS = range(50)
+CALLS_PER_NAME = 60
+"""What one turn may do for each name, in calls of functions; a product would be thousands."""
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[DataPlane]:
+    """Make a worker whose task 0 holds many groups of one message; it listens nowhere."""
+    config = WorkerConfig(worker_id="w", topology="t")
+    log = LogOutput("info", "text")
+    plane = DataPlane(config, Stop(), Debugging(config, log))
+    plane.assign(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", tuple(TASKS)),)))
+    groups = [TaskGroup.of(0, [b"x"], source) for source in range(GROUPS)]
+    plane.loop.call(lambda: plane.worker.router.recv(ReceivedBatch.arrived(groups, Program())))
+    yield plane
+    plane.close()
+
+
+class Caller:
+    """The context of a call by a program on this machine."""
+
+    def peer(self) -> str:
+        return "unix:"
+
+    def invocation_metadata(self) -> tuple[Any, ...]:
+        return ()
+
+    def add_done_callback(self, callback: object) -> None:
+        del callback
+
+    def auth_context(self) -> dict[str, Any]:
+        return {}
+
+
+class Work:
+    """Counts the calls of functions in each turn of the loop: every callback is one."""
+
+    def __init__(self) -> None:
+        self.most = self.now = 0
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_name == "_run" and "asyncio" in frame.f_code.co_filename:
+            self.now = 0
+        elif event in {"call", "c_call"}:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+
+def filled(message: Message, rng: random.Random, *, distinct: bool, names: int) -> None:
+    """Fill every field of a request, each repeated one with many names."""
+    for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            continue
+        if field.is_repeated:
+            repeated = getattr(message, field.name)
+            for number in range(names):
+                if field.message_type is None:
+                    repeated.append(_value(field, rng, number if distinct else 0))
+                else:
+                    filled(repeated.add(), rng, distinct=distinct, names=0)
+        elif field.message_type is None and field.name not in {"frame", "topology", "receiver_id", "discard"}:
+            setattr(message, field.name, _value(field, rng, rng.randrange(2)))
+
+
+def _value(field: Any, rng: random.Random, number: int) -> Any:
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING:
+            return "x" * rng.randrange(1, 50) if field.type == FieldDescriptor.TYPE_STRING else b"x"
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return bool(number % 2)
+        case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
+            return 1.0
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return 1
+        case _:
+            return number
+
+
+UNARY = [
+    method
+    for method in pb.DESCRIPTOR.services_by_name["Control"].methods
+    if not method.server_streaming and method.name != "Drain"
+]
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("method", UNARY, ids=lambda method: method.name)
+def test_work_is_bounded(plane: DataPlane, method: MethodDescriptor, distinct: bool) -> None:  # noqa: FBT001
+    """Names that repeat count once; the queues' length does not multiply with them."""
+    rng = random.Random(7)
+    for names in (NAMES, 0):
+        request = getattr(pb, method.input_type.name)()
+        filled(request, rng, distinct=distinct, names=names)
+        for field in request.DESCRIPTOR.fields:
+            if field.name == "topology" and field.message_type is None:
+                request.topology = "t"
+        work = Work()
+
+        async def measured(request: Message = request, work: Work = work) -> None:
+            sys.setprofile(work)
+            try:
+                await getattr(plane._control, method.name)(request, Caller())
+            except (RefusedError, MessageError):
+                pass
+            finally:
+                sys.setprofile(None)
+
+        plane.loop.run(measured(), 60)
+        assert work.most < CALLS_PER_NAME * (names + 200), f"{work.most} calls in one turn"
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"),
+    [
+        ("GetLoad", pb.GetLoadRequest(tasks=range(MOST_NAMES + 1))),
+        ("GetEntries", pb.GetEntriesRequest(incarnations=range(MOST_NAMES + 1))),
+        ("GetEntries", pb.GetEntriesRequest(tasks=[pb.TaskSpan()] * (MOST_NAMES + 1))),
+    ],
+)
+def test_too_many_names_are_refused(plane: DataPlane, name: str, request_: Message) -> None:
+    """The error says how many are allowed."""
+    with pytest.raises(MessageError, match="100000 are allowed: ask in parts"):
+        plane.loop.run(getattr(plane._control, name)(request_, Caller()), 60)
