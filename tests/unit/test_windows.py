@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
+from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from tuplewire.errors import TopologyError
+from tuplewire.errors import MessageError, TopologyError
 from tuplewire.topology import Stream, Tuple, TupleWindow, Window
 from tuplewire.topology.tuples import TupleSource
 from tuplewire.topology.windows import CountWindows, TimeWindows
@@ -125,3 +128,48 @@ def test_what_makes_no_window_is_refused(wrong: Any) -> None:
     """Where it is made."""
     with pytest.raises(TopologyError):
         wrong()
+
+
+NO_TIMES = [
+    10**30,
+    1e300,
+    math.inf,
+    -math.inf,
+    math.nan,
+    -(10**400),
+    "5",
+    None,
+    True,
+    timedelta(seconds=5),
+    5j,
+    [],
+]
+
+
+@pytest.mark.parametrize("at", NO_TIMES, ids=lambda at: str(at)[:12])
+def test_what_is_no_time(at: Any) -> None:
+    """A time that is none, or beyond any, is an error that names it; nothing waits for ever."""
+    windows = TimeWindows(Window.seconds(10.0, 1.0, timestamp="at"))
+    with pytest.raises(MessageError, match=r"is a number of seconds"):
+        windows.add(object(), at)  # type: ignore[arg-type]
+    assert not list(windows.advance(math.inf))
+
+
+@pytest.mark.parametrize("every", [1e-6, 0.001, 1.0, 3600.0])
+def test_times_that_go_on(every: float) -> None:
+    """Up to the last time that is allowed, the next window ends later."""
+    windows = TimeWindows(Window.seconds(every, every, timestamp="at"))
+    for at in (-1.7e9, 0, Fraction(1, 3), 1.7e9):
+        windows.add(object(), at)  # type: ignore[arg-type]
+    assert len(list(windows.rest())) == 4
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 0.0, -1.0])
+def test_windows_without_an_end(number: float) -> None:
+    """No length, distance or lag is NaN or endless."""
+    for arguments in ((number,), (10.0, number)):
+        with pytest.raises(TopologyError):
+            Window.seconds(*arguments)
+    if number:
+        with pytest.raises(TopologyError, match="lag"):
+            Window.seconds(1.0, timestamp="at", lag=number)

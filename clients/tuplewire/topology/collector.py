@@ -53,6 +53,9 @@ class Outbox:
         self._emitted: list[Emitted] = []
         self._last: Emitted | None = None
         self._count = 0
+        self.serialize: Callable[[Tuple], bytes] | None = None
+        """With topology.testing.always.try.serialize: what finds out whether a value changes after emit."""
+        self._as_emitted: list[tuple[Tuple, bytes | None]] = []
 
     def __len__(self) -> int:
         return self._count
@@ -70,6 +73,8 @@ class Outbox:
         if (task is None) != (port.direct is None) or (port.direct is not None and task not in port.direct):
             raise self._misdirected(port, task)
         message = Tuple(values, port.source, message_id)
+        if self.serialize is not None:
+            self._as_emitted.append((message, self._form(message)))
         last = self._last
         if last is not None and last.source is port.source and last.task == task:
             last.tuples.append(message)
@@ -83,9 +88,27 @@ class Outbox:
         return execute
 
     def take(self) -> list[Emitted]:
-        """Return everything that was put since the last time, in order, and forget it."""
+        """Return everything that was put since the last time, in order, and forget it.
+
+        Raises MessageError where the setting asks for it, and a value is no longer what was emitted.
+        """
+        as_emitted, self._as_emitted = self._as_emitted, []
+        for message, form in as_emitted:
+            if form is not None and self._form(message) != form:
+                raise MessageError(
+                    f"a value of {message!r} has changed since {self._component.id!r} emitted it: emit a "
+                    "copy, or make a new value for each tuple"
+                )
         emitted, self._emitted, self._last, self._count = self._emitted, [], None, 0
         return emitted
+
+    def _form(self, message: Tuple) -> bytes | None:
+        """Return a tuple as bytes; None for what has none, of which others tell."""
+        assert self.serialize is not None  # noqa: S101 - its callers have looked
+        try:
+            return self.serialize(message)
+        except MessageError:
+            return None
 
     def _misfit(self, port: _Port | None, stream: str, values: Sequence[Any]) -> MessageError:
         if port is None:
@@ -128,7 +151,7 @@ class SpoutOutputCollector(_Collector):
     """What a spout emits through. Source: Storm's `SpoutOutputCollector`."""
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, message_id: Any = None) -> None:
-        """Emit a tuple on one of the spout's streams.
+        """Emit a tuple on one of the spout's streams. Do not change its values afterwards.
 
         message_id: what the spout's ack() or fail() is called with once its fate is known; None when the
         spout does not want to know. It travels with the tuple and all that is anchored to it.
@@ -166,7 +189,7 @@ class OutputCollector(_Collector):
     def emit(
         self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM, anchors: Tuple | Iterable[Tuple] = ()
     ) -> None:
-        """Emit a tuple on one of the bolt's streams.
+        """Emit a tuple on one of the bolt's streams. Do not change its values afterwards.
 
         anchors: the tuples that it comes from; it carries the message ids of all of them.
         Raises MessageError when the values do not fit the stream.
@@ -202,7 +225,10 @@ class BasicOutputCollector:
         self._message_id = anchor.message_id
 
     def emit(self, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple on one of the bolt's streams; MessageError when the values do not fit it."""
+        """Emit a tuple on one of the bolt's streams; MessageError when the values do not fit it.
+
+        Do not change its values afterwards.
+        """
         self._put(stream, values, self._message_id)
 
     def emit_direct(self, task: int, values: Sequence[Any], *, stream: str = DEFAULT_STREAM) -> None:

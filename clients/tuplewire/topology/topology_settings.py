@@ -81,7 +81,8 @@ class TopologySettings(Settings):
         "topology.testing.always.try.serialize",
         FLAG,
         False,
-        "serialize tuples within a worker as well, so that a test finds values that do not travel",
+        "serialize tuples within a worker as well, so that a test finds values that do not travel, or that "
+        "change after emit",
     )
     size_metrics: bool = storms(
         "topology.serialized.message.size.metrics",

@@ -10,11 +10,16 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from tuplewire.errors import TopologyError
+from tuplewire.errors import MessageError, TopologyError
 from tuplewire.topology.tuples import Tuple
+
+_MOST_SECONDS = 1e15
+_MOST_WINDOWS = 2.0**51
+"""From 0 to the time of a tuple: beyond, one window's end would be the same number as the next one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ class Window:
                 f"a window of {self.length!r}, every {self.every!r}: both are more than 0, the length is not "
                 "below every, and counts are whole numbers"
             )
-        if self.lag < 0:
+        if not 0 <= self.lag < math.inf:
             raise TopologyError(f"a lag of {self.lag!r} seconds: it is 0 or more")
         if self.timestamp is None and (self.lag or self.late):
             raise TopologyError("lag and late are for tuples with a time of their own: name its field, too")
@@ -135,14 +140,22 @@ class TimeWindows:
 
     def __init__(self, window: Window) -> None:
         self._length, self._every = window.length, window.every
+        self._most = min(_MOST_SECONDS, window.every * _MOST_WINDOWS)
         self._held: list[_Timed] = []
         self._expired: list[Tuple] = []
         self._end = -math.inf
         """Of the last window."""
         self.passed = -math.inf
 
-    def add(self, message: Tuple, at: float) -> bool:
-        """Take a tuple in; False if it is late."""
+    def add(self, message: Tuple, at: Any) -> bool:
+        """Take a tuple in; False if it is late. MessageError for what is no time."""
+        number: Any = at if isinstance(at, Real) and type(at) is not bool else math.nan
+        if not -self._most <= number <= self._most:  # NaN is not, either
+            raise MessageError(
+                f"the time of a tuple in a window is a number of seconds, at most {self._most:g}, and not "
+                f"{str(at)[:100]}: convert it from a datetime or another unit"
+            )
+        at = float(at)
         if at <= self.passed:
             return False
         held = self._held

@@ -45,7 +45,7 @@ class Surroundings:
     emitted: gets everything that is emitted, before it is on its way; None where nobody looks.
     received: gets every column, with its component, before it is executed; None where nobody looks.
     ready: whether spouts may be asked for their first tuples. context: returns that of a task. outbox: makes
-    that of a task. metrics: what tasks register.
+    that of a task. serialize: see Outbox. metrics: what tasks register.
     """
 
     topology: Topology
@@ -63,6 +63,7 @@ class Surroundings:
     locality: LocalitySource = nothing
     loads: LoadSource = nothing
     outbox: Callable[[Topology, int], Outbox] = Outbox
+    serialize: Callable[[Tuple], bytes] | None = None
     metrics: UserMetrics = field(default_factory=UserMetrics)
 
 
@@ -244,7 +245,9 @@ class Executor(ABC, Generic[TaskKind]):
         """Return what every task has."""
         around = self._surroundings
         outgoing = Outgoing(around.topology, task, around.locality, around.loads)
-        return task, around.outbox(around.topology, task), outgoing, around.track(task)
+        outbox = around.outbox(around.topology, task)
+        outbox.serialize = around.serialize
+        return task, outbox, outgoing, around.track(task)
 
     # --- errors -----------------------------------------------------------------------------------------
 

@@ -131,6 +131,7 @@ class ExecutorWorker:
             locality=lambda: dict.fromkeys(self.tasks, Locality.WORKER),
             loads=self.loads,
             outbox=outbox,
+            serialize=self.transfer.serializer.serialize if self.settings.always_serialize else None,
             metrics=metrics,
         )
         self.executors: list[Executor[Any]] = []
