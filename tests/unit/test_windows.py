@@ -139,7 +139,6 @@ NO_TIMES = [
     -(10**400),
     "5",
     None,
-    True,
     timedelta(seconds=5),
     5j,
     [],

@@ -149,7 +149,7 @@ class TimeWindows:
 
     def add(self, message: Tuple, at: Any) -> bool:
         """Take a tuple in; False if it is late. MessageError for what is no time."""
-        number: Any = at if isinstance(at, Real) and type(at) is not bool else math.nan
+        number: Any = at if isinstance(at, Real) else math.nan
         if not -self._most <= number <= self._most:  # NaN is not, either
             raise MessageError(
                 f"the time of a tuple in a window is a number of seconds, at most {self._most:g}, and not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -17,12 +18,10 @@ def main() -> int:
     try:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         sys.unraisablehook = _interrupt_again
+        _open_closed_streams()
         from tuplewire_service.command import cli
 
-        for stream in (
-            sys.stdout,
-            sys.stderr,
-        ):  # for any encoding
+        for stream in (sys.stdout, sys.stderr):  # for any encoding
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors="backslashreplace")
@@ -36,6 +35,20 @@ def main() -> int:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # there is nothing left to put in order
+
+
+def _open_closed_streams() -> None:
+    """Have standard streams that are closed, as by cron or a daemon, read nothing and write nowhere.
+
+    Before anything else is opened: it would get the number of the stream, and what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _interrupt_again(lost: Any) -> None:

@@ -297,15 +297,14 @@ class ProgressLine:
         self._written = 0.0
         self._generation: int | None = -1
         if page:
-            sys.stderr.write(f"topology {name}: live page {page}\n")
+            print(f"topology {name}: live page {page}", file=sys.stderr)
 
     def __call__(self, progress: TopologyProgress) -> None:
         """Write it."""
         now = time.monotonic()
         if progress.generation != self._generation or now - self._written >= self._EVERY_SECONDS:
             self._written, self._generation = now, progress.generation
-            sys.stderr.write(f"topology {self._name}: {progress}\n")
-            sys.stderr.flush()
+            print(f"topology {self._name}: {progress}", file=sys.stderr, flush=True)
 
 
 class JobError(TuplewireError):

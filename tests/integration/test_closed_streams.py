@@ -1,0 +1,71 @@
+"""Commands whose standard streams are closed, as cron and daemons start them: as if they were /dev/null."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.ports import free_port
+from helpers.topology import TOPOLOGY, assign, one_worker, queued
+
+from tuplewire import Client
+from tuplewire_service.launching.local_workers import Endpoint
+from tuplewire_service.testing import eventually
+
+COMMAND = f"{shlex.quote(sys.executable)} -m tuplewire"
+CLOSED = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
+each_closed = pytest.mark.parametrize("closed", CLOSED)
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Run a worker with task 1."""
+    with one_worker("w", directory=tmp_path_factory.mktemp("closed")) as endpoint:
+        assign(endpoint, 1, {("w", endpoint.address): [1]})
+        yield endpoint
+
+
+def run(words: str, closed: str, timeout: float = 60) -> int:
+    """Run a command in a shell that closes its streams; return its exit code."""
+    line = f"exec {COMMAND} {words} {closed}"
+    return subprocess.run(["sh", "-c", line], timeout=timeout, check=False).returncode
+
+
+@each_closed
+def test_asking(worker: Endpoint, closed: str) -> None:
+    """What is asked and cannot be shown is no failure."""
+    at = worker.address
+    for words in ("--version", "--help", f"status {at}", f"top --once {at}", f"top --once --json {at}"):
+        assert run(words, closed) == 0, words
+    assert run("status 127.0.0.1:1", closed) == 1
+    assert run("nothing", closed) == 64
+
+
+@each_closed
+def test_sending_and_receiving(worker: Endpoint, closed: str) -> None:
+    """A message is sent, and received; without standard input there is nothing to send."""
+    at = f"--topology {TOPOLOGY} --address {worker.address}"
+    assert run(f"send {at} 1 hello", closed) == 0
+    assert queued(worker, 1) == 1
+    if "<&-" in closed:
+        assert run(f"send {at} 1 -", closed) == 0
+        assert queued(worker, 1) == 1
+    assert run(f"recv {at} 1 --count 1", closed) == 0
+    eventually(lambda: queued(worker, 1) == 0)
+
+
+@each_closed
+def test_a_worker(tmp_path: Path, closed: str) -> None:
+    """It starts, serves, and ends in good order."""
+    address = f"127.0.0.1:{free_port()}"
+    words = f"worker --listen {address} --tasks 0-9 --admin 127.0.0.1:0 --drain-seconds 1"
+    worker = subprocess.Popen(["sh", "-c", f"exec {COMMAND} {words} {closed}"], cwd=tmp_path)
+    with Client(address, topology="default") as client:
+        client.send(1, b"x")
+        assert len(next(client.recv([1], timeout=60))) == 1
+    worker.terminate()
+    assert worker.wait(60) == 0
