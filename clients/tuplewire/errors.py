@@ -28,14 +28,45 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+import pickle
+from typing import Any, ClassVar
 
 MIN_TASK = 0
 MAX_TASK = 2**31 - 1
 
 
 class TuplewireError(Exception):
-    """The root of every error that Tuplewire raises on purpose."""
+    """The root of every error that Tuplewire raises on purpose.
+
+    Each of them pickles with its attributes and its cause, whatever its constructor takes.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        attributes = {name: _travelling(value) for name, value in self.__dict__.items()}
+        return _restored, (type(self), self.args, attributes, _travelling(self.__cause__))
+
+
+def _travelling(value: Any) -> Any:
+    """Return what pickle takes, or its text: an error in a pool of processes must not break the pool."""
+    try:
+        pickle.loads(pickle.dumps(value))  # noqa: S301 - our own bytes
+    except Exception:  # noqa: BLE001 - the user's objects may raise anything
+        text = f"{type(value).__name__}: {value}"
+        return TuplewireError(text) if isinstance(value, BaseException) else text
+    return value
+
+
+def _restored(
+    kind: type[TuplewireError],
+    arguments: tuple[Any, ...],
+    attributes: dict[str, Any],
+    cause: BaseException | None,
+) -> TuplewireError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(attributes)
+    error.__cause__ = cause
+    return error
 
 
 def as_tuplewire(error: BaseException) -> TuplewireError:
@@ -74,9 +105,6 @@ class MessageTooLargeError(MessageError):
         self.task = task
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
-
-    def __reduce__(self) -> tuple[type[Self], tuple[int, int, int]]:
-        return type(self), (self.task, self.size_bytes, self.limit_bytes)
 
 
 class UnsupportedValueError(MessageError):
@@ -223,9 +251,6 @@ class RefusedMessagesError(RefusedError):
         shown = "; ".join(refusals[:5]) + ("; ..." if len(refusals) > 5 else "")
         super().__init__(f"messages were refused and will not come again: {shown}")
         self.refusals = refusals
-
-    def __reduce__(self) -> tuple[type[Self], tuple[list[str]]]:
-        return type(self), (self.refusals,)
 
 
 def refused(code: str, detail: str) -> RefusedError:

@@ -61,6 +61,8 @@ class Child:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
         }
+        # What this process imports, its children find, too: from a zip file, or what a notebook has added.
+        environment["PYTHONPATH"] = os.pathsep.join(entry or os.curdir for entry in sys.path)
         user = None if command.user is None else _find_user(command.user)
         if user is not None:
             environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)

@@ -6,6 +6,7 @@ import sys
 
 from helpers.topology import collect, numbers
 from tuplewire import Client
+from tuplewire.topology.component import TaskError
 
 
 def send_and_receive(client: Client, task: int) -> None:
@@ -15,3 +16,8 @@ def send_and_receive(client: Client, task: int) -> None:
     got = numbers(collect(client.recv([task], timeout=10), 2))
     client.close()
     sys.exit(0 if got == [0, 1] else 3)
+
+
+def fails() -> None:
+    """Raise an error whose constructor takes more than its words."""
+    raise TaskError("bolt", 7, ValueError("no"))

@@ -90,10 +90,14 @@ def test_the_example_of_the_docs(conf: dict[str, Any]) -> None:
     assert namespace["counts"] == Counter(word for line in namespace["LINES"] for word in line.split())
 
 
-@pytest.mark.parametrize("transport", ["local", "grpc"])
-def test_fed_tuples_are_followed_across_workers(feeder: FeederSpout, transport: str) -> None:
+@pytest.mark.parametrize(("transport", "mode"), [("local", None), ("grpc", None), ("zmq", "local")])
+def test_fed_tuples_are_followed_across_workers(
+    feeder: FeederSpout, transport: str, mode: str | None
+) -> None:
     """The spout hears what has become of each tuple, though its bolts are in other workers."""
-    conf = {"topology.workers": 5, "storm.messaging.transport": transport}
+    conf: dict[str, Any] = {"topology.workers": 5, "storm.messaging.transport": transport}
+    if mode is not None:
+        conf["storm.cluster.mode"] = mode
     with LocalCluster() as cluster:
         running = cluster.submit("t", conf, word_count(feeder))
         for number in range(100):

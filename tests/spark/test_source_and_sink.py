@@ -95,6 +95,22 @@ def test_batch_write(spark: SparkSession, workers: Any) -> None:
     assert Counter(got) == Counter((number % 4 + 1, 9, b"%d" % number) for number in range(1000))
 
 
+@pytest.mark.parametrize("kind", ["TIMESTAMP_NTZ", "TIMESTAMP_LTZ"])
+@pytest.mark.parametrize("headers", ["false", "true"])
+def test_the_sessions_timestamp_type_changes_nothing(
+    spark: SparkSession, workers: Any, kind: str, headers: str
+) -> None:
+    """It says what `timestamp` means in DDL; the format's columns are no DDL."""
+    rows(spark, 8).write.format("tuplewire").mode("append").options(**options(workers)).save()
+    spark.conf.set("spark.sql.timestampType", kind)
+    try:
+        frame = read(spark, workers, includeHeaders=headers)
+        assert frame.schema["timestamp"].dataType.typeName() == "timestamp"
+        assert frame.count() == len(frame.collect()) == 8
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 def test_batch_read_is_a_look(spark: SparkSession, workers: Any) -> None:
     """A DataFrame has what the tasks held at its first use, however often it is used, and leaves it there."""
     before = datetime.now(UTC)

@@ -42,6 +42,15 @@ def test_good_files_tell_names_and_expiry(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "before", [b"\xef\xbb\xbf", "# Autorität für alle\n".encode(), b"\xff\xfe no text at all\r\n"]
+)
+def test_bundles_have_marks_and_comments(tmp_path: Path, before: bytes) -> None:
+    """Only what is PEM counts: OpenSSL takes such files, and so do programs and workers."""
+    identity = read_identity(files_of(replace(GOOD, ca=before + GOOD.ca + before), tmp_path))
+    assert identity.names[0] == "worker.example"
+
+
+@pytest.mark.parametrize(
     ("issued", "named"),
     [
         (replace(GOOD, ca=b"geheimnis"), "ca.crt has no certificates in PEM"),

@@ -20,7 +20,7 @@ def _file(folder: Path, content: str) -> Path:
 
 def test_file_is_read(tmp_path: Path) -> None:
     """A line has a token, or a name and a token; comments and empty lines do not count."""
-    file = _file(tmp_path, f"# ours\n\netl {SECRET}\n{SECRET}2\n")
+    file = _file(tmp_path, f"\ufeff# für uns\n\netl {SECRET}\n{SECRET}2\n")
     assert read_tokens(file) == (Token("etl", SECRET), Token("", f"{SECRET}2"))
 
 
@@ -29,9 +29,10 @@ def test_file_is_read(tmp_path: Path) -> None:
     [
         ("", "has no token"),
         ("# none\n", "has no token"),
-        ("etl geheimnis", "line 1 .* 16 or more"),
+        ("etl geheimnis", "line 1 .* 16 to 4096"),
         (f"{SECRET}\na {SECRET} geheimnis", "line 2 .* neither"),
-        ("geheimnis-mit-ä-und-mehr", "is not ASCII"),
+        ("geheimnis-mit-ä-und-mehr", "line 1 .* printable ASCII"),
+        ("geheimnis" * 500, "line 1 .* 16 to 4096 printable"),
     ],
 )
 def test_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: str, complaint: str) -> None:

@@ -9,6 +9,7 @@ then takes this very certificate, and no other.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ NOT_TRUSTED = (
 )
 """What to look at where this side does not take a worker's certificate."""
 Metadata = tuple[tuple[str, str], ...]
+
+
+_PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +142,11 @@ def _read(name: str | None) -> bytes | None:
     if name is None:
         return None
     try:
-        return Path(name).read_bytes()
+        content = Path(name).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}; {UNREADABLE}") from error
+    # Bundles have comments, in any encoding, and byte order marks.
+    return b"\n".join(each[0] for each in _PEM.finditer(content)) + b"\n"
 
 
 def names_in(certificate: dict[str, Any]) -> list[str]:

@@ -23,7 +23,8 @@ _Look = tuple[tuple[int, ...] | None, ...]
 
 AUTHORIZATION = "authorization"
 """The key of a call's metadata under which a token is shown."""
-MIN_LENGTH = 16
+MIN_LENGTH, MAX_LENGTH = 16, 4096
+"""Of a token, in characters: gRPC takes metadata of 8 KiB."""
 _SCHEME = "Bearer "
 _ATTEMPTS = 10
 UNREADABLE = "name a file that this process may read"
@@ -50,13 +51,11 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     file that is not readable, has none, or has one that is too short or not printable ASCII.
     """
     try:
-        text = path.read_text(encoding="ascii")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the token file {path}: {error.strerror}; {UNREADABLE}") from error
     except UnicodeDecodeError:
-        raise ConfigError(
-            f"the token file {path} is not ASCII; write a token as letters and digits"
-        ) from None
+        raise ConfigError(f"the token file {path} is not text: write tokens as letters and digits") from None
     tokens = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -67,10 +66,10 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
         name, secret = words if len(words) == 2 else ("", words[0])
         if not name.isprintable():
             raise ConfigError(f"the name in line {number} of the token file {path} is not printable")
-        if len(secret) < MIN_LENGTH or not secret.isprintable():
+        if not MIN_LENGTH <= len(secret) <= MAX_LENGTH or not (secret.isascii() and secret.isprintable()):
             raise ConfigError(
-                f"the token in line {number} of {path} is not {MIN_LENGTH} or more printable characters; "
-                "make one with: openssl rand -hex 32"
+                f"the token in line {number} of {path} is not {MIN_LENGTH} to {MAX_LENGTH} printable ASCII "
+                "characters; make one with: openssl rand -hex 32"
             )
         tokens.append(Token(name, secret))
     if not tokens:

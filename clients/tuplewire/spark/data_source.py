@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from tuplewire.spark.reader import TuplewireBatchReader, TuplewireStreamReader
     from tuplewire.spark.writer import TuplewireBatchWriter, TuplewireStreamWriter
 
-READ_SCHEMA = "task int, message binary, source int, sequence bigint, timestamp timestamp, key binary"
-"""source is null where the sender was no task. sequence counts the task's messages at its worker, from 1.
-timestamp is when the message was sent: accepted by its sender, or by the first worker where the sender does
-not tell, in whole milliseconds of that host's clock. It is the same in every attempt; null where not told.
-key is null where a message has none.
-"""
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 """The type of the column `headers`, which is that of Spark's Kafka connector. Null: a message has none."""
 
@@ -34,15 +28,33 @@ _KEY_TYPES = (*_TASK_TYPES, *_TRAVELLING_KEY_TYPES)
 _OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
 
 
-def read_schema(*, headers: bool) -> str:
-    """Return the columns that are read."""
-    return f"{READ_SCHEMA}, headers {HEADERS_TYPE}" if headers else READ_SCHEMA
+def read_schema(*, headers: bool) -> StructType:
+    """Return the columns that are read; as types, as the session's settings say what DDL means.
+
+    source is null where the sender was no task. sequence counts the task's messages at its worker, from 1.
+    timestamp is when the message was sent: accepted by its sender, or by the first worker where the sender
+    does not tell, in whole milliseconds of that host's clock. It is the same in every attempt; null where not
+    told. key is null where a message has none.
+    """
+    from pyspark.sql import types as T  # noqa: N812 - as Spark's users write it
+
+    schema = T.StructType()
+    schema.add("task", T.IntegerType()).add("message", T.BinaryType()).add("source", T.IntegerType())
+    schema.add("sequence", T.LongType()).add("timestamp", T.TimestampType()).add("key", T.BinaryType())
+    if headers:
+        header = T.StructType().add("key", T.StringType()).add("value", T.BinaryType())
+        schema.add("headers", T.ArrayType(header))
+    return schema
+
+
+def _shown(schema: StructType) -> str:
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
 
 
 def check_read_schema(schema: StructType, *, headers: bool = False) -> None:
     """Raise ConfigError for a schema of the user's own."""
-    shown = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields)
-    if shown != (expected := read_schema(headers=headers)):
+    shown, expected = _shown(schema), _shown(read_schema(headers=headers))
+    if shown != expected:
         raise ConfigError(
             f"the format tuplewire has the columns {expected}, not {shown}: leave .schema() out, and "
             "convert afterwards, as in .selectExpr('cast(message as string)')"
@@ -88,7 +100,7 @@ class TuplewireDataSource(Shipped, DataSource):
         """Return what .format() calls it."""
         return "tuplewire"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """Return the columns that are read."""
         return read_schema(headers=includes_headers(self.options))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -61,7 +62,8 @@ class HostedWorker:
         self._context = context_of(conf, config, incarnation)
         self.worker = self._loop.call(lambda: Worker(config, self._context, incarnation))
         self._loop.run(self.worker.start(0))
-        self.port = int(self.worker.servers.addresses[0].rpartition(":")[2])
+        # host:port, or ipc://.../port.ipc in ZeroMQ's local mode
+        self.port = int(re.split("[:/]", self.worker.servers.addresses[0].removesuffix(".ipc"))[-1])
         self.link = WorkerLink(self.worker, topology, TopologySettings.from_conf(conf))
 
     @property

@@ -103,7 +103,7 @@ def _variables(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 
 def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> None:
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
     except ValueError as error:
@@ -175,7 +175,7 @@ def transport_settings_in(conf: Mapping[str, Any]) -> dict[str, Any]:
 def read_conf(file: str) -> dict[str, Any]:
     """Return the settings of a topology, by their keys; ConfigError for a file that has none."""
     try:
-        conf = json.loads(Path(file).read_text(encoding="utf-8"))
+        conf = json.loads(Path(file).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the settings {file}: {error.strerror}") from error
     except ValueError as error:

@@ -129,7 +129,7 @@ def _sum(several: Iterable[TaskRanges]) -> TaskRanges:
 def read_rules(path: Path) -> Rules:
     """Read a permissions file: TOML, a table [[client]] for each rule; ConfigError names what is wrong."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         _check_dots(text)
         content = tomllib.loads(text)
     except OSError as error:

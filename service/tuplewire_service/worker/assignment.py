@@ -239,7 +239,7 @@ def load_assignment(path: Path) -> Assignment:
 def parse_assignment(content: bytes, path: Path) -> Assignment:
     """Read an assignment from a file's content; ConfigError says what is wrong, whatever the bytes are."""
     try:
-        return Assignment.from_json(json.loads(content.decode()))
+        return Assignment.from_json(json.loads(content.decode("utf-8-sig")))
     except RecursionError as error:
         raise ConfigError(f"assignment {path}: it is nested too deeply") from error
     except ValueError as error:

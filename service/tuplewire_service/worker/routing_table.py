@@ -115,7 +115,7 @@ def places(bound: Iterable[str], advertise: str = "") -> list[Place]:
 
     advertise: a host, with a port or with that of the first bound address; empty: nothing.
     """
-    found = [split_host_port(address) for address in bound if not address.startswith("unix:")]
+    found = [split_host_port(address) for address in bound if "://" not in address]
     if advertise and found:
         found.append(split_host_port(with_port(advertise, found[0][1])))
     return found
