@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from urllib.parse import quote
 
 from tuplewire.errors import ConfigError
 
@@ -74,6 +75,13 @@ def resolve_address(address: str | None) -> str:
         raise ConfigError(
             f"address {address!r} is neither host:port nor unix:///path; write 127.0.0.1:6700, or [::1]:6700"
         ) from error
+
+
+def grpc_target(address: str) -> str:
+    """Return what gRPC is told: it reads a URI, in which a percent sign, or `dns:`, means something."""
+    if address.startswith("unix:"):
+        return "unix://" + quote(address.removeprefix("unix://"))
+    return "dns:///" + quote(address, safe="[]:")
 
 
 def resolve_addresses(addresses: str | None) -> str:

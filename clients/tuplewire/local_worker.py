@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 import time
 from pathlib import Path
 from typing import Self, Unpack
@@ -10,7 +10,7 @@ from typing import Self, Unpack
 from tuplewire.client import Client
 from tuplewire.config import SessionKeywords, naming_settings
 from tuplewire.errors import ClosedError
-from tuplewire.processes import Child, bound_addresses, worker_command
+from tuplewire.processes import Child, bound_addresses, private_directory, worker_command
 from tuplewire.task_ids import parse_tasks
 
 _START_SECONDS = 30.0
@@ -46,7 +46,7 @@ class OwnWorker:
         self.metrics_url = ""
         self._tasks = tasks
         self._drain_seconds = drain_seconds
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._directory: str | None = None
         self._child: Child | None = None
 
     def __repr__(self) -> str:
@@ -65,12 +65,12 @@ class OwnWorker:
 
         Raises LaunchError, with the last lines of its log, when it does not start.
         """
-        self._directory = tempfile.TemporaryDirectory(prefix="tuplewire-")
+        self._directory = private_directory()
         try:
             command = worker_command(
                 "local",
                 self.topology,
-                Path(self._directory.name) / "worker.log",
+                Path(self._directory) / "worker.log",
                 drain_seconds=self._drain_seconds,
                 flags=[f"--tasks={self._tasks}"],
             )
@@ -95,5 +95,5 @@ class OwnWorker:
             child.terminate()
             child.end(time.monotonic() + self._drain_seconds + _STOP_MARGIN_SECONDS)
         if self._directory is not None:
-            self._directory.cleanup()
+            shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None

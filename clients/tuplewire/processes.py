@@ -9,8 +9,10 @@ import contextlib
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +27,34 @@ logger = event_logger(__name__)
 
 PRIVATE = 0o600
 """The mode of a file that is one user's alone."""
+_MAX_SOCKET = 100
+"""The kernel takes 107 bytes for the path of a Unix socket."""
 _LAST_LINES = 20
 _POLL_SECONDS = 0.02
 
 
 class LaunchError(TuplewireError):
     """A process did not start, or has failed; the message has what it said last."""
+
+
+def private_directory(max_bytes: int = 4096) -> str:
+    """Make a directory for this user alone, with a path of at most so many bytes; who calls removes it.
+
+    It is where temporary files are, or where the path is shorter. Raises ConfigError where there is no place.
+    """
+    tried: dict[str, str] = {}
+    for parent in (None, os.environ.get("XDG_RUNTIME_DIR"), "/tmp"):  # noqa: S108 - private within it
+        try:
+            made = tempfile.mkdtemp(prefix="tuplewire-", dir=parent or None)
+        except OSError as error:
+            tried[str(error.filename or "the temporary directory")] = error.strerror or str(error)
+            continue
+        if len(os.fsencode(made)) <= max_bytes:
+            return made
+        Path(made).rmdir()
+        tried[made] = f"its path has more than {max_bytes} bytes"
+    reasons = "; ".join(f"{where}: {why}" for where, why in tried.items())
+    raise ConfigError(f"no directory for temporary files ({reasons}): set TMPDIR to one with a short path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +71,8 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     descriptors: Sequence[int] = ()
+    scratch: Path | None = None
+    """A directory that is there while it runs."""
 
 
 class Child:
@@ -124,6 +150,8 @@ class Child:
             code = self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()
+        if self.command.scratch is not None:
+            shutil.rmtree(self.command.scratch, ignore_errors=True)
         return code
 
     def last_words(self) -> str:
@@ -148,11 +176,15 @@ def worker_command(
     log: its file; the worker's socket and its file of addresses are beside it. flags: more of
     `tuplewire worker`. environment: see Command.
     """
+    socket, scratch = log.with_suffix(".sock"), None
+    if len(os.fsencode(socket)) > _MAX_SOCKET:
+        scratch = Path(private_directory(_MAX_SOCKET - len("/worker.sock")))
+        socket = scratch / "worker.sock"
     settings = {
         "worker-id": worker_id,
         "topology": topology,
         "listen": listen,
-        "listen-unix": log.with_suffix(".sock"),
+        "listen-unix": socket,
         "admin": "127.0.0.1:0",
         "address-file": _address_file(log),
         "drain-seconds": drain_seconds,
@@ -162,7 +194,7 @@ def worker_command(
         *(f"--{key}={value}" for key, value in settings.items()),
         *flags,
     ]
-    return Command(name=worker_id, words=words, log=log, environment=environment or {})
+    return Command(name=worker_id, words=words, log=log, environment=environment or {}, scratch=scratch)
 
 
 def bound_addresses(worker: Child, deadline: float) -> dict[str, Any]:

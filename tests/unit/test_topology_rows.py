@@ -50,6 +50,17 @@ def status(
     return now
 
 
+def test_an_input_that_nobody_knows() -> None:
+    """A program may tell of a component whose input it does not tell of; the others are shown."""
+    looks = []
+    for after in (False, True):
+        told = status("a", after=after, words=Did(5, 0.1), count=Did(100, 9.9, queued=90))
+        told.components[1].inputs.add(component="gone", stream="default", grouping="shuffle")
+        looks.append(told)
+    rows = cluster_rows([Look("a", "", looks[1], looks[0])])
+    assert {each.component for each in rows.components} == {"words", "count"}
+
+
 def looked(words: Did, count: Did) -> ClusterRows:
     """Return the rows of two workers, of which the second has the bolt; also the first has a quick one."""
     quick = Did(5, 0.1)

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tuplewire.addresses import split_host_port
+from tuplewire.addresses import grpc_target, split_host_port
 from tuplewire.errors import ConfigError, UnreachableError
 from tuplewire.identity.credentials import Credentials, allowed
 from tuplewire.identity.files import AUTHORIZATION, UNREADABLE, Token, WatchedFiles, read_tokens
@@ -92,20 +92,20 @@ class Dialler:
     async def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:
         """Return a channel to an address; UnreachableError when no worker of ours is there."""
         if not self.credentials.secures(address):
-            return grpc.aio.insecure_channel(address, options=options)
+            return grpc.aio.insecure_channel(grpc_target(address), options=options)
         tls, names = self._tls(), self._names()
         seen = await _certificate_at(address, tls.context) if names else None
-        return grpc.aio.secure_channel(address, *_secured(address, options, tls, names, seen))
+        return grpc.aio.secure_channel(grpc_target(address), *_secured(address, options, tls, names, seen))
 
     def blocking_channel(
         self, address: str, options: Sequence[tuple[str, Any]], timeout: float = _HANDSHAKE_SECONDS
     ) -> grpc.Channel:
         """Do the same for a thread, in at most so many seconds."""
         if not self.credentials.secures(address):
-            return grpc.insecure_channel(address, options=options)
+            return grpc.insecure_channel(grpc_target(address), options=options)
         tls, names = self._tls(), self._names()
         seen = _certificate_at_blocking(address, tls.context, timeout) if names else None
-        return grpc.secure_channel(address, *_secured(address, options, tls, names, seen))
+        return grpc.secure_channel(grpc_target(address), *_secured(address, options, tls, names, seen))
 
 
 def read_tls(credentials: Credentials) -> TlsMaterial:

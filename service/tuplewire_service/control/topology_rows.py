@@ -181,7 +181,7 @@ def slow_sentences(
         )
         sources = {edge.source for edge in edges if edge.target == slow.component}
         waiting = sorted(
-            (by_name[each] for each in sources if by_name[each].held_up >= HELD_UP),
+            (by_name[each] for each in sources if each in by_name and by_name[each].held_up >= HELD_UP),
             key=lambda each: -each.held_up,
         )
         whom = ", ".join(f"{each.component}, which waits for {each.held_up:.0%} of it" for each in waiting)

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from tuplewire.addresses import join_host_port, split_host_port
 from tuplewire.errors import ConfigError, TopologyError, TuplewireError
-from tuplewire.processes import Command, directory_for, write_private
+from tuplewire.processes import Command, directory_for, private_directory, write_private
 from tuplewire.session.ledger import LedgerSnapshot
 from tuplewire.topology.acking.acker_tasks import with_ackers
 from tuplewire.topology.description import Topology, shares_of
@@ -63,7 +62,7 @@ class DistributedTopology:
         self._host = split_host_port(given.get("listen", "127.0.0.1:0"))[0]
         self._version = 0
         self._workers: list[WorkerProcess] = []
-        self._temporary = tempfile.mkdtemp(prefix="tuplewire-")
+        self._temporary = private_directory()
         user = self._settings.run_as
         directory = directory_for(Path(self._temporary), user)
         self.log_dir = directory_for(Path(self._settings.log_dir or directory), user)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from typing import Any, Self
 from tuplewire.connection.control_client import ControlClient
 from tuplewire.errors import UnreachableError
 from tuplewire.identity.credentials import Credentials
-from tuplewire.processes import Child, LaunchError, bound_addresses, worker_command
+from tuplewire.processes import Child, LaunchError, bound_addresses, private_directory, worker_command
 from tuplewire_service.control.status_messages import assignment_to_wire
 from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 
@@ -85,7 +84,7 @@ class LocalWorkers:
     def start(self, timeout: float = _START_SECONDS) -> None:
         """Start the workers and wait until each has bound its addresses; LaunchError when one does not."""
         if self.directory is None:
-            self._temporary = tempfile.mkdtemp(prefix="tuplewire-")
+            self._temporary = private_directory()
             self.directory = Path(self._temporary)
         deadline = time.monotonic() + timeout
         try:

@@ -19,6 +19,8 @@ from tuplewire.identity.files import write_atomically
 logger = event_logger(__name__)
 
 _WRITE_SECONDS = 1.0
+_MOST_MESSAGES = 1 << 53
+"""Beyond, a metric cannot say it; nobody held so many."""
 _MOST_BYTES = 4096
 _KEYS = {"worker_id": str, "incarnation": int, "ended": bool, "unkept_messages": int}
 
@@ -107,6 +109,6 @@ def _load(path: Path) -> dict[str, Any]:
     for key, kind in _KEYS.items():
         if type(state.get(key)) is not kind:
             raise ValueError(f"{key} is {state.get(key)!r}")
-    if state["unkept_messages"] < 0:
+    if not 0 <= state["unkept_messages"] <= _MOST_MESSAGES:
         raise ValueError(f"unkept_messages is {state['unkept_messages']}")
     return state

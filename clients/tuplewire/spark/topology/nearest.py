@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -109,7 +108,6 @@ def _started(host: str, topology: str, timeout: float, key: RunKey) -> Iterator[
             "started: install tuplewire[service] for Spark's executors, or name workers"
         )
     environment = {name: value for name, value in os.environ.items() if name.startswith(_TLS)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     # Without TLS the token goes from host to host in the clear, as what Spark itself sends does by default.
     flags = [f"--token-file={key.file}", "--allow-plaintext"]
     with tempfile.TemporaryDirectory(prefix="tuplewire-") as directory:

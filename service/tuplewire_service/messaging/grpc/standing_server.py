@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc.aio
 
+from tuplewire.addresses import grpc_target
 from tuplewire.errors import BindError
 from tuplewire.events import event_logger
 from tuplewire.session.retry import Backoff
@@ -76,7 +77,7 @@ class StandingServer:
         try:
             with self._same_mode(address):
                 port = (
-                    server.add_insecure_port(address)
+                    server.add_insecure_port(grpc_target(address) if unix else address)
                     if credentials is None
                     else server.add_secure_port(address, credentials)
                 )

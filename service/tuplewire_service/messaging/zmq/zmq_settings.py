@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import random
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +78,14 @@ def _directory(settings: ZmqSettings) -> Path:
     if settings.ipc_directory:
         return Path(settings.ipc_directory)
     path = Path(tempfile.gettempdir()) / f"tuplewire-zmq-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
-        raise ConfigError(f"{path} belongs to another user; set tuplewire.zmq.ipc_directory")
+    with contextlib.suppress(FileExistsError):  # also for a link that leads nowhere
+        path.mkdir(mode=0o700)
+    found = path.lstat()  # a link would be another user's choice of a place
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{path} is not a directory of this user alone: remove it, or chmod 700 it if it is yours, or "
+            "set tuplewire.zmq.ipc_directory"
+        )
     return path
 
 

@@ -1,0 +1,125 @@
+"""Unix sockets at places with odd names, or with paths that are too long for one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from helpers.ports import free_port
+from helpers.topology import TOPOLOGY, assign, one_worker
+
+import tuplewire
+from tuplewire import Client
+from tuplewire.addresses import grpc_target
+from tuplewire.connection.control_client import ControlClient
+from tuplewire.errors import ConfigError, UnreachableError
+from tuplewire.processes import private_directory
+from tuplewire_service.launching.local_workers import LocalWorkers
+from tuplewire_service.messaging.zmq.zmq_settings import ZmqSettings, ipc_endpoint
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a%b", "a#b", "a?b=1", "a b", "ä", "a:b", "100%"])
+def test_a_socket_with_an_odd_name(tmp_path: Path, name: str) -> None:
+    """It is where it was said to be, and programs reach it by the same name."""
+    socket = tmp_path / f"{name}.sock"
+    with one_worker("w", f"--listen-unix={socket}", directory=tmp_path) as worker:
+        assign(worker, 1, {("w", worker.address): [1]})
+        assert stat.S_ISSOCK(socket.stat().st_mode)
+        with ControlClient(f"unix://{socket}") as control:
+            assert control.status().worker_id == "w"
+        with Client(f"unix://{socket}", topology=TOPOLOGY) as client:
+            client.send(1, b"x")
+            client.flush(20)
+            assert len(next(client.recv([1], timeout=20))) == 1
+
+
+@pytest.mark.parametrize("host", ["dns", "ipv4", "ipv6", "xds", "vsock"])
+def test_a_host_that_is_called_like_a_scheme(host: str) -> None:
+    """It is looked up; gRPC would take the port for an address of that kind."""
+    assert grpc_target(f"{host}:6700") == f"dns:///{host}:6700"
+    with pytest.raises(UnreachableError) as told, ControlClient(f"{host}:1", timeout=5) as control:
+        control.status()
+    assert "does not answer as a Tuplewire worker" not in str(told.value)
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "[::1]"])
+def test_usual_hosts(address: str, tmp_path: Path) -> None:
+    """Names and addresses of both kinds."""
+    port = free_port()
+    with (
+        one_worker("w", f"--listen={address}:{port}", directory=tmp_path),
+        ControlClient(f"{address}:{port}") as control,
+    ):
+        assert control.status().worker_id == "w"
+
+
+def test_long_temporary_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start where the path of a socket would be too long, and leave nothing behind."""
+    long = tmp_path / ("x" * 90) / ("y" * 90)
+    long.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    before = set(Path("/tmp").glob("tuplewire-*"))  # noqa: S108 - where short paths are
+    with tuplewire.local() as worker, worker.client() as client:
+        client.send(1, b"x")
+        client.flush(20)
+    with LocalWorkers(1, TOPOLOGY, drain_seconds=1) as workers:
+        (endpoint,) = workers.endpoints
+        with ControlClient(endpoint.unix_address) as control:
+            assert control.status().worker_id == "worker-0"
+    assert not list(long.iterdir())
+    assert set(Path("/tmp").glob("tuplewire-*")) <= before  # noqa: S108
+
+
+def test_without_any_temporary_directory() -> None:
+    """The error says what to set."""
+    program = (
+        "import os, tempfile\n"
+        "tempfile.tempdir = '/proc/none'\n"
+        "os.environ['XDG_RUNTIME_DIR'] = '/proc/none'\n"
+        "import tuplewire.processes as processes\n"
+        "make = tempfile.mkdtemp\n"
+        "def fails(prefix, dir): raise FileNotFoundError(2, 'No such file or directory', dir)\n"
+        "processes.tempfile.mkdtemp = fails\n"
+        "import tuplewire, tuplewire.errors\n"
+        "try:\n    tuplewire.local().start()\n"
+        "except tuplewire.errors.ConfigError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "set TMPDIR to one with a short path" in done.stdout
+
+
+def test_a_private_directory_is_short_and_private() -> None:
+    """As short as is asked for, and for nobody else."""
+    made = Path(private_directory(60))
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    made.rmdir()
+    with pytest.raises(ConfigError, match="more than 3 bytes"):
+        private_directory(3)
+
+
+@pytest.mark.parametrize("what", ["link", "mode", "file", "dangling"])
+def test_zeromqs_directory_is_this_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Another user may have put something there before: no link is followed, and no rights are left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place, elsewhere = tmp_path / f"tuplewire-zmq-{os.getuid()}", tmp_path / "elsewhere"
+    if what == "mode":
+        place.mkdir()
+        place.chmod(0o777)
+    elif what == "file":
+        place.touch(0o600)
+    else:
+        if what == "link":
+            elsewhere.mkdir(mode=0o700)
+        place.symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match="not a directory of this user alone"):
+        ipc_endpoint(ZmqSettings(), 6700)
+    place.rmdir() if what == "mode" else place.unlink()
+    assert str(place) in ipc_endpoint(ZmqSettings(), 6700)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
