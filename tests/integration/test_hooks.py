@@ -232,3 +232,25 @@ def test_gevent_is_refused(worker: Endpoint, patches: dict[str, bool], state: st
 def test_gevent_without_threads_works(worker: Endpoint) -> None:
     """As the error says."""
     assert run(_GREEN, worker, 7, json.dumps({"thread": False, "select": False}), "idle") == "sent"
+
+
+_AT_EXIT = """
+import atexit, sys
+
+def late():
+    try:
+        client.send(int(sys.argv[2]), b"late")
+    except ClosedError as error:
+        print(error)
+
+atexit.register(late)  # what is registered first runs last
+from tuplewire import Client
+from tuplewire.errors import ClosedError
+client = Client(sys.argv[1], topology="test")
+client.send(int(sys.argv[2]), b"x")
+"""
+
+
+def test_an_exit_handler_is_told_why(worker: Endpoint) -> None:
+    """Clients that are open close before it runs; the error says so."""
+    assert "as the program ends" in run(_AT_EXIT, worker, 8)

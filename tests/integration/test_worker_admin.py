@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -125,9 +126,16 @@ def test_metrics_have_every_family_and_every_reason(worker: Running) -> None:
     assert 'topology="default",version="' in text
 
 
-def test_metrics_negotiate_openmetrics(worker: Running) -> None:
-    """A scraper that asks for OpenMetrics gets it."""
-    assert worker.get("/metrics", "application/openmetrics-text; version=1.0.0")[1].endswith("# EOF\n")
+@pytest.mark.parametrize("version", ["0.0.1", "1.0.0", "2.0.0"])
+def test_metrics_negotiate_openmetrics(worker: Running, version: str) -> None:
+    """A scraper that asks for OpenMetrics gets it, declared as what it is."""
+    accept = f"application/openmetrics-text; version={version}"
+    request = urllib.request.Request(worker.bound["metrics_url"], headers={"Accept": accept})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - our own worker
+        declared, body = answer.headers["Content-Type"], answer.read().decode()
+    assert ("openmetrics" in declared) == body.endswith("# EOF\n")
+    if "openmetrics" in declared:
+        assert "version=1.0.0" in declared
 
 
 def test_promtool_finds_nothing(worker: Running) -> None:

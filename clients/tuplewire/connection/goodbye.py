@@ -76,6 +76,7 @@ async def _close_now(senders: Sequence[LoopSendingEnd]) -> None:
 def _program_ends() -> None:
     left = [sender for sender in _open if not sender.ended]
     for sender in left:
+        sender.closed_because = ", as the program ends: send and close before its exit handlers run"
         if not sender.closing:
             _warn(sender, "is left")
     if left:

@@ -110,11 +110,14 @@ class SendingEnd(ReceiverReports, ABC):
         del task, payload, source
         return False
 
+    closed_because = ""
+    """Why, to end a sentence with; empty where its owner has closed it."""
+
     def _check_open(self) -> None:
         if self.failed is not None:
             raise self.failed
         if self.closing:
-            raise ClosedError(f"the connection to {self.address} is closed")
+            raise ClosedError(f"the connection to {self.address} is closed{self.closed_because}")
 
     def _offer(self, groups: Sequence[TaskGroup], token: Any = None, *, retain: bool = False) -> bool:
         self._check_open()

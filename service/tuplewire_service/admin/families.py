@@ -77,11 +77,15 @@ def histogram(name: str, help_text: str, durations: Durations) -> Metric:
     return HistogramMetricFamily(_PREFIX + name, help_text, buckets=buckets, sum_value=durations.seconds)
 
 
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
 def encoder_for(accept: str) -> tuple[Encoder, str]:
     """Return the encoder for what an Accept header asks for, and its content type."""
     _, content_type = choose_encoder(accept)
-    openmetrics = content_type.startswith("application/openmetrics-text")
-    return encode_openmetrics if openmetrics else encode_text, content_type
+    if content_type.startswith("application/openmetrics-text"):
+        return encode_openmetrics, _OPENMETRICS  # the encoder writes 1.0, whatever newer version is asked for
+    return encode_text, content_type
 
 
 def encode_text(registry: Collector) -> bytes:

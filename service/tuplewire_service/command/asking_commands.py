@@ -11,7 +11,14 @@ from typing import Any
 
 from tuplewire.errors import ConfigError
 from tuplewire.shown import shown
-from tuplewire_service.command.parsers import ADDRESS_VARIABLE, Handler, add_access, add_command, control_of
+from tuplewire_service.command.parsers import (
+    ADDRESS_VARIABLE,
+    Handler,
+    add_access,
+    add_command,
+    control_of,
+    seconds,
+)
 from tuplewire_service.command.terminal import write_page
 from tuplewire_service.process.stop import EXIT_OK
 
@@ -24,7 +31,7 @@ def add_asking_commands(commands: Any) -> None:
         "--watch",
         metavar="SECONDS",
         nargs="?",
-        type=float,
+        type=seconds,
         const=1.0,
         help="print it again and again, with rates by task (default every second)",
     )
@@ -95,7 +102,7 @@ def _assign(arguments: argparse.Namespace) -> int:
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    if arguments.deadline is not None and arguments.deadline <= 0:
+    if arguments.deadline is not None and not arguments.deadline > 0:
         raise ConfigError(f"--deadline must be more than 0, not {arguments.deadline:g}")
     with control_of(arguments) as client:
         started = client.drain(arguments.deadline)

@@ -12,7 +12,7 @@ from tuplewire.errors import ConfigError
 from tuplewire.shown import shown
 from tuplewire_service.command.asking_commands import add_asking
 from tuplewire_service.command.messages import Decoding
-from tuplewire_service.command.parsers import control_of, task_list
+from tuplewire_service.command.parsers import control_of, number, seconds, task_list
 from tuplewire_service.process.stop import EXIT_OK
 
 
@@ -37,12 +37,12 @@ def add_looking_commands(commands: Any) -> None:
     parser.add_argument(
         "--rate",
         metavar="N",
-        type=int,
+        type=number,
         default=100,
         help="so many a second (default 100, at most 1000)",
     )
     parser.add_argument(
-        "--bytes", metavar="N", type=int, default=4096, help="so much of each (default 4096, up to 65536)"
+        "--bytes", metavar="N", type=number, default=4096, help="so much of each (default 4096, up to 65536)"
     )
     parser.add_argument(
         "--decode",
@@ -52,7 +52,7 @@ def add_looking_commands(commands: Any) -> None:
         help="text; json; or tuple, which a topology's components emit (default text)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each, with base64")
-    parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
+    parser.add_argument("--count", metavar="N", type=number, help="end after so many messages")
 
     about = "write what helps to find a fault at a worker to a zip file, without secrets"
     parser = add_asking(commands, _debug, about, "-o worker.zip")
@@ -73,14 +73,14 @@ def add_looking_commands(commands: Any) -> None:
         "--for",
         dest="seconds",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=600.0,
         help="then it is as configured again (default 600, at most a day)",
     )
     parser.add_argument(
         "--every",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=60.0,
         help="so often each kind of event is logged that others can cause (default 60)",
     )
@@ -95,7 +95,12 @@ def add_looking_commands(commands: Any) -> None:
         "rate= (of the messages), method= and peer= (patterns); none: end all faults",
     )
     parser.add_argument(
-        "--for", dest="seconds", metavar="SECONDS", type=float, default=60.0, help="for how long (default 60)"
+        "--for",
+        dest="seconds",
+        metavar="SECONDS",
+        type=seconds,
+        default=60.0,
+        help="for how long (default 60)",
     )
 
 

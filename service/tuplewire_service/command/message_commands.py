@@ -21,6 +21,8 @@ from tuplewire_service.command.parsers import (
     add_command,
     control_of,
     credentials_of,
+    number,
+    seconds,
     task_list,
 )
 from tuplewire_service.command.terminal import counted
@@ -51,8 +53,8 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument(
         "file", metavar="FILE", nargs="?", default="-", help="where to; none, or -: write standard output"
     )
-    parser.add_argument("--count", metavar="N", type=int, help="end after so many messages")
-    parser.add_argument("--quiet", metavar="SECONDS", type=float, help="end once nothing came for so long")
+    parser.add_argument("--count", metavar="N", type=number, help="end after so many messages")
+    parser.add_argument("--quiet", metavar="SECONDS", type=seconds, help="end once nothing came for so long")
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:

@@ -31,8 +31,36 @@ EXIT_CODES = "Exit codes: 0 done; 1 failed; 64 wrong usage; 70 a defect; 130 int
 class Parser(argparse.ArgumentParser):
     """A parser whose complaint is one line, and whose exit code is that of bad usage."""
 
+    _intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Take options between positional arguments, too, where no command follows."""
+        if self._intermixed or self._subparsers is not None:
+            return super().parse_known_args(args, namespace)
+        self._intermixed = True  # argparse calls this again for each half
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixed = False
+
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {shown(message)}; see {self.prog} --help\n")
+
+
+def seconds(text: str) -> float:
+    """Read a time; argparse names the flag of what is none."""
+    value = float(text)
+    if not value >= 0:  # nor NaN
+        raise ValueError
+    return value
+
+
+def number(text: str) -> int:
+    """Read a number of something."""
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
 
 
 def add_command(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:
@@ -51,7 +79,7 @@ def add_command(commands: Any, handler: Handler, help_text: str, example: str) -
 def add_access(parser: argparse.ArgumentParser) -> None:
     """Add the flags of whatever talks to a worker: how long to wait, and what to show."""
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=5.0, help="how long to wait for it (default 5)"
+        "--timeout", metavar="SECONDS", type=seconds, default=5.0, help="how long to wait for it (default 5)"
     )
     add_setting_flags(parser, Credentials)
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from tuplewire.errors import ConfigError
-from tuplewire_service.command.parsers import ADDRESS_VARIABLE, add_access, add_command, control_of
+from tuplewire_service.command.parsers import ADDRESS_VARIABLE, add_access, add_command, control_of, seconds
 from tuplewire_service.process.stop import EXIT_OK
 
 _MOST_LINES = 40
@@ -33,7 +33,7 @@ def add_top_command(commands: Any) -> None:
         help=f"of any worker: host:port, or unix:///path (default: {ADDRESS_VARIABLE})",
     )
     parser.add_argument(
-        "--interval", metavar="SECONDS", type=float, default=1.0, help="between two looks (default 1)"
+        "--interval", metavar="SECONDS", type=seconds, default=1.0, help="between two looks (default 1)"
     )
     parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each interval")

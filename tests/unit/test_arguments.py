@@ -1,0 +1,52 @@
+"""Arguments of commands: their order, and numbers that are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire_service.command.cli import command_parser
+
+
+def parsed(line: str) -> dict[str, object]:
+    """Return what a command line says."""
+    words = line.split()
+    return vars(command_parser(words).parse_args(words))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "send --address h:1 5 hello you",
+        "send 5 --address h:1 hello you",
+        "send 5 hello --address h:1 you",
+        "send 5 hello you --address h:1",
+    ],
+)
+def test_options_may_stand_anywhere(line: str) -> None:
+    """Before, between and behind what is sent."""
+    found = parsed(line)
+    assert (found["address"], found["task"], found["message"]) == ("h:1", 5, ["hello", "you"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "recv 1 --count -1",
+        "recv 1 --count x",
+        "recv 1 --quiet nan",
+        "recv 1 --quiet -1",
+        "recv 1 --timeout nan",
+        "status --watch nan",
+        "status --timeout -5",
+        "top --interval nan",
+        "tap --count -1",
+        "tap --bytes -1",
+    ],
+)
+def test_numbers_that_are_none(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are wrong usage, and the flag is named; nothing is done with them."""
+    with pytest.raises(SystemExit) as ended:
+        parsed(line)
+    assert ended.value.code == 64
+    flag = next(word for word in line.split() if word.startswith("--"))
+    assert flag in capsys.readouterr().err
