@@ -78,7 +78,7 @@ def resolve_address(address: str | None) -> str:
 
 
 def grpc_target(address: str) -> str:
-    """Return what gRPC is told: it reads a URI, in which a percent sign, or `dns:`, means something."""
+    """Return an address as a gRPC target: gRPC parses URIs, so percent signs and `dns:` need encoding."""
     if address.startswith("unix:"):
         return "unix://" + quote(address.removeprefix("unix://"))
     return "dns:///" + quote(address, safe="[]:")

@@ -115,7 +115,7 @@ def _tasks_of(tasks: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out what dictionaries have beside the values of these rows: a message has all of it."""
+    """Remove dictionary values that these rows do not use: Arrow writes the whole dictionary."""
     columns = [
         _compact_column(column) if pa.types.is_dictionary(column.type) else column for column in rows.columns
     ]

@@ -208,7 +208,7 @@ class Client(BaseClient):
         if self._process is not _process:
             self._forget()
         if self._sender is None:
-            made = self._new_sender()  # without the lock: what is logged meanwhile may be sent by a handler
+            made = self._new_sender()  # without the lock: a logging handler may send with this client
             with self._lock:
                 if self._closed:
                     raise ClosedError("the client is closed")

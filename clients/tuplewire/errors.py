@@ -38,7 +38,7 @@ MAX_TASK = 2**31 - 1
 class TuplewireError(Exception):
     """The root of every error that Tuplewire raises on purpose.
 
-    Each of them pickles with its attributes and its cause, whatever its constructor takes.
+    All errors pickle with their attributes and their cause, regardless of the constructor's arguments.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ class TuplewireError(Exception):
 
 
 def _travelling(value: Any) -> Any:
-    """Return what pickle takes, or its text: an error in a pool of processes must not break the pool."""
+    """Return the value if it pickles, or its text: an unpicklable error would break a process pool."""
     try:
         pickle.loads(pickle.dumps(value))  # noqa: S301 - our own bytes
     except Exception:  # noqa: BLE001 - the user's objects may raise anything
@@ -70,7 +70,7 @@ def _restored(
 
 
 def as_tuplewire(error: BaseException) -> TuplewireError:
-    """Return an error that ended a thread for whoever depends on the thread."""
+    """Return the error that ended a thread as a TuplewireError."""
     if isinstance(error, TuplewireError):
         return error
     found = TuplewireError(f"a thread of Tuplewire ended by a defect: {error!r}; please report it")

@@ -38,9 +38,9 @@ class LaunchError(TuplewireError):
 
 
 def private_directory(max_bytes: int = 4096) -> str:
-    """Make a directory for this user alone, with a path of at most so many bytes; who calls removes it.
+    """Create a directory with mode 0700 and a path of at most max_bytes; the caller removes it.
 
-    It is where temporary files are, or where the path is shorter. Raises ConfigError where there is no place.
+    Tries the directory for temporary files, XDG_RUNTIME_DIR and /tmp. Raises ConfigError if none works.
     """
     tried: dict[str, str] = {}
     for parent in (None, os.environ.get("XDG_RUNTIME_DIR"), "/tmp"):  # noqa: S108 - private within it
@@ -72,7 +72,7 @@ class Command:
     user: str | None = None
     descriptors: Sequence[int] = ()
     scratch: Path | None = None
-    """A directory that is there while it runs."""
+    """A directory to remove when the process has ended."""
 
 
 class Child:
@@ -87,7 +87,7 @@ class Child:
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
         }
-        # What this process imports, its children find, too: from a zip file, or what a notebook has added.
+        # Children import from the same places as this process, including zip files and sys.path changes.
         environment["PYTHONPATH"] = os.pathsep.join(entry or os.curdir for entry in sys.path)
         user = None if command.user is None else _find_user(command.user)
         if user is not None:

@@ -1,4 +1,4 @@
-"""gevent and eventlet replace threads by coroutines of their own, which gRPC's threads cannot wake."""
+"""Detects gevent and eventlet: gRPC's threads cannot wake their greenlets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _LIBRARIES = {
     "gevent.monkey": ("is_module_patched", ("threading", "select")),
     "eventlet.patcher": ("is_monkey_patched", ("thread", "select")),
 }
-"""What replaces threads and select by its own, and how it says so."""
+"""Modules that patch threads and select, with the function that reports a patch and its arguments."""
 
 
 def refuse_green_threads() -> None:
-    """Raise ConfigError where gevent or eventlet has replaced threads: whoever waits would wait for ever."""
+    """Raise ConfigError if gevent or eventlet has patched threads or select: every wait would hang."""
     for name, (asks, parts) in _LIBRARIES.items():
         module = sys.modules.get(name)
         if module is not None and any(map(getattr(module, asks), parts)):

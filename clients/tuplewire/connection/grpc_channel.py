@@ -23,13 +23,13 @@ DIRECT = (
     ("grpc.enable_http_proxy", 0),
     # How long it may take to connect: each of our attempts makes a channel of its own.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # The worker's limits hold in both directions: it tells a sender, and knows what it sends itself.
+    # The worker's limits apply in both directions: Welcome has them for senders, and responses obey them.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 )
 """The options of every channel."""
 ANY_SIZE = 2**63 - 1
-"""What a consumer with these options says of the largest response it takes."""
+"""The response limit that a consumer with these options reports."""
 SERVICE = "tuplewire.v1.Messaging"
 ERROR_KEY = "tuplewire-error"
 """The trailing metadata that names the wire's ErrorCode of a refusal."""
@@ -44,7 +44,7 @@ _NO_CONNECTION = re.compile(
 _BROKEN_OFF = re.compile("failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
 """What gRPC says of a server that ends a connection during the handshake."""
 _TOO_LARGE = re.compile("larger than max|metadata size exceeds")
-"""What gRPC says of a message or of metadata over a limit: it would say so again."""
+"""gRPC's errors for a message or metadata over a limit. A retry would fail in the same way."""
 BROKEN = (grpc.RpcError, asyncio.InvalidStateError)
 """What gRPC raises on a call that has ended."""
 
@@ -176,7 +176,7 @@ def error_of(
             return refused(str(value), details)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE.search(details):
         return PayloadRefusedError(
-            f"{address} does not take so much at once: {details}; name fewer tasks, show a shorter token, or "
+            f"{address} refused the size of a request: {details}; name fewer tasks, use a shorter token, or "
             "raise the worker's max_message_bytes and max_frame_bytes"
         )
     if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}:

@@ -141,7 +141,7 @@ class EventLoopThread:
                     )
 
     def end(self) -> None:
-        """End the thread; for a loop that nobody has used."""
+        """Stop the thread of an unused loop."""
         self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
@@ -204,7 +204,7 @@ class EventLoopThread:
         begin = partial(self._begin, connection)
         if self.inside:
             begin()
-        else:  # without a wait: its caller may hold what a logging handler on the loop waits for
+        else:  # without waiting: the caller may hold a lock that a logging handler on the loop needs
             self.loop.call_soon_threadsafe(begin)
 
     def _begin(self, connection: Connecting) -> None:
@@ -220,7 +220,7 @@ class EventLoopThread:
         await asyncio.shield(self._suspending)
 
     async def resume(self) -> None:
-        """Go on after a fork; also if suspend() is still at work, or was never called."""
+        """Resume after a fork, also if suspend() still runs or was never called."""
         if self._suspending is not None:
             await asyncio.wait([self._suspending])
         if self._suspended:
@@ -287,10 +287,10 @@ _lock = threading.Lock()
 _current: EventLoopThread | None = None
 _suspended: EventLoopThread | None = None
 _survives = False
-"""Whether gRPC has ended, so that a child may use it. Without the hook before the fork nobody knows."""
+"""True after gRPC was shut down for a fork: only then may the child use gRPC."""
 _unusable = ""
 _interrupted = False
-"""Whether Ctrl-C came while we closed gRPC down: the main thread hears of it after the fork."""
+"""True if Ctrl-C arrived during the shutdown of gRPC. The main thread is interrupted after the fork."""
 
 
 def messaging_loop() -> EventLoopThread:
@@ -307,9 +307,11 @@ def messaging_loop() -> EventLoopThread:
         return current
     asyncio_log = logging.getLogger("asyncio")
     quiet = partial(_by_another_thread, threading.get_ident())
-    asyncio_log.addFilter(quiet)  # it logs of each new loop, and a handler that sends would make another one
+    asyncio_log.addFilter(
+        quiet
+    )  # asyncio logs each new loop; a logging handler that sends would create another one
     try:
-        made = EventLoopThread()  # without the lock: an audit hook may call this, too
+        made = EventLoopThread()  # without the lock: an audit hook may call this function
     finally:
         asyncio_log.removeFilter(quiet)
     with _lock:
@@ -324,7 +326,7 @@ def _by_another_thread(thread: int, record: logging.LogRecord) -> bool:
 
 
 def on_messaging_loop() -> bool:
-    """Whether the caller runs on the loop's thread, and would wait for itself."""
+    """Return True on the loop's thread, which must not block."""
     return _current is not None and _current.inside
 
 
@@ -340,13 +342,13 @@ def _grpc_is_running() -> bool:
 
 
 def _before_fork() -> None:
-    """Close gRPC down; to the end, though Ctrl-C comes: Python would fork all the same, and forget it."""
+    """Shut gRPC down. Ctrl-C does not stop this: Python ignores exceptions in fork hooks and forks anyway."""
     global _suspended, _survives, _interrupted
     _survives = False
     current = _current
     if current is None or current.pinned or current.inside:
         return
-    _suspended = current  # first, so that it is undone in any case
+    _suspended = current  # first, so that the parent always resumes
     deadline = time.monotonic() + _SUSPEND_SECONDS
     while not _survives and time.monotonic() < deadline:
         try:
@@ -373,7 +375,7 @@ def _after_in_parent() -> None:
 
 
 async def _interrupt_main() -> None:
-    await asyncio.sleep(0.01)  # the hook is over by then
+    await asyncio.sleep(0.01)  # the fork hook has returned by then
     _thread.interrupt_main()
 
 
@@ -389,6 +391,6 @@ def _after_in_child() -> None:
     _lock = threading.Lock()
 
 
-# Twice: a signal's handler that raises at the beginning of a hook is all that Python runs of it.
+# Registered twice: a signal handler that raises at the start of a hook skips the rest of that call.
 for _ in range(2):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -49,7 +49,7 @@ class RefusedMessages:
                 self._to_log.append({"messages": messages, "reason": _text(examples[code])})
 
     def log(self) -> None:
-        """Log what is due; the caller holds no lock, as a handler may send."""
+        """Write the pending log records. The caller must not hold a lock: a logging handler may send."""
         while self._to_log:
             logger.warning("messages.refused", extra={"peer": self._address, **self._to_log.popleft()})
 

@@ -110,7 +110,7 @@ class WatchedFiles(Generic[_Value]):
         """How often changed files could not be used."""
         self._paths = paths
         self._load = load
-        self._lock = threading.RLock()  # an audit hook hears of the files that are opened
+        self._lock = threading.RLock()  # audit hooks run while files are opened
         self._seen: _Look | None = None
         self._value: _Value | None = None
         self._named = ", ".join(map(str, paths))
@@ -136,7 +136,7 @@ class WatchedFiles(Generic[_Value]):
         return tuple(map(_state_of, self._paths))
 
     def _read(self, look: _Look) -> ConfigError | None:
-        """Take in what the files hold; return why it is of no use."""
+        """Read the files; return the error if their content is invalid."""
         for _ in range(_ATTEMPTS):
             problem = None
             try:

@@ -142,7 +142,7 @@ class HeldMessages:
 
     @property
     def receiver_has_none(self) -> bool:
-        """Whether all held messages are ours alone: the receiver has released everything that was written."""
+        """True if the receiver has released all messages that were written to it."""
         return not self._in_flight and all(
             flow.sent_messages <= flow.released and not flow.unprocessed for flow in self._flows.values()
         )

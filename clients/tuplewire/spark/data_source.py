@@ -29,12 +29,12 @@ _OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
 
 
 def read_schema(*, headers: bool) -> StructType:
-    """Return the columns that are read; as types, as the session's settings say what DDL means.
+    """Return the columns of a read. They are types, because session settings change the meaning of DDL.
 
     source is null where the sender was no task. sequence counts the task's messages at its worker, from 1.
-    timestamp is when the message was sent: accepted by its sender, or by the first worker where the sender
-    does not tell, in whole milliseconds of that host's clock. It is the same in every attempt; null where not
-    told. key is null where a message has none.
+    timestamp is the time at which the sender accepted the message, or the first worker if the sender reports
+    no time, in whole milliseconds of that host's clock. It is the same in every attempt, or null if unknown.
+    key is null for a message without a key.
     """
     from pyspark.sql import types as T  # noqa: N812 - as Spark's users write it
 

@@ -54,7 +54,7 @@ class Outbox:
         self._last: Emitted | None = None
         self._count = 0
         self.serialize: Callable[[Tuple], bytes] | None = None
-        """With topology.testing.always.try.serialize: what finds out whether a value changes after emit."""
+        """The serializer, if topology.testing.always.try.serialize is set: used to detect changed values."""
         self._as_emitted: list[tuple[Tuple, bytes | None]] = []
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class Outbox:
     def take(self) -> list[Emitted]:
         """Return everything that was put since the last time, in order, and forget it.
 
-        Raises MessageError where the setting asks for it, and a value is no longer what was emitted.
+        Raises MessageError in strict mode if a value has changed since emit.
         """
         as_emitted, self._as_emitted = self._as_emitted, []
         for message, form in as_emitted:
@@ -103,7 +103,7 @@ class Outbox:
         return emitted
 
     def _form(self, message: Tuple) -> bytes | None:
-        """Return a tuple as bytes; None for what has none, of which others tell."""
+        """Return a tuple as bytes, or None if it cannot be serialized; the transfer reports that."""
         assert self.serialize is not None  # noqa: S101 - its callers have looked
         try:
             return self.serialize(message)

@@ -84,7 +84,7 @@ def encoder_for(accept: str) -> tuple[Encoder, str]:
     """Return the encoder for what an Accept header asks for, and its content type."""
     _, content_type = choose_encoder(accept)
     if content_type.startswith("application/openmetrics-text"):
-        return encode_openmetrics, _OPENMETRICS  # the encoder writes 1.0, whatever newer version is asked for
+        return encode_openmetrics, _OPENMETRICS  # the encoder writes version 1.0 for every requested version
     return encode_text, content_type
 
 

@@ -42,7 +42,11 @@ def add_looking_commands(commands: Any) -> None:
         help="so many a second (default 100, at most 1000)",
     )
     parser.add_argument(
-        "--bytes", metavar="N", type=number, default=4096, help="so much of each (default 4096, up to 65536)"
+        "--bytes",
+        metavar="N",
+        type=number,
+        default=4096,
+        help="show N bytes of each message (default 4096, at most 65536)",
     )
     parser.add_argument(
         "--decode",
@@ -52,7 +56,7 @@ def add_looking_commands(commands: Any) -> None:
         help="text; json; or tuple, which a topology's components emit (default text)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each, with base64")
-    parser.add_argument("--count", metavar="N", type=number, help="end after so many messages")
+    parser.add_argument("--count", metavar="N", type=number, help="end after N messages")
 
     about = "write what helps to find a fault at a worker to a zip file, without secrets"
     parser = add_asking(commands, _debug, about, "-o worker.zip")

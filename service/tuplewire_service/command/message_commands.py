@@ -53,8 +53,8 @@ def add_message_commands(commands: Any) -> None:
     parser.add_argument(
         "file", metavar="FILE", nargs="?", default="-", help="where to; none, or -: write standard output"
     )
-    parser.add_argument("--count", metavar="N", type=number, help="end after so many messages")
-    parser.add_argument("--quiet", metavar="SECONDS", type=seconds, help="end once nothing came for so long")
+    parser.add_argument("--count", metavar="N", type=number, help="end after N messages")
+    parser.add_argument("--quiet", metavar="SECONDS", type=seconds, help="end after SECONDS of silence")
 
 
 def _add_messages(commands: Any, handler: Handler, help_text: str, example: str) -> argparse.ArgumentParser:

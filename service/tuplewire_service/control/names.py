@@ -1,4 +1,4 @@
-"""The names in a request: so many at most, each once, and some at a time."""
+"""Names in requests: deduplicated, limited in number, and processed in slices."""
 
 from __future__ import annotations
 

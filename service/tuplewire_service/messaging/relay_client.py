@@ -64,9 +64,9 @@ class IRelayConnection(IClientConnection):
 
     @property
     def receiver_has_none(self) -> bool:
-        """Whether the receiver has released every message that was written to it.
+        """True if the receiver has released all messages that were written to it.
 
-        Called where the transport's I/O runs. Return False if the transport cannot tell.
+        Called on the transport's I/O thread. Return False if the transport does not know.
         """
         return False
 

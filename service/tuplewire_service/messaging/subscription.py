@@ -38,7 +38,7 @@ class SubscribeRequest:
 
     @property
     def consumer_key(self) -> tuple[str, str]:
-        """What the consumer is known by, in all its incarnations."""
+        """The identity of the consumer, the same for all its incarnations."""
         return self.owner, self.consumer_id
 
 

@@ -20,7 +20,7 @@ logger = event_logger(__name__)
 
 _WRITE_SECONDS = 1.0
 _MOST_MESSAGES = 1 << 53
-"""Beyond, a metric cannot say it; nobody held so many."""
+"""The largest integer that a metric represents exactly."""
 _MOST_BYTES = 4096
 _KEYS = {"worker_id": str, "incarnation": int, "ended": bool, "unkept_messages": int}
 

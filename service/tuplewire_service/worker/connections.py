@@ -200,10 +200,10 @@ class Connections:
             yield peer, *connection.unreleased()
 
     def ended(self, incarnations: Container[int], former: Container[Peer]) -> dict[Peer, set[int]]:
-        """Return which peers are gone, and the tasks of what they had not taken.
+        """Return the unreachable peers that will not need their messages, with the tasks of those messages.
 
-        Gone is who is out of reach and is one of these incarnations, which have ended in good order, or is a
-        former owner that has none of our messages: it need not come back for them.
+        incarnations: workers that shut down cleanly. former: previous owners of moved tasks; they count if
+        they hold no message of this worker.
         """
         found: dict[Peer, set[int]] = {}
         for peer, connection in self._connections.items():

@@ -38,7 +38,7 @@ class HeldOfTask:
     held: Sequence[HeldEntry]
 
     def entries(self, last: int, own: int) -> Entries:
-        """Return how messages up to `last` are numbered, or all if it is 0.
+        """Return the entry sequences of the messages up to `last`; 0: of all messages.
 
         own: the number that stands for this worker. Takes about half a second for a million groups.
         """

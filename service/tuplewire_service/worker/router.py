@@ -52,7 +52,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     ) -> None:
         """Begin without an assignment.
 
-        context: the transport to other workers. draining: whether this worker is to tell them that it drains.
+        context: the transport to other workers. draining: whether this worker reports to them that it drains.
         """
         self.table, self.version_received = RoutingTable(settings.worker_id), 0
         """The newest assignment version that other workers have said with a frame."""
@@ -139,7 +139,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
     def refresh(self) -> None:
         """Keep the connections to the owners of tasks, and to former owners until their tasks have moved.
 
-        A worker that drains and leaves messages has one to every other: all are to hear it.
+        A draining worker that leaves messages connects to all workers, to send its departure.
         A former owner is given up if it has left the assignment and is out of reach.
         """
         if self._closing:
@@ -158,7 +158,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
         self._renew_ended()
 
     def _renew_ended(self) -> None:
-        """Take back what workers had not taken when they left: it goes behind what they had passed on."""
+        """Take back messages that peers had not accepted when they left; forwarded messages go first."""
         self._transfer.drain_now()  # by the old routes
         for peer, tasks in self.connections.ended(self.departures, self._moves.peers()).items():
             self._wait_for(peer, tuple(tasks), self._clock())
@@ -378,7 +378,7 @@ class Router(IConnectionCallback, ISubscriptionSource):
 
     @property
     def leaves_messages(self) -> bool:
-        """Whether others wait for something of ours: what we have passed on, or what nobody took."""
+        """True if peers depend on the end of this worker: it forwarded messages, or will drop queued ones."""
         return bool(self.queues.pending_messages or self.successors)
 
     @property

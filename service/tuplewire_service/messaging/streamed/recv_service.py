@@ -32,9 +32,9 @@ from tuplewire_service.messaging.subscription import ISubscription, ISubscriptio
 from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _GRPC_DEFAULT_BYTES = 4 << 20
-"""The largest response that a consumer takes which says nothing of it."""
+"""The response limit of a consumer that reports none."""
 _FRAME_BYTES = 64
-"""What a response has beside its groups, at most."""
+"""The maximum overhead of a response in addition to its groups."""
 _Denied = asyncio.Future[RefusedError]
 """Done once the consumer is admitted no more."""
 
@@ -232,7 +232,7 @@ def _subscribed(subscription: ISubscription) -> pb.RecvResponse:
 
 
 def _fitting(deliveries: list[Delivery], limit: int) -> Iterator[list[Delivery]]:
-    """Divide deliveries so that each part fits into a response of so many bytes."""
+    """Split deliveries so that each part fits into a response of `limit` bytes."""
     if sum(wire_bytes(each.group) for each in deliveries) + _FRAME_BYTES <= limit:
         yield deliveries
         return
