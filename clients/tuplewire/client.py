@@ -28,6 +28,7 @@ from tuplewire.session.ledger import DropReason, LedgerSnapshot
 from tuplewire.subscription import Subscription
 from tuplewire.task_ids import check_tasks
 from tuplewire.tracing import active
+from tuplewire.variables import check_variables
 
 if TYPE_CHECKING:
     from tuplewire.tracing.spans import Tracing
@@ -81,6 +82,7 @@ class BaseClient:
         Raises:
             ConfigError: A setting is unknown or wrong; the message names it.
         """
+        check_variables()
         self.address = resolve_address(address)
         self.topology = resolve_topology(topology)
         self.source = source

@@ -6,7 +6,6 @@ Beneath these is what the settings of a topology say of the workers that run it,
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from tuplewire.config import SessionSettings
 from tuplewire.errors import ConfigError
 from tuplewire.settings import ENVIRONMENT_PREFIX, OUR_PREFIX, keys_of, settings_of, twice, unknown
 from tuplewire.storm_keys import is_storms
+from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
 from tuplewire_service.messaging.factory import TRANSPORT_KEY
 from tuplewire_service.process.worker_config import WorkerConfig
 
@@ -31,9 +31,6 @@ _OF_A_QUEUE = {
 _OF_EXECUTORS = "topology.executor.receive.buffer.size"
 """Bounds a worker's queues in its own file; among a topology's settings, those of executors."""
 _DECLARED = settings_of(WorkerConfig)
-_CLIENT_VARIABLES = {ENVIRONMENT_PREFIX + "ADDRESS", ENVIRONMENT_PREFIX + "TOPOLOGY"}
-# Kubernetes puts such variables into every pod for every Service whose name begins with "tuplewire".
-_SERVICE_LINK = re.compile(r"TUPLEWIRE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +85,9 @@ def to_toml(loaded: Loaded) -> str:
 
 def _variables(environment: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     by_variable = {known.variable: name for name, known in _DECLARED.items()}
-    for variable, value in environment.items():
-        if variable in by_variable:
-            yield by_variable[variable], value
-        elif (
-            variable.startswith(ENVIRONMENT_PREFIX)
-            and variable != CONFIG_VARIABLE
-            and variable not in _CLIENT_VARIABLES
-            and not _SERVICE_LINK.fullmatch(variable)
-        ):
-            known = [*by_variable, CONFIG_VARIABLE]
-            raise unknown(f"environment variable {variable}", variable, known)
+    refuse_misspelled(environment, {*by_variable, *OF_PROGRAMS})
+    for variable in environment.keys() & by_variable.keys():
+        yield by_variable[variable], environment[variable]
 
 
 def _take_file(file: Path, values: dict[str, Any], origins: dict[str, str]) -> None:

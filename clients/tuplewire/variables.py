@@ -1,0 +1,43 @@
+"""The rule for unknown TUPLEWIRE_* variables, the same for programs and workers."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Iterable, Mapping
+
+from tuplewire.errors import ConfigError
+from tuplewire.identity.credentials import Credentials
+from tuplewire.settings import ENVIRONMENT_PREFIX, settings_of
+from tuplewire.tracing.tracing_settings import TracingSettings
+
+_LIKENESS = 0.8
+OF_PROGRAMS = frozenset(
+    [
+        *(ENVIRONMENT_PREFIX + name for name in ("ADDRESS", "TOPOLOGY", "CONFIG")),
+        *(each.variable for kind in (Credentials, TracingSettings) for each in settings_of(kind).values()),
+    ]
+)
+"""The variables that clients read."""
+
+
+def refuse_misspelled(environment: Mapping[str, str], known: Iterable[str]) -> None:
+    """Raise ConfigError for an unknown variable whose name is close to a known one.
+
+    Other unknown variables are ignored: images and Kubernetes set some of their own, such as
+    TUPLEWIRE_VERSION and TUPLEWIRE_SERVICE_HOST.
+    """
+    names = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in known}
+    for variable in environment:
+        rest = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if rest == variable or rest in names:
+            continue
+        for near in difflib.get_close_matches(rest, names, n=1, cutoff=_LIKENESS):
+            raise ConfigError(f"unknown environment variable {variable}; did you mean {names[near]}?")
+
+
+@functools.cache
+def check_variables() -> None:
+    """Check the variables of this process, once. Raises ConfigError; see refuse_misspelled."""
+    refuse_misspelled(os.environ, OF_PROGRAMS)

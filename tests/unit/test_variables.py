@@ -1,0 +1,49 @@
+"""Unknown TUPLEWIRE_* variables: one rule for programs and workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tuplewire.errors import ConfigError
+from tuplewire.settings import settings_of
+from tuplewire.variables import OF_PROGRAMS, refuse_misspelled
+from tuplewire_service.process.config_sources import load
+from tuplewire_service.process.worker_config import WorkerConfig
+
+OTHERS = ("TUPLEWIRE_VERSION", "TUPLEWIRE_IMAGE_TAG", "TUPLEWIRE_HOME", "TUPLEWIRE_")
+
+
+def test_variables_of_others_are_ignored() -> None:
+    """An image may have some of its own."""
+    environment = dict.fromkeys(OTHERS, "1")
+    refuse_misspelled(environment, OF_PROGRAMS)
+    load({}, environment)
+
+
+def test_variables_of_workers_are_ignored_by_programs() -> None:
+    """Both may run with one environment."""
+    refuse_misspelled({each.variable: "1" for each in settings_of(WorkerConfig).values()}, OF_PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("TUPLEWIRE_ADRESS", "TUPLEWIRE_ADDRESS"),
+        ("TUPLEWIRE_TOPLOGY", "TUPLEWIRE_TOPOLOGY"),
+        ("TUPLEWIRE_TLS_CERTIFCATE", "TUPLEWIRE_TLS_CERTIFICATE"),
+        ("TUPLEWIRE_TOKENFILE", "TUPLEWIRE_TOKEN_FILE"),
+    ],
+)
+def test_misspelled_variables_are_refused(wrong: str, meant: str) -> None:
+    """By a worker and by a program: without its CA, a program would connect in plaintext."""
+    for read in (lambda: load({}, {wrong: "x"}), lambda: refuse_misspelled({wrong: "x"}, OF_PROGRAMS)):
+        with pytest.raises(ConfigError, match=f"{wrong}; did you mean {meant}"):
+            read()
+    program = "import tuplewire; tuplewire.Client('127.0.0.1:1')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={wrong: "x"}, capture_output=True, text=True, check=False
+    )
+    assert f"did you mean {meant}?" in done.stderr
