@@ -10,6 +10,7 @@ from typing import Any, Self, overload
 
 from tuplewire.batch import TaskMessageBatch, as_groups
 from tuplewire.client import BaseClient
+from tuplewire.config import checked_timeout
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.sender import Sender
@@ -110,6 +111,7 @@ class Client(BaseClient):
 
     def recv(self, tasks: int | Iterable[int], *, timeout: float | None = None) -> Subscription:
         """Subscribe to tasks; iterate over the result to get batches; see tuplewire.Client.recv."""
+        timeout = checked_timeout(timeout)
         receiver = self._new_receiver(check_tasks(tasks))
         if (tracing := self._tracing()) is None:
             return Subscription(receiver, timeout)
@@ -122,11 +124,11 @@ class Client(BaseClient):
 
         If it is cancelled, nothing more is accepted, and pending messages go on. Close again to end it.
         """
+        patience = self._settings.flush_patience(timeout)
         self._closed = True
         for receiver in list(self._receivers):
             await _on_messaging_loop(receiver.close())
         if self._sender is not None and not self._sender.ended:
-            patience = self._settings.flush_patience(timeout)
             await _on_messaging_loop(self._sender.close_async(patience))
             self._tell_given_up(self._sender, patience)
 

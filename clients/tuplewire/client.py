@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from tuplewire.addresses import resolve_address, resolve_topology
 from tuplewire.batch import TaskMessageBatch, as_groups
-from tuplewire.config import SessionKeywords, SessionSettings, naming_settings
+from tuplewire.config import SessionKeywords, SessionSettings, checked_timeout, naming_settings
 from tuplewire.connection.goodbye import owe_goodbye
 from tuplewire.connection.grpc_channel import dial_grpc, dialler_for
 from tuplewire.connection.loop import messaging_loop
@@ -315,6 +315,7 @@ class Client(BaseClient):
         """
         if self._process is not _process:
             self._forget()
+        timeout = checked_timeout(timeout)
         receiver = self._new_receiver(check_tasks(tasks))
         if (tracing := self._tracing()) is None:
             return Subscription(receiver, timeout)
@@ -341,13 +342,13 @@ class Client(BaseClient):
         """
         if self._process is not _process:
             self._forget()
+        patience = self._settings.flush_patience(timeout)
         with self._lock:
             self._closed = True
             sender = self._sender
         for receiver in list(self._receivers):
             messaging_loop().run(receiver.close())
         if sender is not None and not sender.ended:
-            patience = self._settings.flush_patience(timeout)
             sender.run(sender.close_async(patience))
             self._tell_given_up(sender, patience)
 

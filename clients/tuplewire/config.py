@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from datetime import timedelta
+from math import isnan
+from numbers import Real
+from typing import Any, Literal, TypedDict
 
 from tuplewire.errors import ConfigError
 from tuplewire.keywords import naming
@@ -147,13 +150,15 @@ class SessionSettings(Settings):
 
     def patience(self, timeout: float | None) -> float:
         """Return how long a send without room waits, given what its caller allows; None: as configured."""
+        given = checked_timeout(timeout)
         if self.overflow is Overflow.FAIL:
             return 0.0
-        return self.max_block_seconds if timeout is None else timeout
+        return self.max_block_seconds if given is None else given
 
     def flush_patience(self, timeout: float | None) -> float:
         """Return how long to wait for acknowledgements, given what the caller allows; None: as configured."""
-        return self.flush_seconds if timeout is None else timeout
+        given = checked_timeout(timeout)
+        return self.flush_seconds if given is None else given
 
     @property
     def patience_after_error(self) -> float:
@@ -164,6 +169,15 @@ class SessionSettings(Settings):
     def max_request_bytes(self) -> int:
         """The largest gRPC message of a session: a full frame, one more message, and the columns."""
         return 2 * self.max_frame_bytes + self.max_message_bytes + MIB
+
+
+def checked_timeout(timeout: Any, name: str = "timeout") -> float | None:
+    """Return a timeout in seconds; ConfigError if it is not None or a number."""
+    seconds: Any = timeout
+    if timeout is None or (isinstance(timeout, Real) and not isnan(timeout)):
+        return None if seconds is None else float(seconds)
+    hint = "; pass its .total_seconds()" if isinstance(timeout, timedelta) else ""
+    raise ConfigError(f"{name} is a number of seconds, not {timeout!r:.100}{hint}")
 
 
 class SessionKeywords(TypedDict, total=False):

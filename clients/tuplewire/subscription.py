@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Self
 
 from tuplewire.batch import TaskMessageBatch
+from tuplewire.config import checked_timeout
 from tuplewire.connection.loop import messaging_loop
 from tuplewire.connection.receiver import Receiver
 from tuplewire.errors import ClosedError, MessageError, ProtocolVersionError
@@ -120,8 +121,9 @@ class Bounds:
 
     def __init__(self, count: int | None, quiet: float | None, seconds: float | None) -> None:
         self.left = sys.maxsize if count is None else count
-        self._quiet = math.inf if quiet is None else quiet
-        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+        checked = checked_timeout(quiet, "quiet"), checked_timeout(seconds, "seconds")
+        self._quiet, left = (math.inf if each is None else each for each in checked)
+        self._deadline = time.monotonic() + left
 
     def wait(self) -> float | None:
         """Return how long to wait for the next batch; None: as long as it takes."""
