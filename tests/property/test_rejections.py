@@ -226,7 +226,6 @@ class Scene:
         return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @settings(max_examples=settings().max_examples * 3, deadline=None)
 @given(

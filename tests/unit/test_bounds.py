@@ -1,0 +1,193 @@
+"""Bounds on what is remembered, and values that are just on or over a bound."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.sending import PLENTY, Sending, contents
+
+from tuplewire.errors import ConfigError, MalformedError, UnknownTaskError
+from tuplewire.group import TaskGroup, route_of
+from tuplewire.session.credit import CreditBook, Grant
+from tuplewire.session.delivery import DeliveryLog
+from tuplewire.session.departure import Departure, Departures
+from tuplewire.session.pieces import wire_bytes
+from tuplewire.session.receive import ReceiveSession
+from tuplewire.session.shares import QueueShares, Share
+from tuplewire_service.security.permissions import TaskRanges
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+
+
+def test_old_refusals_are_forgotten() -> None:
+    """A session remembers the refusals of the last frames alone."""
+    window = Share(100, 1000)
+    state = ReceiveSession(
+        "a", 1, CreditBook(QueueShares(window, Share(1, 1)), max_message_bytes=10, wants_releases=True)
+    )
+    for number in range(1, 71):
+        group = TaskGroup.of(1, [b"x"])
+        state.accept(number, [group])
+        state.refuse(number, group, UnknownTaskError("nobody has it"))
+    told = state.resume(0).refusals
+    assert 1 < len(told) < 70
+    assert told[-1].sequence == 70
+    assert told[0].sequence > 1
+
+
+def test_old_departures_are_forgotten() -> None:
+    """The first of 1,001 is gone."""
+    departures = Departures()
+    for number in range(1, 1002):
+        departures.add(Departure(number))
+    assert 1 not in departures
+    assert 2 in departures
+    assert len(departures.known()) == 1000
+
+
+def test_closed_flows_are_forgotten_once_the_receiver_knows() -> None:
+    """After the acknowledgement of the frame that closed them."""
+    sending = Sending()
+    for task in range(100):
+        sending.offer(task)
+    sending.frames()
+    sending.update(1, grants=tuple(Grant(task, PLENTY, PLENTY, 1) for task in range(100)))
+    sending.window.close_unused()
+    sending.window.close_unused()
+    sending.offer(200)
+    (frame,) = sending.frames()
+    assert len(frame.closed) == 100
+    assert len(sending.window._closed) == 100
+    sending.update(frame.sequence)
+    assert not sending.window._closed
+
+
+def test_a_new_receiver_is_not_asked_to_close_flows() -> None:
+    """It never had them, and would refuse the frame."""
+    sending = Sending()
+    sending.offer(1)
+    (first,) = sending.frames()
+    sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    sending.window.close_unused()
+    sending.window.close_unused()
+    sending.open(incarnation=8)
+    sending.offer(2)
+    (frame,) = sending.frames()
+    assert frame.closed == ()
+
+
+def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
+    """It is about the flow that was closed, whose counts began earlier."""
+    sending = Sending(max_frame_bytes=1)
+    sending.offer(1)
+    (first,) = sending.frames()
+    sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    sending.window.close_unused()
+    sending.window.close_unused()
+    sending.offer(1)
+    sending.frames()
+    sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    assert not sending.window.all_released(1)
+
+
+def test_one_of_two_flows_to_a_task_is_closed() -> None:
+    """A direct and a forwarded flow are closed one after the other."""
+    sending = Sending()
+    direct = TaskGroup.of(1, [b"a"])
+    forwarded = TaskGroup.of(1, [b"b"]).at(1, 0).passed_on(7)
+    sending.offer_groups(direct)
+    sending.offer_groups(forwarded)
+    frames = sending.frames()
+    last = frames[-1].sequence
+    sending.update(last, grants=(Grant(direct.flow, PLENTY, PLENTY, 1),))
+    for _ in range(2):
+        sending.window.close_unused()
+    assert not sending.window.all_released(1)
+    sending.update(last, grants=(Grant(forwarded.flow, PLENTY, PLENTY, 1),))
+    for _ in range(2):
+        sending.window.close_unused()
+    assert sending.window.all_released(1)
+    assert route_of(forwarded.forwarded)
+
+
+def test_forwarded_messages_go_first_to_task_0_too() -> None:
+    """Others of their task may follow them."""
+    sending = Sending(opened=False)
+    sending.offer_groups(TaskGroup.of(0, [b"d"]))
+    sending.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).passed_on(7))
+    sending.open()
+    assert contents(sending.frames())[0][1][0] == (0, b"f")
+    left = Sending(opened=False)
+    left.offer_groups(TaskGroup.of(0, [b"d"]))
+    left.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).passed_on(7))
+    left.open()
+    left.frames()
+    left.open(incarnation=8)
+    assert contents(left.frames())[0][1][0] == (0, b"f")
+
+
+def test_equal_limits_leave_room_for_one_message() -> None:
+    """A receiver whose request limit is its message limit still gets frames."""
+    sending = Sending(opened=False)
+    sending.offer(1, 3)
+    sending.open(max_message_bytes=1000, max_request_bytes=1000)
+    assert [len(run[0][1]) for _, run in contents(sending.frames())] == [1, 1, 1]
+
+
+def test_a_frame_that_is_exactly_full() -> None:
+    """The first group fills it; the second one waits for the next."""
+    log = DeliveryLog()
+    group = TaskGroup.of(1, [b"abc"])
+    log.append(group, None)
+    log.append(group, None)
+    assert len(log.take(10, PLENTY, wire_bytes(group))) == 1
+
+
+def test_unkept_messages_are_counted_down() -> None:
+    """A message that was acknowledged cannot be lost any more."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(1, [b"a", b"b"]), None)
+    assert log.unkept == 2
+    log.take(10, PLENTY, PLENTY)
+    log.progress(2, 2)
+    assert log.unkept == 0
+
+
+def test_ranges_that_overlap_later() -> None:
+    """The end of the largest range counts."""
+    ranges = TaskRanges.parse("1-10,20-50,25-30")
+    assert 40 in ranges
+    assert 51 not in ranges
+
+
+def test_header_columns_are_checked() -> None:
+    """Header lengths for one of two messages do not hold together."""
+    whole = TaskGroup.of(1, [b"a", b"b"])
+    broken = TaskGroup(1, None, whole.lengths, whole.data, header_lengths=whole.lengths[:4], header_data=b"x")
+    with pytest.raises(MalformedError, match="header_lengths for 2 messages"):
+        broken.checked()
+
+
+def _assignment(version: int, *workers: AssignedWorker) -> Assignment:
+    return Assignment(version, "t", workers or (AssignedWorker("w", "h:1", (1,)),))
+
+
+def test_versions_far_ahead() -> None:
+    """The first version may be a time; a later one may be ahead of the current by 2^32."""
+    first = _assignment(2**40)
+    assert first.succeeds(None, "t")
+    assert _assignment(2**40 + 1).succeeds(first, "t")
+    with pytest.raises(ConfigError, match="too far ahead"):
+        _assignment(2**40 + 2**32 + 1).succeeds(first, "t")
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        AssignedWorker("a\nb", "h:1", (1,)),
+        AssignedWorker("w", "h:1", (True,)),
+        AssignedWorker("w", "h:1", (1.5,)),  # type: ignore[arg-type]
+    ],
+)
+def test_odd_workers(worker: AssignedWorker) -> None:
+    """Control characters in an id, and tasks that are no integers."""
+    with pytest.raises(ConfigError):
+        _assignment(1, worker)

@@ -1,0 +1,75 @@
+"""Rejections in a consumer's window: which messages are void, and how much room is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
+from tuplewire.session.delivery import Delivery
+from tuplewire.session.rejection import Answer
+
+WORKER, PREFETCH = 5, 10
+
+
+def opened() -> ConsumeWindow:
+    """Return a window that is connected to a worker, at the start of task 1."""
+    window = ConsumeWindow([1], PREFETCH, 1000)
+    window.opened(WORKER, [(1, 0)])
+    return window
+
+
+def arrive(window: ConsumeWindow, first: int, text: str) -> Arrived:
+    """Let messages arrive, one for each letter."""
+    return window.arrived([Delivery(first, TaskGroup.of(1, [letter.encode() for letter in text]))])
+
+
+def cursor(window: ConsumeWindow) -> Cursor:
+    """Return the cursor of the task."""
+    (found,) = window.all()
+    return found
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_messages_after_a_rejection_that_waits_are_void(*, answered: bool) -> None:
+    """What was taken before counts no more, also after the answer: it is delivered again."""
+    window = opened()
+    first, second = arrive(window, 1, "ab"), arrive(window, 3, "cd")
+    assert window.acknowledge(first, [Rejected(1, 0.0, "", wait=True)])
+    assert window.waiting() == {1}
+    if answered:
+        window.answered([Answer(1, 1, 1)])
+        assert window.waiting() == set()
+    assert not window.acknowledge(second)
+    assert cursor(window).acknowledged == 1
+
+
+def test_rejections_without_an_answer_take_up_room() -> None:
+    """So a consumer cannot reject without a bound."""
+    window = opened()
+    for number in range(1, 5):
+        arrived = arrive(window, number, "x")
+        window.acknowledge(arrived, [Rejected(0, 0.0, "", wait=False)])
+        assert cursor(window).credit == number + PREFETCH - number
+    window.answered([Answer(1, 4, 4)])
+    assert cursor(window).credit == 4 + PREFETCH
+
+
+def test_the_first_messages_of_a_batch() -> None:
+    """As many as asked for, from the first groups alone."""
+    window = opened()
+    group = TaskGroup.of(1, [b"a", b"b", b"c"])
+    arrived = window.arrived([Delivery(1, group), Delivery(4, group), Delivery(7, group)])
+    assert [len(each.group) for each in arrived.first(2).deliveries] == [2]
+    assert [len(each.group) for each in arrived.first(3).deliveries] == [3]
+    assert [len(each.group) for each in arrived.first(4).deliveries] == [3, 1]
+    assert arrived.first(0).deliveries == ()
+
+
+def test_messages_of_another_incarnation_are_void() -> None:
+    """Also where the sequences of both workers are equal by chance."""
+    window = opened()
+    arrived = arrive(window, 1, "ab")
+    window.all()
+    window.opened(WORKER + 1, [(1, 2)])
+    assert not window.acknowledge(arrived)
