@@ -85,6 +85,7 @@ def test_an_old_grant_does_not_count_for_a_flow_that_is_used_again() -> None:
     sending.offer(1)
     sending.frames()
     sending.update(first.sequence, grants=(Grant(1, PLENTY, PLENTY, 1),))
+    sending.update(first.sequence + 1)
     assert not sending.window.all_released(1)
 
 
@@ -115,6 +116,9 @@ def test_forwarded_messages_go_first_to_task_0_too() -> None:
     sending.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).passed_on(7))
     sending.open()
     assert contents(sending.frames())[0][1][0] == (0, b"f")
+    sending.offer(5)
+    sending.offer(0)
+    assert [run[0] for run in contents(sending.frames())[0][1]] == [5, 0]
     left = Sending(opened=False)
     left.offer_groups(TaskGroup.of(0, [b"d"]))
     left.offer_groups(TaskGroup.of(0, [b"f"]).at(1, 0).passed_on(7))

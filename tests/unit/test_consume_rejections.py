@@ -44,6 +44,16 @@ def test_messages_after_a_rejection_that_waits_are_void(*, answered: bool) -> No
     assert cursor(window).acknowledged == 1
 
 
+def test_messages_that_arrive_before_the_answer_are_void() -> None:
+    """The worker sent them before it had the rejection, and delivers them again after it."""
+    window = opened()
+    window.acknowledge(arrive(window, 1, "ab"), [Rejected(0, 0.0, "", wait=True)])
+    early = arrive(window, 1, "ab")
+    window.answered([Answer(1, 1, 0)])
+    assert not window.acknowledge(early)
+    assert cursor(window).acknowledged == 0
+
+
 def test_rejections_without_an_answer_take_up_room() -> None:
     """So a consumer cannot reject without a bound."""
     window = opened()
