@@ -1,0 +1,197 @@
+"""Consumers of receive queues: incarnations, tasks that come back, queues on hold, and a draining worker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from helpers.rejecting import RejectionsWithoutTimers
+
+from tuplewire.config import MIB
+from tuplewire.errors import DrainingError, StaleIncarnationError, SupersededError, UnknownTaskError
+from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Cursor
+from tuplewire.session.rejection import Rejection
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.queue_subscription import QueueSubscription
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+SETTINGS = WorkerSettings(worker_id="w", topology="t")
+
+
+class Program:
+    """A program that sends; it counts what is released to it."""
+
+    source = sender_id = "program"
+    wants_releases = True
+
+    def __init__(self, worker_number: int = 0) -> None:
+        self.worker_number = worker_number
+        self.released = 0
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Count the messages."""
+        del task, size_bytes
+        self.released += messages
+
+
+def queues_of(*tasks: int, rejections: RejectionsWithoutTimers | None = None) -> ReceiveQueues:
+    """Return the queues of a worker with these tasks."""
+    queues = ReceiveQueues(
+        SETTINGS,
+        1,
+        lambda _task, _done: None,
+        lambda task: UnknownTaskError(str(task)),
+        rejections or RejectionsWithoutTimers(),
+    )
+    queues.assign(tasks)
+    return queues
+
+
+class Consumer:
+    """A consumer with room for everything."""
+
+    def __init__(
+        self, queues: ReceiveQueues, *tasks: int, incarnation: int = 1, worker: int = 0, number: int = 0
+    ) -> None:
+        self.woken = 0
+        cursors = [Cursor(task, 0, 0, 1000, MIB) for task in tasks]
+        request = SubscribeRequest("", "c", incarnation, worker, cursors, subscription=number)
+        self.subscription: QueueSubscription = queues.subscribe(request, self._wake)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def take(self) -> list[tuple[int, bytes, bool]]:
+        """Return what is delivered: task, payloads, and whether it is marked."""
+        return [(e.group.task, e.group.data, e.group.redelivered) for e in self.subscription.take(MIB)]
+
+    def progress(self, task: int, acknowledged: int, *rejections: Rejection) -> None:
+        """Acknowledge and reject."""
+        cursor = Cursor(task, acknowledged, acknowledged, 1000, MIB, rejections)
+        self.subscription.progress([cursor])
+
+
+def put(queues: ReceiveQueues, task: int, *payloads: bytes) -> None:
+    """Queue messages."""
+    queues.put(TaskGroup.of(task, payloads), Program())
+
+
+def test_an_older_incarnation_does_not_take_the_task_back() -> None:
+    """The newer consumer continues."""
+    queues = queues_of(1)
+    newer = Consumer(queues, 1, incarnation=2)
+    with pytest.raises(StaleIncarnationError):
+        Consumer(queues, 1, incarnation=1)
+    put(queues, 1, b"a")
+    assert newer.take() == [(1, b"a", False)]
+
+
+@pytest.mark.parametrize("first_is_connected", [True, False])
+def test_equal_consumers_are_two(*, first_is_connected: bool) -> None:
+    """The second one takes over; the first one cannot come back while the second is there."""
+    queues = queues_of(1)
+    put(queues, 1, b"a")
+    first = Consumer(queues, 1, number=11)
+    assert first.take() == [(1, b"a", False)]
+    if not first_is_connected:
+        first.subscription.close()
+    second = Consumer(queues, 1, number=22)
+    assert second.take() == [(1, b"a", True)]
+    assert isinstance(first.subscription.ended, SupersededError) == first_is_connected
+    with pytest.raises(SupersededError):
+        Consumer(queues, 1, worker=1, number=11)
+    second.subscription.close()
+    assert Consumer(queues, 1, worker=1, number=11).take() == [(1, b"a", True)]
+
+
+def test_one_consumer_resumes_without_a_mark() -> None:
+    """Its messages were on the way over a stream that broke."""
+    queues = queues_of(1)
+    put(queues, 1, b"a")
+    Consumer(queues, 1, number=11).take()
+    assert Consumer(queues, 1, worker=1, number=11).take() == [(1, b"a", False)]
+
+
+def test_a_task_that_comes_back_wakes_its_consumer() -> None:
+    """What came while it was leaving is delivered then."""
+    queues = queues_of(1)
+    put(queues, 1, b"a")
+    consumer = Consumer(queues, 1)
+    assert consumer.take() == [(1, b"a", False)]
+    queues.assign([])
+    put(queues, 1, b"b")
+    assert consumer.take() == []
+    woken = consumer.woken
+    queues.assign([1])
+    assert consumer.woken > woken
+    assert consumer.take() == [(1, b"b", False)]
+
+
+def test_every_queue_on_hold_goes_on() -> None:
+    """Rejections with a delay hold two queues; both are looked at again, without any other event."""
+    asked: list[float] = []
+
+    class Rejections(RejectionsWithoutTimers):
+        def wake(self, at: float | None) -> None:
+            assert at is not None
+            asked.append(at)
+
+    rejections = Rejections()
+    queues = queues_of(1, 2, rejections=rejections)
+    for task in (1, 2):
+        put(queues, task, b"a")
+    consumer = Consumer(queues, 1, 2)
+    assert len(consumer.take()) == 2
+    for task, seconds in ((1, 100.0), (2, 200.0)):
+        consumer.progress(task, 0, Rejection(1, 1, seconds, "", wait=True))
+    assert consumer.take() == []
+    assert len(asked) >= 2
+    rejections.messages.hurry()
+    rejections.on_time()
+    assert sorted(task for task, _, _ in consumer.take()) == [1, 2]
+
+
+def with_router(act: Any) -> None:
+    """Run something with the router of worker w, which has task 1."""
+
+    async def main() -> None:
+        context = LocalContext()
+        router = Router(SETTINGS, 1, context, draining=lambda: False)
+        router.update(Assignment(1, "t", (AssignedWorker("w", "127.0.0.1:1", (1,)),)))
+        found = act(router)
+        if found is not None:
+            await found
+        await asyncio.to_thread(context.term)
+
+    asyncio.run(main())
+
+
+def test_consumers_hear_that_the_worker_drains() -> None:
+    """Their streams end with DrainingError, so that they connect again later."""
+
+    async def act(router: Router) -> None:
+        consumer = Consumer(router.queues, 1)
+        await router.close(0.1, (), {})
+        assert isinstance(consumer.subscription.ended, DrainingError)
+
+    with_router(act)
+
+
+def test_a_peers_message_for_a_task_without_an_owner_is_refused() -> None:
+    """A worker that sends its own program's message for an unknown task hears so by name."""
+
+    def act(router: Router) -> None:
+        batch = ReceivedBatch.arrived([TaskGroup.of(9, [b"x"])], Program(worker_number=77))
+        router.recv(batch)
+        assert [type(error).__name__ for _, error in batch.refusals] == ["UnknownTaskError"]
+        assert router.ledger().balanced
+        assert router.ledger().accepted == 0
+
+    with_router(act)
