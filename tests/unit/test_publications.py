@@ -158,3 +158,13 @@ def test_few_are_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     publish(state, sink("e", "somebody"), 1, group(1, b"x"))
     assert publish(state, sink("a"), 2, group(1, b"x")) == []
     assert len(publish(state, sink("c"), 1, group(1, b"x"))) == 1
+
+
+def test_a_sink_with_waiting_messages_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the bound, later sinks that are done go first: its messages are not lost."""
+    monkeypatch.setattr(publications, "MAX_REMEMBERED", 4)
+    state = made(messages=1)
+    state.choose(sink("waits"), 1, ["a"], [stage(group(1, b"x"), group(1, b"y"))])
+    for name in ("second", "third"):
+        state.choose(sink(name), 1, ["a"], [])
+    assert state.waiting(sink("waits"), 1) is not None

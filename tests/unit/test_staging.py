@@ -228,3 +228,23 @@ def test_a_file_that_cannot_be_written_ends_its_attempt() -> None:
     assert (state.memory_bytes, state.disk_bytes) == (0, 0)
     with pytest.raises(SequenceGapError):
         stage(state, "0a", group(1), piece=1)
+
+
+def test_an_epoch_without_attempts_is_closed() -> None:
+    """A drain waits for open epochs, and would wait for it."""
+    state = Staging(1000, 0, 10.0)
+    stage(state, "0a", group(1))
+    state.keep_only(SINK, 1, ())
+    assert len(state) == 0
+    assert state.memory_bytes == 0
+
+
+def test_a_file_is_closed_if_its_stage_was_dropped_during_a_failed_write() -> None:
+    """Nobody else would close it."""
+    state = Staging(600, 10_000, 60)
+    room, kept = state.admit(SINK, 1, name(0, "0a"), 0, [group(1, 600)], 0.0)
+    assert room is Room.DISK
+    state.discard(SINK, 1, "0a")
+    kept.file = file = File()
+    state.not_written(SINK, kept)
+    assert file.closed

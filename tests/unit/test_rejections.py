@@ -1,0 +1,130 @@
+"""Rejections at a worker: room for copies, dead letters without a place, and copies without a receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from helpers.rejecting import RejectionsWithoutTimers
+
+from tuplewire.config import MIB
+from tuplewire.group import TaskGroup
+from tuplewire.session.delivery import DeliveryLog, Done
+from tuplewire.session.ledger import Ledger
+from tuplewire.session.rejection import Rejection
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker.rejected_messages import RejectedMessages
+from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+DEAD = 9
+
+
+class Sender:
+    """The session of a sender; it counts the messages that are released."""
+
+    source = sender_id = "s"
+    worker_number = 0
+    wants_releases = True
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Count them."""
+        del task, size_bytes
+        self.released += messages
+
+
+def rejected(messages: RejectedMessages, sender: Sender, count: int, task: int = 1) -> list[Done]:
+    """Queue messages, hand them out, and reject each of them; return what their senders are told."""
+    log = DeliveryLog()
+    log.append(TaskGroup.of(task, [b"x"] * count), sender)
+    log.take(1000, MIB, MIB)
+    done = []
+    for number in range(1, count + 1):
+        each = Rejection(number, number, 100.0, "", wait=False)
+        outcome = messages.reject(log, each, 0.0, 0)
+        assert outcome is not None
+        assert outcome.done is not None
+        done.append(outcome.done)
+        outcome.done.token.release(task, 1, 1)
+    return done
+
+
+def test_a_task_that_moves_away_gives_its_senders_room() -> None:
+    """Beyond the bound they get none, until the copies are sent or the task moves."""
+    messages = RejectionsWithoutTimers(most=3).messages
+    sender = Sender()
+    rejected(messages, sender, 5)
+    assert messages.is_full(1)
+    assert sender.released == 2
+    messages.give_back(2)
+    assert sender.released == 2
+    messages.give_back(1)
+    assert sender.released == 5
+
+
+def test_room_before_and_at_the_bound() -> None:
+    """A queue of copies is full at the bound, and has room again when most of them are done with."""
+    messages = RejectionsWithoutTimers(most=2).messages
+    sender = Sender()
+    rejected(messages, sender, 1)
+    assert not messages.is_full(1)
+    rejected(messages, sender, 1)
+    assert messages.is_full(1)
+    assert not messages.is_full(2)
+    messages.released(1, 2, 1000)
+    assert not messages.is_full(1)
+
+
+@pytest.mark.parametrize(("task", "most"), [(None, 100), (DEAD, 1)])
+def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
+    """Without a dead-letter task, or if that is full, it is not kept."""
+    messages = RejectionsWithoutTimers(dead_letter_task=task, most=most).messages
+    group = TaskGroup.of(1, [b"x"])
+    first = messages.bury(group, 1, "no", 0.0, 0)
+    assert first is (task is not None)
+    assert not messages.bury(group, 1, "no", 0.0, 0)
+    assert len(messages) == (task is not None)
+
+
+def with_rejections(dead_letter_task: int | None, holder_known: bool) -> tuple[Ledger, int, bool, float]:  # noqa: FBT001
+    """Bury a message at a worker; return its ledger, how many batches went out, and when it looks again."""
+
+    async def main() -> tuple[Ledger, int, bool, float]:
+        ledger = Ledger()
+        sent: list[ReceivedBatch] = []
+        settings = WorkerSettings(
+            worker_id="w", topology="t", reject_limit=1, dead_letter_task=dead_letter_task
+        )
+        rejections = Rejections(settings, ledger, sent.append, lambda _: holder_known)
+        room = rejections.has_room
+        rejections.bury(TaskGroup.of(1, [b"x"]), 1, "no")
+        await asyncio.sleep(0.05)
+        due = rejections.messages.next_due or 0.0
+        rejections.close()
+        return ledger, len(sent), room, due - time.monotonic()
+
+    return asyncio.run(main())
+
+
+def test_a_letter_is_sent() -> None:
+    """It leaves at once, and counts as a dead letter."""
+    ledger, sent, room, _ = with_rejections(DEAD, holder_known=True)
+    assert (sent, room, ledger.accepted) == (1, True, 1)
+
+
+def test_a_letter_without_a_place_is_counted() -> None:
+    """It counts as dropped{rejected}."""
+    ledger, sent, room, _ = with_rejections(None, holder_known=True)
+    assert (sent, room) == (0, False)
+    assert {reason.value: count for reason, count in ledger.dropped.items() if count} == {"rejected": 1}
+
+
+def test_a_letter_without_a_receiver_waits() -> None:
+    """The next attempt comes after an interval, and not at once: that would be a busy loop."""
+    _, sent, _, seconds = with_rejections(DEAD, holder_known=False)
+    assert sent == 0
+    assert seconds > 0.2
