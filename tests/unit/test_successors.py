@@ -38,6 +38,13 @@ def test_the_successor_of_a_stopped_worker_is_learned() -> None:
     assert successors.take(*ENTRY) is None
 
 
+def test_a_stopped_worker_without_a_successor() -> None:
+    """All of its messages were consumed: the next message goes to the owner."""
+    successors = Successors(OWN_NUMBER, OWN)
+    successors.learn(known(left(A)), unreleased(A))
+    assert successors.take(*ENTRY) is None
+
+
 def test_a_chain_of_drains_ends_at_the_last() -> None:
     """A forwarded to B and B to C, and both have stopped."""
     successors = Successors(OWN_NUMBER, OWN)
