@@ -166,9 +166,8 @@ def main() -> int:
                 f"{number}/{len(chosen)} {verdict} {mutant.file}:{mutant.line}  {old}  ->  {mutant.new}",
                 flush=True,
             )
-    print(
-        f"{len(chosen) - survived} of {len(chosen)} noticed, of {len(found)} mutants in all; seed {given.seed}"
-    )
+    noticed_of = f"{len(chosen) - survived} of {len(chosen)} noticed"
+    print(f"{noticed_of}; the files have {len(found)} mutants; seed {given.seed}")
     return 1 if survived else 0
 
 

@@ -31,10 +31,10 @@ _OPTIONAL = {"key": _TRAVELLING_KEY_TYPES, "headers": (HEADERS_TYPE,)}
 def read_schema(*, headers: bool) -> StructType:
     """Return the columns of a read. They are types, because session settings change the meaning of DDL.
 
-    source is null where the sender was no task. sequence counts the task's messages at its worker, from 1.
-    timestamp is the time at which the sender accepted the message, or the first worker if the sender reports
-    no time, in whole milliseconds of that host's clock. It is the same in every attempt, or null if unknown.
-    key is null for a message without a key.
+    The source is null if the sender was no task. The sequence counts the task's messages at its worker, from
+    1. The timestamp is the time at which the sender accepted the message, in whole milliseconds of its clock.
+    If the sender reports no time, it is that of the first worker. It is the same in every attempt, or null if
+    unknown. The key is null for a message without a key.
     """
     from pyspark.sql import types as T  # noqa: N812 - as Spark's users write it
 
