@@ -248,3 +248,16 @@ def test_what_travelled_further_stays_in_front() -> None:
     assert frame is not None
     assert [group.entry_sequence for run in frame.runs for group in run] == [7, 12]
     assert [group.entry_sequence for group, _ in route.window.take_back()] == [7, 12]
+
+
+def test_a_message_between_held_ones_waits() -> None:
+    """Also once the old route is empty: the held messages have not left yet."""
+    route = Route()
+    first = messages(1, 3)
+    route.send(first)
+    moves = moving(route)
+    for entry_sequence in (5, 9):
+        assert held(moves, messages(entry_sequence), PROGRAM)
+    route.consume(first, 3)
+    assert held(moves, messages(7), PROGRAM)
+    assert not held(moves, messages(4), PROGRAM)

@@ -88,3 +88,32 @@ def test_a_refusal_by_one_peer_is_settled_by_name(
     assert (ledger.accepted, ledger.pending, ledger.dropped["refused"]) == (6, 2, 4)
     assert ledger.balanced
     assert program.released == [1, 1, 2, 2]
+
+
+def test_a_defect_while_held_messages_are_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three raises: the first is on its way, the others count as dropped."""
+
+    async def main() -> None:
+        context = LocalContext()
+        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: False)
+        router.update(ASSIGNMENT)
+        put, calls = router._transfer.put, []
+
+        def raises(*arguments: Any) -> None:
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise RuntimeError("a defect")
+            put(*arguments)
+
+        monkeypatch.setattr(router._transfer, "put", raises)
+        held: list[Any] = [(TaskGroup.of(1, [payload]), _Program()) for payload in (b"a", b"b", b"c")]
+        router._ledger.accepted += 3
+        with pytest.raises(RuntimeError, match="a defect"):
+            router._reroute(held)
+        ledger = router.ledger()
+        assert (ledger.pending, ledger.dropped["shutdown"]) == (1, 2)
+        assert ledger.balanced
+        await asyncio.to_thread(router.connections.abort)
+        await asyncio.to_thread(context.term)
+
+    asyncio.run(main())
