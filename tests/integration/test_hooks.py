@@ -176,6 +176,10 @@ task = int(sys.argv[2])
 if sys.argv[3] == "connected":
     client.send(task, b"before")
     client.flush(20)
+if os.fork() == 0:  # with the hook: that says nothing of the next fork
+    os._exit(0)
+os.wait()
+client.send(task, b"between") if sys.argv[3] == "connected" else None
 child = ctypes.CDLL(None).fork()
 if child == 0:
     ctypes.pythonapi.PyOS_AfterFork_Child()

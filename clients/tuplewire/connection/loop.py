@@ -307,9 +307,8 @@ def messaging_loop() -> EventLoopThread:
         return current
     asyncio_log = logging.getLogger("asyncio")
     quiet = partial(_by_another_thread, threading.get_ident())
-    asyncio_log.addFilter(
-        quiet
-    )  # asyncio logs each new loop; a logging handler that sends would create another one
+    # asyncio logs each new loop, and a logging handler that sends would create another one.
+    asyncio_log.addFilter(quiet)
     try:
         made = EventLoopThread()  # without the lock: an audit hook may call this function
     finally:
@@ -365,7 +364,8 @@ def _before_fork() -> None:
 
 
 def _after_in_parent() -> None:
-    global _suspended, _interrupted
+    global _suspended, _survives, _interrupted
+    _survives = False
     if _suspended is not None:
         _suspended.submit(_suspended.resume())
         if _interrupted:
