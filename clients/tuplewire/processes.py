@@ -88,7 +88,8 @@ class Child:
             key: value for key, value in os.environ.items() if not key.startswith(ENVIRONMENT_PREFIX)
         }
         # Children import from the same places as this process, including zip files and sys.path changes.
-        environment["PYTHONPATH"] = os.pathsep.join(entry or os.curdir for entry in sys.path)
+        paths = [environment.get("PYTHONPATH"), *(entry or os.curdir for entry in sys.path)]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         user = None if command.user is None else _find_user(command.user)
         if user is not None:
             environment.update(HOME=user.pw_dir, USER=user.pw_name, LOGNAME=user.pw_name)
