@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tuplewire.connection.loop import messaging_loop
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from _pytest.monkeypatch import MonkeyPatch
+
+from tuplewire.connection import loop as loop_module
+from tuplewire.connection.loop import EventLoopThread, messaging_loop
 from tuplewire_service.testing import eventually
 
 
@@ -38,3 +44,26 @@ def test_news_for_a_loop_that_is_closed_is_no_defect() -> None:
     finally:
         thread.call(lambda: thread.loop.set_exception_handler(None))
     assert told == [ours]
+
+
+def test_threads_that_ask_first_together_get_one_loop(monkeypatch: MonkeyPatch) -> None:
+    """Each makes one, without a lock; all but one are closed, or their sockets would stay open."""
+    made: list[EventLoopThread] = []
+    together = Barrier(4)
+
+    class Made(EventLoopThread):
+        def __init__(self) -> None:
+            together.wait(20)
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(loop_module, "_current", None)
+    monkeypatch.setattr(loop_module, "EventLoopThread", Made)
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda _: messaging_loop(), range(4)))
+    assert len(set(answers)) == 1
+    unused = [each for each in made if each is not answers[0]]
+    eventually(lambda: all(each.loop.is_closed() for each in unused), 20, "three closed loops")
+    assert not answers[0].loop.is_closed()
+    answers[0].end()
+    eventually(answers[0].loop.is_closed, 20, "the last one closed")

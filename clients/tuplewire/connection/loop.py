@@ -139,9 +139,10 @@ class EventLoopThread:
                     self.loop.call_exception_handler(
                         {"message": "a callback left the loop", "exception": error}
                     )
+        self.loop.close()
 
     def end(self) -> None:
-        """Stop the thread of an unused loop."""
+        """End the thread of an unused loop, and close the loop."""
         self._ended = True
         self.loop.call_soon_threadsafe(self.loop.stop)
 
