@@ -248,3 +248,18 @@ def test_a_file_is_closed_if_its_stage_was_dropped_during_a_failed_write() -> No
     kept.file = file = File()
     state.not_written(SINK, kept)
     assert file.closed
+
+
+@pytest.mark.parametrize(
+    ("piece", "size", "error"), [(1, 1, SequenceGapError), (0, 1_000_000, EpochTooLargeError)]
+)
+def test_a_refused_first_piece_leaves_no_epoch_open(piece: int, size: int, error: type[Exception]) -> None:
+    """It would count as open for an hour, and stop earlier epochs of its sink."""
+    state = Staging(100_000, 1, 60)
+    with pytest.raises(error):
+        stage(state, "0a", group(1, size), epoch=5, piece=piece)
+    assert state.expire(1e9) == []
+    stage(state, "0a", group(1), epoch=4)
+    with pytest.raises(error):
+        stage(state, "0b", group(1, size), piece=piece, epoch=4)
+    assert tasks(state.choose(SINK, 4, [name(0, "0a", 1, 1)])) == [[1]]

@@ -16,6 +16,7 @@ from tuplewire.errors import (
     SequenceGapError,
     StageGoneError,
     StaleEpochError,
+    TuplewireError,
 )
 from tuplewire.group import TaskGroup
 from tuplewire.session.pieces import wire_bytes
@@ -139,12 +140,31 @@ class Staging:
         epoch, EpochTooLargeError if it can never have room, ResourceLimitError if others wait for room, too.
         """
         state = self._open(sink, epoch, now)
+        try:
+            return self._place(sink, state, name, piece, groups, now)
+        except TuplewireError:
+            stage = state.stages.get(name.attempt)
+            if stage is not None and not stage.pieces:
+                del state.stages[name.attempt]
+            if not state.stages:  # nobody may come back to it, and it would count as open for an hour
+                del self._epochs[sink]
+            raise
+
+    def _place(
+        self,
+        sink: Sink,
+        state: _OpenEpoch,
+        name: AttemptName,
+        piece: int,
+        groups: Sequence[TaskGroup],
+        now: float,
+    ) -> tuple[Room, Stage]:
         stage = state.stages.get(name.attempt)
         if stage is None or (not piece and not stage.writing):
             if stage is not None:
                 self._drop(state.stages.pop(name.attempt))
             if piece:
-                raise _gap(sink, epoch, name, piece)
+                raise _gap(sink, state.number, name, piece)
             stage = state.stages[name.attempt] = Stage(name.partition, now)
         state.touched = stage.touched = now
         if stage.writing:
@@ -152,7 +172,7 @@ class Staging:
         if piece == stage.pieces - 1:
             return Room.THERE, stage
         if piece != stage.pieces:
-            raise _gap(sink, epoch, name, piece)
+            raise _gap(sink, state.number, name, piece)
         size = sum(map(wire_bytes, groups))
         room = self._room(size, len(groups), self.memory_bytes, self.disk_bytes)
         if room is Room.NONE:
