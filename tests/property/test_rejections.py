@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -106,7 +107,7 @@ class Scene:
 
     def send_again(self) -> None:
         """Send what is due, and look at queues that were held."""
-        for copy in self.shell.messages.take_due(time.monotonic()):
+        for copy in self.shell.messages.take_due(time.monotonic(), sys.maxsize):
             if copy.settles is None:
                 self.ledger.acknowledged += 1
             else:

@@ -225,7 +225,8 @@ class Receiver(Resumable):
 
     async def _open(self, stream: ClientStream) -> None:
         with self._lock:
-            cursors, told = self._window.all(), self._acknowledged
+            cursors = self._window.all()
+            told = self._known if self._window.has_moved else self._acknowledged
         subscribe = pb.Subscribe(
             protocol_version=PROTOCOL_VERSION,
             topology=self._identity.topology,
@@ -285,10 +286,13 @@ class Receiver(Resumable):
                 self._telling = False
                 closed = self.over  # before the cursors: what is acknowledged by then still goes out
                 cursors = self._window.take_moved()
+                more = self._window.has_moved
             if cursors:
                 progress = pb.Progress(tasks=map(cursor_to_wire, cursors))
                 await stream.write(pb.RecvRequest(progress=progress).SerializeToString())
-            if closed:
+            if more:
+                self._progress.set()
+            elif closed:
                 self._said_goodbye = True  # before: the worker may end the stream while we still write
                 await stream.write(pb.RecvRequest(goodbye=pb.Goodbye()).SerializeToString())
                 await stream.done_writing()

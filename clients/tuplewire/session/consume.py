@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import attrgetter
 
 from tuplewire.errors import MalformedError
 from tuplewire.group import TaskGroup
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.rejection import Answer, Rejection
+
+_MOST_REJECTIONS = 1000
+"""Rejections of a task in one request: a worker takes requests of limited size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,16 @@ class _Task:
         self.rejected += 1
         told = Rejection(self.rejected, sequence, each.after_seconds, each.reason, each.wait)
         self.rejections.append(told)
+
+    def next_rejections(self) -> tuple[tuple[Rejection, ...], Rejection | None]:
+        """Return those for the next request, and the one that follows them, if any."""
+        told = self.rejections_told - self.rejections[0].number + 1 if self.rejections else 0
+        start = max(0, told)
+        some = list(islice(self.rejections, start, start + _MOST_REJECTIONS + 1))
+        later = some.pop() if len(some) > _MOST_REJECTIONS else None
+        if some:
+            self.rejections_told = some[-1].number
+        return tuple(some), later
 
     def forget_rejections(self, number: int) -> None:
         while self.rejections and self.rejections[0].number <= number:
@@ -186,14 +202,16 @@ class ConsumeWindow:
         """
         counts = False
         start = 0
+        index_of = attrgetter("index")
         for delivery in arrived.deliveries:
             task, count = delivery.group.task, len(delivery.group)
             state = self._tasks[task]
             if arrived.epoch >= state.epoch:
                 self._moved[task] = None
                 counts = True
-                among = [each for each in rejected if start <= each.index < start + count]
-                self._settle(state, delivery, start, among)
+                first = bisect_left(rejected, start, key=index_of)
+                stop = bisect_left(rejected, start + count, lo=first, key=index_of)
+                self._settle(state, delivery, start, rejected[first:stop])
             start += count
         return counts
 
@@ -228,8 +246,13 @@ class ConsumeWindow:
                 self._start_anew(each.task, each.received)
             self._moved[each.task] = None  # there is more room
 
+    @property
+    def has_moved(self) -> bool:
+        """True if take_moved() has something to return."""
+        return bool(self._moved)
+
     def take_moved(self) -> list[Cursor]:
-        """Take out the cursors that have moved since the last call."""
+        """Take out the cursors that have moved since the last call; a long one takes several calls."""
         moved, self._moved = self._moved, {}
         return [self._cursor(task) for task in moved]
 
@@ -239,10 +262,12 @@ class ConsumeWindow:
         self._moved.update(dict.fromkeys(self._tasks))
 
     def all(self) -> list[Cursor]:
-        """Return every cursor, for subscribing."""
+        """Return every cursor, for subscribing; take_moved() returns what is too long for one request."""
         self._tell_all_rejections()
-        self._subscribed = {task: state.received for task, state in self._tasks.items()}
-        return [self._cursor(task) for task in self._tasks]
+        self._moved.clear()
+        cursors = [self._cursor(task) for task in self._tasks]
+        self._subscribed = {cursor.task: cursor.received for cursor in cursors}
+        return cursors
 
     def _tell_all_rejections(self) -> None:
         for state in self._tasks.values():
@@ -252,13 +277,11 @@ class ConsumeWindow:
         state = self._tasks[task]
         # What is rejected and not answered takes up room: so it is bounded.
         state.told = state.acknowledged + self._prefetch_messages - len(state.rejections)
-        untold = tuple(each for each in state.rejections if each.number > state.rejections_told)
-        state.rejections_told = state.rejected
-        return Cursor(
-            task,
-            state.acknowledged,
-            state.received,
-            state.told,
-            max(0, self._prefetch_bytes - state.held_bytes),
-            untold,
-        )
+        acknowledged, received = state.acknowledged, state.received
+        untold, later = state.next_rejections()
+        if later is not None:  # the next request has it; until then its message stays unacknowledged
+            acknowledged = min(acknowledged, later.sequence - 1)
+            received = max(received, state.rejections[-1].sequence)  # one that waits is the last
+            self._moved[task] = None
+        room = max(0, self._prefetch_bytes - state.held_bytes)
+        return Cursor(task, acknowledged, received, state.told, room, untold)

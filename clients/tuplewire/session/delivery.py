@@ -8,6 +8,7 @@ Source: Storm's receive queue (there a Disruptor ring without acknowledgement); 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -147,10 +148,11 @@ class DeliveryLog:
             deliveries.append(Delivery(entry.first, entry.group))
         return deliveries
 
-    def progress(self, acknowledged: int, received: int) -> list[Done]:
+    def progress(self, acknowledged: int, received: int, most: int = sys.maxsize) -> list[Done]:
         """Move the cursors as the consumer says; return the newly acknowledged messages.
 
-        Sequences beyond the handed-out messages are cut to those. A repeated call changes nothing.
+        Sequences beyond the handed-out messages are cut to those. most: the limit in groups; the same call
+        again acknowledges the rest. Once all is acknowledged, a repeated call changes nothing.
         """
         self.received = max(self.received, min(received, self.taken))
         while self._marks and self._marks[0][0] <= self.received:
@@ -158,6 +160,9 @@ class DeliveryLog:
         acknowledged = min(acknowledged, self.taken)
         done: list[Done] = []
         while self._delivered and self._delivered[0].first <= acknowledged:
+            if len(done) >= most:
+                acknowledged = self._delivered[0].first - 1
+                break
             if self._delivered[0].last > acknowledged:
                 _cut_first(self._delivered, acknowledged - self._delivered[0].first + 1)
             entry = self._delivered.popleft()

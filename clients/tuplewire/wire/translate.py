@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from tuplewire.errors import MalformedError
 from tuplewire.group import check_task, flow_of, task_and_forwarded
 from tuplewire.session.consume import Cursor
 from tuplewire.session.credit import Grant
@@ -159,19 +160,32 @@ def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
 
 
 def cursor_from_wire(cursor: pb.TaskCursor) -> Cursor:
-    """Return a consumer's place; InvalidTaskError for a task that is none."""
-    rejections = (
-        Rejection(each.number, each.sequence, each.after_millis / 1000, each.reason[:MAX_REASON], each.wait)
-        for each in cursor.rejections
-    )
-    return Cursor(
-        check_task(cursor.task),
-        cursor.acknowledged,
-        cursor.received,
-        cursor.credit,
-        cursor.credit_bytes,
-        tuple(rejections),
-    )
+    """Return a consumer's place; raises what cursor_slices raises."""
+    return next(cursor_slices(cursor, len(cursor.rejections) or 1))
+
+
+def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[Cursor]:
+    """Return a consumer's place in steps, each with at most `most` rejections.
+
+    A step acknowledges no message whose rejection is in a later step. Raises InvalidTaskError for a task that
+    is none, MalformedError for numbers of rejections that do not grow.
+    """
+    task, told = check_task(cursor.task), cursor.rejections
+    number = 0
+    for start in range(0, len(told) or 1, most):
+        acknowledged = cursor.acknowledged
+        if len(told) > start + most:
+            acknowledged = min(acknowledged, max(0, told[start + most].sequence - 1))
+        rejections = []
+        for each in told[start : start + most]:
+            if each.number <= number:
+                raise MalformedError(f"rejection {each.number} of task {task} came after number {number}")
+            number, after_seconds = each.number, each.after_millis / 1000
+            reason = each.reason[:MAX_REASON]
+            rejections.append(Rejection(number, each.sequence, after_seconds, reason, each.wait))
+        yield Cursor(
+            task, acknowledged, cursor.received, cursor.credit, cursor.credit_bytes, tuple(rejections)
+        )
 
 
 def answers_to_wire(answers: Iterable[Answer]) -> pb.Rejected:

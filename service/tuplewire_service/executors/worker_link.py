@@ -373,7 +373,9 @@ class _Consumer:
             group = self._finished.popleft()
             acknowledged[group.task] += len(group)
             tasks.add(group.task)
-        self._subscription.progress([self._cursor(task, acknowledged[task]) for task in tasks])
+        cursors = [self._cursor(task, acknowledged[task]) for task in tasks]
+        while self._subscription.progress(cursors):
+            cursors = []  # in the same turn: an executor has taken little
 
     def close(self) -> None:
         """End it: what is not executed waits for whoever has the tasks next."""

@@ -67,8 +67,11 @@ class ISubscription(ABC):
         """Return what the consumer has room for, up to about so many payload bytes."""
 
     @abstractmethod
-    def progress(self, cursors: Sequence[Cursor]) -> None:
-        """Take account of what the consumer says."""
+    def progress(self, cursors: Sequence[Cursor]) -> bool:
+        """Take account of what the consumer says.
+
+        Returns True if that is more than one turn of the event loop may do: the next call continues.
+        """
 
     def take_answers(self) -> list[Answer]:
         """Return the answers to rejections since the last call; tell them before what take() returns next."""

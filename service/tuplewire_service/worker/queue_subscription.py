@@ -59,10 +59,14 @@ class QueueSubscription(ISubscription):
         self._held: dict[int, Queue] = {}
         self._ready: dict[int, None] = {}
         self._answers: dict[int, Answer] = {}
+        self._unsettled: list[Cursor] = []
+        """Reports of its consumer that were too much for one turn."""
 
-    def add(self, queue: Queue) -> None:
-        """Hold a queue."""
+    def add(self, queue: Queue, unsettled: Cursor | None) -> None:
+        """Hold a queue. unsettled: a report of its consumer that progress() has to finish."""
         self._held[queue.task] = queue
+        if unsettled is not None:
+            self._unsettled.append(unsettled)
         self._ready[queue.task] = None
 
     def mark(self, queue: Queue) -> None:
@@ -118,12 +122,14 @@ class QueueSubscription(ISubscription):
                 self._ready[task] = None
         return deliveries
 
-    def progress(self, cursors: Sequence[Cursor]) -> None:
-        for cursor in cursors:
+    def progress(self, cursors: Sequence[Cursor]) -> bool:
+        unsettled, self._unsettled = self._unsettled, []
+        for cursor in (*unsettled, *cursors):
             queue = self._held.get(cursor.task)
             if queue is not None:
-                self._queues.progress(queue, cursor)
-                if cursor.rejections:
+                if self._queues.progress(queue, cursor):
+                    self._unsettled.append(cursor)
+                elif cursor.rejections:
                     answer = Answer(cursor.task, queue.rejected, queue.log.taken)
                     self._answers[cursor.task] = answer
                     self._wake()
@@ -131,6 +137,7 @@ class QueueSubscription(ISubscription):
                     self._ready[cursor.task] = None
         if self._ready:
             self._wake()
+        return bool(self._unsettled)
 
     def take_answers(self) -> list[Answer]:
         if not self._answers:

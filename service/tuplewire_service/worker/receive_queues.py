@@ -7,6 +7,7 @@ subscriber takes it over.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 
@@ -24,6 +25,8 @@ from tuplewire_service.worker.shown_tasks import ShownTasks
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import ConsumerSnapshot, TaskSnapshot
 
+_TURN_GROUPS = 100
+"""Groups acknowledged or rejected in one turn of the loop: with more, other sessions would notice."""
 _MOST_TAILS = 10_000
 """Of so many tasks that are gone the last sequence is remembered; others begin after all those forgotten."""
 
@@ -288,11 +291,15 @@ class ReceiveQueues:
                 if same
                 else _superseded(request.consumer_id, queue.task)
             )
+        unsettled: Cursor | None = None
         queue.consumer = subscription
         queue.consumer_key, queue.incarnation, queue.subscription = wanted
         if resumes:
             self.on_done(queue.task, self._settle(queue, cursor))
-            queue.log.rewind(cursor.received)
+            unsettled = cursor if _unsettled(queue, cursor) else None
+            # A message whose rejection is not settled has to stay handed out.
+            rejected = cursor.rejections[-1].sequence if unsettled and cursor.rejections else 0
+            queue.log.rewind(max(cursor.received, rejected))
             queue.credit = cursor.credit
         else:
             queue.rejected = 0
@@ -300,31 +307,35 @@ class ReceiveQueues:
             # A newcomer's cursor starts at 0; ours continues after the last acknowledged message.
             queue.credit = queue.log.acknowledged + cursor.credit - cursor.acknowledged
         queue.credit_bytes = cursor.credit_bytes
-        subscription.add(queue)
+        subscription.add(queue, unsettled)
 
-    def progress(self, queue: Queue, cursor: Cursor) -> None:
-        """Account for the progress that a queue's consumer reports."""
+    def progress(self, queue: Queue, cursor: Cursor) -> bool:
+        """Account for the progress that a queue's consumer reports; return whether there is more to do."""
         done = self._settle(queue, cursor)
         queue.credit = max(queue.credit, cursor.credit)
         queue.credit_bytes = cursor.credit_bytes
         if done or cursor.rejections:
             self.on_done(queue.task, done)
+        return _unsettled(queue, cursor)
 
     def _settle(self, queue: Queue, cursor: Cursor) -> list[Done]:
-        """Move a log's cursors as a consumer says, and take each of its rejections once."""
+        """Move a log's cursors as a consumer says, and take each of its rejections once; some at a time."""
         done: list[Done] = []
-        for each in cursor.rejections:
-            if each.number <= queue.rejected:
-                continue
+        first = bisect_right(cursor.rejections, queue.rejected, key=attrgetter("number"))
+        for each in cursor.rejections[first : first + _TURN_GROUPS]:
+            done += queue.log.progress(each.sequence - 1, cursor.received, _TURN_GROUPS - len(done))
+            if len(done) >= _TURN_GROUPS:
+                return done
             queue.rejected = each.number
-            done += queue.log.progress(each.sequence - 1, cursor.received)
             outcome = self._rejections.reject(queue.task, queue.log, each, leaves=queue.leaving)
             if outcome is None:
                 continue
             if outcome.done is not None:
                 done.append(outcome.done)
             queue.held_until = max(queue.held_until, outcome.held_until)
-        return done + queue.log.progress(cursor.acknowledged, cursor.received)
+        if first + _TURN_GROUPS < len(cursor.rejections):
+            return done
+        return done + queue.log.progress(cursor.acknowledged, cursor.received, _TURN_GROUPS - len(done))
 
     def holds(self, queue: Queue) -> bool:
         """Whether a queue hands out nothing for now: a rejected message keeps its place, and is not due."""
@@ -344,6 +355,12 @@ class ReceiveQueues:
             queue = self._queues.get(task)
             if queue is not None and queue.consumer is not None:
                 queue.consumer.mark(queue)
+
+
+def _unsettled(queue: Queue, cursor: Cursor) -> bool:
+    """Return True if a part of a consumer's report is not processed yet."""
+    rejected = cursor.rejections[-1].number if cursor.rejections else 0
+    return rejected > queue.rejected or min(cursor.acknowledged, queue.log.taken) > queue.log.acknowledged
 
 
 def _superseded(consumer_id: str, task: int) -> SupersededError:

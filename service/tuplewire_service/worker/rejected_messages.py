@@ -7,6 +7,7 @@ which times are arguments. The rules: docs/decisions/0067-rejected-messages.md.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -241,6 +242,9 @@ class RejectedMessages:
     def hurry(self) -> None:
         """Wait for no delay and no room any more: the worker drains."""
         self.hurried = True
+        for copy in self._waiting:
+            copy.due = -math.inf
+        heapq.heapify(self._waiting)
         for room in list(self._rooms.values()):
             room.give_back()
 
@@ -251,10 +255,10 @@ class RejectedMessages:
         """When the next copy is due; None: there is none."""
         return self._waiting[0].due if self._waiting else None
 
-    def take_due(self, now: float) -> list[Copy]:
-        """Take out the copies that are due, in the order in which they are."""
-        due = []
-        while self._waiting and (self.hurried or self._waiting[0].due <= now):
+    def take_due(self, now: float, most: int) -> list[Copy]:
+        """Take out the copies that are due, at most so many, in the order in which they are."""
+        due: list[Copy] = []
+        while self._waiting and self._waiting[0].due <= now and len(due) < most:
             due.append(heapq.heappop(self._waiting))
         return due
 

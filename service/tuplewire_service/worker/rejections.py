@@ -21,6 +21,8 @@ from tuplewire_service.worker.worker_snapshot import RejectedSnapshot
 
 logger = event_logger(__name__)
 
+_TURN_COPIES = 100
+"""Copies sent in one turn of the event loop: with more, other sessions would notice."""
 _LOOK_AGAIN_SECONDS = 1.0
 """So long a copy waits whose task nobody has."""
 
@@ -108,7 +110,7 @@ class Rejections:
     def _look(self) -> None:
         self._timer = None
         now = time.monotonic()
-        due = self.messages.take_due(now)
+        due = self.messages.take_due(now, _TURN_COPIES)
         for settles, run in groupby(due, attrgetter("settles")):
             self._send(list(run), settles, now)
         self.on_time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION
@@ -13,12 +13,13 @@ from tuplewire.connection.stream import StreamBroken
 from tuplewire.errors import DrainingError, MalformedError, PayloadRefusedError, RefusedError, TuplewireError
 from tuplewire.group import TaskGroup, same_time
 from tuplewire.session.asking import Asking
+from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import answers_to_wire, cursor_from_wire
+from tuplewire.wire.translate import answers_to_wire, cursor_from_wire, cursor_slices
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
@@ -33,6 +34,8 @@ from tuplewire_service.messaging.transport_settings import TransportSettings
 
 _GRPC_DEFAULT_BYTES = 4 << 20
 """The response limit of a consumer that reports none."""
+_TURN_CURSORS = 100
+"""Cursors and rejections processed in one turn of the loop: with more, other sessions would notice."""
 _FRAME_BYTES = 64
 """The maximum overhead of a response in addition to its groups."""
 _Denied = asyncio.Future[RefusedError]
@@ -61,6 +64,7 @@ class RecvService(StreamService):
                     return
                 wake = asyncio.Event()
                 subscription = self._open(subscribe, access, wake, wire.peer)
+                await _tell(subscription, ())
                 await wire.write(_subscribed(subscription).SerializeToString())
                 limit = subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
                 await self._carry(subscription, wake, denied, wire, limit)
@@ -143,7 +147,7 @@ class RecvService(StreamService):
             kind = request.WhichOneof("kind")
             if kind == "progress":
                 probe.heard()
-                subscription.progress([cursor_from_wire(each) for each in request.progress.tasks])
+                await _take_progress(subscription, request.progress)
                 pacer.press()
             elif kind == "goodbye":
                 return
@@ -210,6 +214,24 @@ class _Probe:
                 self.due = subscription.waiting
                 if self.due:
                     self.wake.set()
+
+
+async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
+    """Pass a consumer's progress on in slices; others have a turn of the loop in between."""
+    taken = 0
+    for each in progress.tasks:
+        for cursor in cursor_slices(each, _TURN_CURSORS):
+            taken += 1 + len(cursor.rejections)
+            if taken > _TURN_CURSORS:
+                await asyncio.sleep(0)
+                taken = 0
+            await _tell(subscription, [cursor])
+
+
+async def _tell(subscription: ISubscription, cursors: Sequence[Cursor]) -> None:
+    while subscription.progress(cursors):
+        cursors = ()
+        await asyncio.sleep(0)
 
 
 def _request(data: bytes) -> pb.RecvRequest:

@@ -1,0 +1,275 @@
+"""Long acknowledgements: a worker settles them in slices, and a client tells many rejections in several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from helpers.rejecting import RejectionsWithoutTimers
+
+from tuplewire.config import MIB
+from tuplewire.errors import MalformedError, UnknownTaskError
+from tuplewire.group import TaskGroup
+from tuplewire.session.consume import Arrived, ConsumeWindow, Cursor, Rejected
+from tuplewire.session.delivery import Delivery, DeliveryLog, Done
+from tuplewire.session.ledger import Ledger
+from tuplewire.session.rejection import Answer, Rejection
+from tuplewire.wire import messaging_pb2 as pb
+from tuplewire.wire.translate import cursor_from_wire, cursor_slices, cursor_to_wire
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.messaging.streamed.recv_service import _take_progress
+from tuplewire_service.messaging.subscription import SubscribeRequest
+from tuplewire_service.worker.queue_subscription import QueueSubscription
+from tuplewire_service.worker.receive_queues import ReceiveQueues
+from tuplewire_service.worker.rejections import Rejections
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+MESSAGES = 2500
+TURN = 100
+ROOM = Cursor(1, 0, 0, 10 * MESSAGES, MIB)
+
+
+class Sender:
+    """A program that sends."""
+
+    source = sender_id = "program"
+    worker_number = 0
+    wants_releases = True
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Do nothing."""
+
+
+class Scene:
+    """A worker with task 1 and a consumer that has taken every message; each message came alone."""
+
+    def __init__(self) -> None:
+        self.settled: list[int] = []
+        """How many groups were settled at a time."""
+        self.rejections = RejectionsWithoutTimers()
+        self.queues = ReceiveQueues(
+            WorkerSettings(worker_id="w", topology="t", receive_queue_messages=10 * MESSAGES),
+            1,
+            self._done,
+            lambda task: UnknownTaskError(str(task)),
+            self.rejections,
+        )
+        self.queues.assign([1])
+        for number in range(MESSAGES):
+            self.queues.put(TaskGroup.of(1, [b"%d" % number]), Sender())
+        self.consumer = self.subscribe(ROOM)
+        assert len(self.consumer.take(MIB)) == MESSAGES
+
+    def _done(self, task: int, done: Sequence[Done]) -> None:
+        assert task == 1
+        self.settled.append(len(done))
+
+    def subscribe(self, cursor: Cursor, worker: int = 0) -> QueueSubscription:
+        """Subscribe, or resume."""
+        return self.queues.subscribe(SubscribeRequest("", "c", 1, worker, [cursor]), lambda: None)
+
+    def finish(self, consumer: QueueSubscription) -> None:
+        """Let the worker have all the turns that it asks for."""
+        while consumer.progress(()):
+            pass
+
+
+def rejections(count: int, *, wait_last: bool = False) -> tuple[Rejection, ...]:
+    """Return one rejection for each of the first messages."""
+    return tuple(
+        Rejection(number, number, 0, "why", wait_last and number == count) for number in range(1, count + 1)
+    )
+
+
+@pytest.mark.parametrize("rejected", [0, MESSAGES])
+def test_no_turn_settles_more_than_a_slice(rejected: int) -> None:
+    """Every message is settled once in the end, whether it is acknowledged or rejected."""
+    scene = Scene()
+    said = Cursor(1, MESSAGES, MESSAGES, 10 * MESSAGES, MIB, rejections(rejected))
+    assert scene.consumer.progress([said])
+    assert scene.settled == [TURN]
+    scene.finish(scene.consumer)
+    assert max(scene.settled) <= TURN
+    assert sum(scene.settled) == MESSAGES
+    assert not scene.consumer.waiting
+    assert scene.rejections.messages.rejections == rejected
+    assert [(each.number, each.received) for each in scene.consumer.take_answers()] == (
+        [(rejected, MESSAGES)] if rejected else []
+    )
+
+
+def test_messages_before_a_rejection_are_acknowledged_in_slices_too() -> None:
+    """One rejection far back in the queue is no reason to settle all at once."""
+    scene = Scene()
+    said = Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB, (Rejection(1, MESSAGES - 5, 0, "", wait=False),))
+    assert scene.consumer.progress([said])
+    scene.finish(scene.consumer)
+    assert max(scene.settled) <= TURN
+    assert sum(scene.settled) == MESSAGES
+    assert scene.rejections.messages.rejections == 1
+
+
+@pytest.mark.parametrize("wait_last", [False, True])
+def test_a_consumer_that_resumes_with_many_rejections(*, wait_last: bool) -> None:
+    """The last one may wait: it has to stay where its rejection finds it, until that has its turn."""
+    scene = Scene()
+    rejected = 1000
+    acknowledged = rejected - wait_last
+    said = Cursor(
+        1, acknowledged, acknowledged, 10 * MESSAGES, MIB, rejections(rejected, wait_last=wait_last)
+    )
+    again = scene.subscribe(said, worker=1)
+    assert max(scene.settled) <= TURN
+    scene.finish(again)
+    assert max(scene.settled) <= TURN
+    assert scene.rejections.messages.rejections == rejected
+    assert again.starts == [(1, acknowledged)]
+    [first, *_] = again.take(MIB)
+    assert first.first_sequence == acknowledged + 1
+
+
+def test_another_consumer_ends_what_is_left_to_settle() -> None:
+    """What was not settled by then comes to the new consumer, marked."""
+    scene = Scene()
+    assert scene.consumer.progress([Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
+    other = scene.queues.subscribe(SubscribeRequest("", "other", 1, 0, [ROOM]), lambda: None)
+    assert not scene.consumer.progress(())
+    deliveries = other.take(MIB)
+    assert sum(len(each.group) for each in deliveries) == MESSAGES - TURN
+    assert all(each.group.redelivered for each in deliveries)
+
+
+def test_the_service_gives_others_a_turn() -> None:
+    """A request of any size comes to the queues in slices, with turns of the loop in between."""
+    scene = Scene()
+    said = Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB, rejections(MESSAGES))
+    turns: list[int] = []
+
+    async def main() -> None:
+        taking = asyncio.create_task(
+            _take_progress(scene.consumer, pb.Progress(tasks=[cursor_to_wire(said)] * 3))
+        )
+        while not taking.done():
+            before = sum(scene.settled)
+            await asyncio.sleep(0)
+            turns.append(sum(scene.settled) - before)
+        await taking
+
+    asyncio.run(main())
+    assert sum(turns) == MESSAGES
+    assert max(turns) <= 2 * TURN
+
+
+def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
+    """Nothing is lost between two of them."""
+    whole = Cursor(1, 9, 9, 20, 100, rejections(7))
+    slices = list(cursor_slices(cursor_to_wire(whole), 3))
+    assert [each.acknowledged for each in slices] == [3, 6, 9]
+    assert [[told.number for told in each.rejections] for each in slices] == [[1, 2, 3], [4, 5, 6], [7]]
+    assert {(each.task, each.received, each.credit, each.credit_bytes) for each in slices} == {
+        (1, 9, 20, 100)
+    }
+    assert cursor_from_wire(cursor_to_wire(whole)) == whole
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 1), (0,)])
+def test_numbers_of_rejections_grow(numbers: tuple[int, ...]) -> None:
+    """A worker counts by them which ones it has settled."""
+    told = pb.TaskCursor(task=1, rejections=[pb.Rejection(number=each, sequence=1) for each in numbers])
+    with pytest.raises(MalformedError, match=r"rejection \d of task 1"):
+        cursor_from_wire(told)
+
+
+class Client:
+    """A window whose consumer has got every message."""
+
+    def __init__(self) -> None:
+        self.window = ConsumeWindow([1], 10 * MESSAGES, MIB)
+        self.window.opened(7, [(1, 0)])
+        self.arrived = self.window.arrived([Delivery(1, TaskGroup.of(1, [b"x"] * MESSAGES))])
+
+    def reject(self, count: int, *, wait_last: bool = False) -> None:
+        """Reject the first messages, and acknowledge the others."""
+        each = [Rejected(index, 0, "", wait_last and index == count - 1) for index in range(count)]
+        assert self.window.acknowledge(self.arrived, each)
+
+    def tell(self) -> list[Cursor]:
+        """Return what it tells, request by request."""
+        told = []
+        while self.window.has_moved:
+            told += self.window.take_moved()
+        return told
+
+
+def _numbers(cursors: Sequence[Cursor]) -> list[int]:
+    return [each.number for cursor in cursors for each in cursor.rejections]
+
+
+def test_a_client_tells_many_rejections_in_several_requests() -> None:
+    """A worker takes requests of limited size; nothing is acknowledged before its rejection is told."""
+    client = Client()
+    client.reject(2100)
+    told = client.tell()
+    assert _numbers(told) == list(range(1, 2101))
+    assert [each.acknowledged for each in told] == [1000, 2000, MESSAGES]
+
+
+@pytest.mark.parametrize("wait_last", [False, True])
+@pytest.mark.parametrize("again", [ConsumeWindow.repeat, ConsumeWindow.all])
+def test_all_are_told_again_after_a_break(
+    *, again: Callable[[ConsumeWindow], object], wait_last: bool
+) -> None:
+    """A new stream, or a probe, begins with the first of them; the rest follows."""
+    client = Client()
+    client.reject(2100, wait_last=wait_last)
+    client.tell()
+    first = again(client.window)
+    told = [*(first if isinstance(first, list) else ()), *client.tell()]
+    assert _numbers(told) == list(range(1, 2101))
+
+
+def test_a_window_waits_for_the_answer_to_a_rejection_that_was_not_in_the_subscribe() -> None:
+    """What comes before the answer is thrown away: it comes again behind the rejected message."""
+    client = Client()
+    client.reject(2100, wait_last=True)
+    [subscribe] = client.window.all()
+    assert subscribe.received == 2100
+    client.window.opened(7, [(1, subscribe.received)])
+    assert client.window.waiting() == {1}
+    late = [Delivery(2101, TaskGroup.of(1, [b"x"]))]
+    assert client.window.arrived(late).deliveries == ()
+    assert _numbers(client.tell()) == list(range(1001, 2101))
+    client.window.answered([Answer(1, 2100, 2099)])
+    assert client.window.waiting() == set()
+    found: Arrived = client.window.arrived([Delivery(2100, TaskGroup.of(1, [b"again"]))])
+    assert [each.first_sequence for each in found.deliveries] == [2100]
+
+
+def test_copies_that_are_due_together_are_sent_in_slices() -> None:
+    """A drain, or one delay of all, makes thousands due at once."""
+    sent: list[int] = []
+
+    async def main() -> None:
+        settings = WorkerSettings(worker_id="w", topology="t", dead_letter_task=9)
+        all_sent = asyncio.Event()
+
+        def recv(batch: ReceivedBatch) -> None:
+            sent.append(len(batch.groups))
+            if sum(sent) == MESSAGES:
+                all_sent.set()
+
+        shell = Rejections(settings, Ledger(), recv, lambda _: True)
+        log = DeliveryLog()
+        log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Sender())
+        log.take(MESSAGES, MIB, MIB)
+        for number in range(1, MESSAGES + 1):
+            shell.reject(1, log, Rejection(number, number, 3600, "", wait=False))
+        shell.hurry()
+        async with asyncio.timeout(20):
+            await all_sent.wait()
+        shell.close()
+
+    asyncio.run(main())
+    assert sum(sent) == MESSAGES
+    assert max(sent) <= TURN
