@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import pytest
+
 from tuplewire.config import SessionSettings
 from tuplewire.group import TaskGroup, route_of
 from tuplewire.session.credit import Grant
+from tuplewire.session.departure import Departure, Successor
 from tuplewire.session.receive import AckUpdate, Opened
 from tuplewire.session.send import SendWindow
 from tuplewire_service.messaging.base import InboundSession
@@ -45,6 +48,9 @@ class Route:
         initial = Grant(0, PLENTY, PLENTY, 0)
         self.window.opened(Opened(1, initial, AckUpdate(0, [], []), PLENTY, 8 * PLENTY))
         self.all_released, self.route_before = self.window.all_released, self.window.route_before
+
+    def watch_releases(self, tasks: list[int]) -> None:
+        """Take note of nothing: every release is known here."""
 
     def send(self, *groups: TaskGroup) -> None:
         """Send groups, all of which arrive."""
@@ -261,3 +267,34 @@ def test_a_message_between_held_ones_waits() -> None:
     route.consume(first, 3)
     assert held(moves, messages(7), PROGRAM)
     assert not held(moves, messages(4), PROGRAM)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_messages_on_their_route_to_the_owner_come_before_a_successor(*, own: bool) -> None:
+    """A drained worker had earlier messages, but later ones are in flight to the owner already."""
+    route = Route()
+    owner, successor = ("o", "o:1"), Successor("s", "s:1", 5)
+    routes = {owner: route, ("s", "s:1"): Route()}
+    moves = Moves(OWN, connection=cast("Any", routes.get))
+    entered = OWN if own else OTHER
+    moves.successors.hear(
+        [Departure(3, successors={(TASK, entered): successor})], [(PEER, 3, {(TASK, entered): 1})]
+    )
+    assert len(moves.successors) == 1
+    earlier = messages(1) if own else messages(1, passed_on=1)
+    route.send(earlier)
+    inbound = cast("InboundSession", PROGRAM if own else WORKER)
+    assert moves.way(messages(2), inbound, owner) == (None, None)
+
+
+def test_the_next_message_goes_to_the_successor_when_none_is_in_flight_to_the_owner() -> None:
+    """The successor has the earlier messages; the owner gets none before they are consumed."""
+    owner, other = ("o", "o:1"), Route()
+    routes = {owner: Route(), ("s", "s:1"): other}
+    moves = Moves(OWN, connection=cast("Any", routes.get))
+    moves.successors.hear(
+        [Departure(3, successors={(TASK, OWN): Successor("s", "s:1", 5)})], [(PEER, 3, {(TASK, OWN): 1})]
+    )
+    move, way = moves.way(messages(2), cast("InboundSession", PROGRAM), owner)
+    assert move is not None
+    assert way is cast("Any", other)

@@ -262,3 +262,32 @@ def test_loss_is_told_with_how_much() -> None:
     assert "up to 5 messages" in str(dropped)
     assert all("w:1" in str(each) and "failOnDataLoss=false" in str(each) for each in (died, dropped))
     assert not Standing(Former.DONE).lost
+
+
+@pytest.mark.parametrize(
+    ("end", "spans", "vector"),
+    [
+        (0, [], {}),
+        (1, [(1, 1)], {8: 11}),
+        (4, [(1, 4)], {8: 14}),
+        (5, [(1, 5)], {8: 15}),
+        (6, [(1, 6)], {8: 15, 9: 1}),
+        (7, [(1, 7)], {8: 15, 9: 2}),
+        (9, [(1, 7)], {8: 15, 9: 2}),
+    ],
+)
+def test_a_read_ends_at_its_last_message(
+    end: int, spans: list[tuple[int, int]], vector: dict[int, int]
+) -> None:
+    """Within a run, and at the end of each: not one message more."""
+    numbers = runs(1, (5, 8, 11), (2, 9, 1))
+    assert numbers.spans(0, end, {}) == spans
+    assert numbers.vector(end) == vector
+
+
+def test_a_start_counts_for_its_own_incarnation() -> None:
+    """After a restart the worker numbers its messages anew."""
+    now = {1: held(0, 25)}
+    assert next_offset(Offset({1: at(10)}), now, tails(now), max_messages=5).offsets[1].sequence == 15
+    earlier = Offset({1: at(1000, worker=WORKER - 1)})
+    assert next_offset(earlier, now, tails(now)).offsets[1].sequence == 25
