@@ -20,7 +20,7 @@ from tuplewire_service.worker.assignment import AssignedWorker, Assignment
 from tuplewire_service.worker.connections import Peer
 from tuplewire_service.worker.publications import Chosen, Publications
 from tuplewire_service.worker.router import Router
-from tuplewire_service.worker.stage_file import StageFile
+from tuplewire_service.worker.stage_file import StageFile, StageFiles
 from tuplewire_service.worker.staging import AttemptName, Room, Sink, Stage, StagedGroup, Staging
 from tuplewire_service.worker.worker_settings import WorkerSettings
 from tuplewire_service.worker.worker_snapshot import SinkSnapshot
@@ -66,7 +66,7 @@ class Sinks:
 
     def __init__(self, settings: WorkerSettings, router: Router) -> None:
         self._router = router
-        self._directory = settings.staging_directory
+        self._files = StageFiles(settings.staging_directory)
         self._staging = Staging(
             settings.staging_memory_bytes, settings.staging_disk_bytes, settings.staging_seconds
         )
@@ -124,7 +124,7 @@ class Sinks:
     async def _write(self, sink: Sink, stage: Stage, groups: Sequence[TaskGroup]) -> None:
         try:
             if stage.file is None:
-                stage.file = await asyncio.to_thread(StageFile, self._directory)
+                stage.file = await asyncio.to_thread(self._files.attempt)
             file = cast("StageFile", stage.file)
             places = await asyncio.to_thread(file.write, groups)
         except ResourceLimitError as error:
