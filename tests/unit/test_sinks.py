@@ -1,0 +1,246 @@
+"""A worker's sinks: what is staged, chosen and put into queues, and what a drain has to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tuplewire.errors import EpochTooLargeError, StageGoneError, StaleEpochError, UnknownTaskError
+from tuplewire.group import TaskGroup
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.worker import sinks as sinks_module
+from tuplewire_service.worker.activity import Activity
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.sinks import By, EpochProgress, Sinks
+from tuplewire_service.worker.staging import AttemptName
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+SINK = ("me", "s")
+TASK = 1
+NOBODY = By()
+
+
+class Queues:
+    """A router whose queues the test empties. Tasks 1 to 9 have a holder."""
+
+    def __init__(self) -> None:
+        self.activity = Activity()
+        self.table = self
+        self.on_sinks: Callable[..., object] = len
+        self.tasks = set(range(1, 10))
+        self.received: list[TaskGroup] = []
+        self.inbound: Any = None
+
+    def holder_known(self, task: int) -> bool:
+        """See Router."""
+        return task in self.tasks
+
+    def not_here(self, task: int) -> UnknownTaskError:
+        """See RoutingTable."""
+        return UnknownTaskError(str(task))
+
+    def recv(self, batch: ReceivedBatch) -> None:
+        """See Router."""
+        self.received += batch.groups
+        self.inbound = batch.inbound
+
+    def consume(self) -> list[bytes]:
+        """Take everything out of the queues and release it; return the payloads."""
+        received, self.received = self.received, []
+        for each in received:
+            self.inbound.release(each.task, len(each), each.size_bytes)
+        return [payload for each in received for payload in each.payloads()]
+
+
+def run(act: Callable[[Sinks, Queues], Awaitable[None]], **settings: Any) -> None:
+    """Run something with the sinks of a worker; a queue has room for two messages."""
+
+    async def main() -> None:
+        queues = Queues()
+        values = {"receive_queue_messages": 2} | settings
+        await act(Sinks(WorkerSettings(worker_id="w", topology="t", **values), cast("Any", queues)), queues)
+
+    asyncio.run(main())
+
+
+def name(attempt: str, messages: int, pieces: int = 1) -> AttemptName:
+    """Return an attempt's name; its first character is the partition."""
+    return AttemptName(int(attempt[0]), attempt, messages, pieces)
+
+
+async def stage(
+    sinks: Sinks, attempt: str, *payloads: bytes, task: int = TASK, epoch: int = 1
+) -> AttemptName:
+    """Stage messages in groups of one, as one piece; return the attempt's name."""
+    staged = name(attempt, len(payloads))
+    assert await sinks.stage(SINK, epoch, staged, 0, [TaskGroup.of(task, [each]) for each in payloads]) == ""
+    return staged
+
+
+def publishing(sinks: Sinks) -> bool:
+    """Whether a drain waits, as of now."""
+    return sinks.publishing
+
+
+def staged_here(sinks: Sinks) -> bool:
+    """Whether anything is staged, as of now."""
+    return sinks.staged
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an answer not wait for news."""
+    monkeypatch.setattr(sinks_module, "_ANSWER_SECONDS", 0.01)
+
+
+def test_a_drain_waits_for_messages_without_room() -> None:
+    """They are published as the consumer makes room; only then is nothing left to wait for."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        assert not publishing(sinks)
+        staged = await stage(sinks, "0a", b"1", b"2", b"3", b"4", b"5")
+        assert staged_here(sinks)
+        progress = await sinks.publish(SINK, 1, [staged], NOBODY)
+        assert (progress.chosen, progress.waiting, progress.waiting_tasks) == (5, 3, [TASK])
+        assert not staged_here(sinks)
+        sinks._asked.clear()  # whoever asked is gone
+        assert publishing(sinks)
+        assert sinks.unpublished() == {TASK: 3}
+        consumed = []
+        while publishing(sinks):
+            consumed += queues.consume()
+            await asyncio.sleep(0)
+        consumed += queues.consume()
+        assert consumed == [b"1", b"2", b"3", b"4", b"5"]
+        assert sinks.unpublished() == {}
+        assert await sinks.publish(SINK, 1, [], NOBODY) == EpochProgress(0, 0, [])
+
+    run(act)
+
+
+def test_a_drain_waits_for_whoever_asks() -> None:
+    """Until it has heard that nothing waits."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        staged = await stage(sinks, "0a", b"1", b"2", b"3")
+        await sinks.publish(SINK, 1, [staged], NOBODY)
+        while sinks.unpublished():
+            queues.consume()
+            await asyncio.sleep(0)
+        assert publishing(sinks)
+        assert (await sinks.publish(SINK, 1, [], NOBODY)).waiting == 0
+        assert not publishing(sinks)
+
+    run(act)
+
+
+def test_an_epoch_that_was_lost_with_a_worker_is_no_success() -> None:
+    """A worker that has started since knows nothing of it, whoever asks."""
+
+    async def act(sinks: Sinks, _queues: Queues) -> None:
+        with pytest.raises(StageGoneError, match="has started since"):
+            await sinks.publish(SINK, 1, [], NOBODY)
+        with pytest.raises(StageGoneError):
+            await sinks.publish(SINK, 1, [name("0a", 1)], NOBODY)
+        sinks.take_over(SINK, 1, "run", [])
+        with pytest.raises(StageGoneError):
+            await sinks.publish(SINK, 1, [], By("run"))
+
+    run(act)
+
+
+def test_an_epoch_is_chosen_once() -> None:
+    """Publishing again chooses nothing, and an earlier epoch is refused."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        staged = await stage(sinks, "0a", b"1", epoch=2)
+        assert sinks.check(SINK, 2, [staged]) == [TASK]
+        assert (await sinks.publish(SINK, 2, [staged], NOBODY)).chosen == 1
+        assert (await sinks.publish(SINK, 2, [staged], NOBODY)).chosen == 0
+        assert queues.consume() == [b"1"]
+        with pytest.raises(StaleEpochError):
+            await stage(sinks, "0b", b"x", epoch=1)
+
+    run(act)
+
+
+def test_another_run_takes_over_before_it_publishes() -> None:
+    """It gets no second copy of what an earlier run has published, and drops what that has staged."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        first = await stage(sinks, "0a", b"1")
+        assert (await sinks.publish(SINK, 1, [first], By("one"))).unknown_run
+        assert (await sinks.publish(SINK, 1, [first], By("one", taken_over=True))).chosen == 1
+        again, other = await stage(sinks, "0b", b"1"), await stage(sinks, "1b", b"2", task=2)
+        await stage(sinks, "1a", b"left")
+        assert sinks.take_over(SINK, 1, "two", [again, other])[0] == {TASK}
+        progress = await sinks.publish(SINK, 1, [again, other], By("two"))
+        assert progress.chosen == 1
+        assert queues.consume() == [b"1", b"2"]
+        assert not staged_here(sinks)
+        assert sinks.snapshot().memory_bytes == 0
+
+    run(act)
+
+
+def test_messages_of_a_task_without_a_holder_wait_for_the_next_assignment() -> None:
+    """They lose their holder between the choice and the queue, and keep their place."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        with pytest.raises(UnknownTaskError):
+            await stage(sinks, "0x", b"x", task=77)
+        staged = await stage(sinks, "0a", b"1", b"2")
+        queues.tasks.remove(TASK)
+        assert (await sinks.publish(SINK, 1, [staged], NOBODY)).waiting == 2
+        queues.tasks.add(TASK)
+        sinks.assigned(None, Assignment(1, "t", (AssignedWorker("w", "w:1", (TASK,)),)))
+        assert (await sinks.publish(SINK, 1, [], NOBODY)).waiting == 0
+        assert queues.consume() == [b"1", b"2"]
+
+    run(act)
+
+
+def test_workers_that_have_left_the_assignment_are_told_for_a_while() -> None:
+    """They may still have an epoch; one that is back is no former worker."""
+
+    async def act(sinks: Sinks, _queues: Queues) -> None:
+        a, b = AssignedWorker("a", "a:1", (1,)), AssignedWorker("b", "b:1", (2,))
+        both, one = Assignment(1, "t", (a, b)), Assignment(2, "t", (a,))
+        sinks.assigned(both, one)
+        assert sinks.take_over(SINK, 1, "run", [])[1] == [b]
+        sinks.assigned(one, both)
+        assert sinks.take_over(SINK, 1, "run", [])[1] == []
+
+    run(act)
+
+
+def test_what_has_no_room_in_memory_goes_through_the_file(tmp_path: Path) -> None:
+    """Both kinds keep their order; a piece that never fits is an error with the settings to raise."""
+
+    async def act(sinks: Sinks, queues: Queues) -> None:
+        payloads = [b"%d" % number * 600 for number in range(8)]
+        for piece, payload in enumerate(payloads):
+            groups = [TaskGroup.of(TASK, [payload])]
+            assert await sinks.stage(SINK, 1, name("0a", 8, 8), piece, groups) == ""
+        assert sinks.snapshot().disk_bytes > 0
+        with pytest.raises(EpochTooLargeError, match="staging-disk-bytes"):
+            await stage(sinks, "1a", b"x" * 20_000)
+        assert (await sinks.publish(SINK, 1, [name("0a", 8, 8)], NOBODY)).chosen == 8
+        sinks._asked.clear()
+        consumed = []
+        while publishing(sinks) or queues.received:
+            consumed += queues.consume()
+            await asyncio.sleep(0.001)
+        assert consumed == payloads
+        assert (sinks.snapshot().memory_bytes, sinks.snapshot().disk_bytes) == (0, 0)
+
+    run(
+        act,
+        staging_memory_bytes=3000,
+        staging_disk_bytes=10_000,
+        staging_directory=str(tmp_path),
+    )
