@@ -215,7 +215,7 @@ class Moves:
     ) -> tuple[Move | None, IRelayConnection | None]:
         """Return the task's move, if any, and where messages must go behind earlier ones; None: anywhere.
 
-        owner: the worker that has the task; None: this one, or nobody.
+        owner: the worker that has the task, which may be this one; None: nobody.
         """
         entered = entry_worker(group.forwarded) or inbound.worker_number or self._own
         after = self.successors.take(group.task, entered) if self.successors else None

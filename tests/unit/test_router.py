@@ -1,0 +1,86 @@
+"""What a router asks its moves, and in which order it acts when a peer has shut down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuplewire.group import TaskGroup
+from tuplewire_service.messaging.base import ReceivedBatch
+from tuplewire_service.messaging.local import LocalContext
+from tuplewire_service.worker.assignment import AssignedWorker, Assignment
+from tuplewire_service.worker.router import Router
+from tuplewire_service.worker.worker_settings import WorkerSettings
+
+HERE = AssignedWorker("here", "127.0.0.1:1", (0,))
+THERE = AssignedWorker("there", "127.0.0.1:2", (1,))
+ASSIGNMENT = Assignment(1, "t", (HERE, THERE))
+
+
+class Program:
+    """A program that sends."""
+
+    source, sender_id, worker_number, wants_releases = "client", "c", 0, False
+
+    def release(self, task: int, messages: int, size_bytes: int) -> None:
+        """Take no note."""
+
+
+def with_router(act: Callable[[Router], None]) -> None:
+    """Run something with the router of a worker that has task 0; another one has task 1."""
+
+    async def main() -> None:
+        context = LocalContext()
+        router = Router(WorkerSettings(worker_id="here", topology="t"), 1, context, draining=lambda: False)
+        router.update(ASSIGNMENT)
+        act(router)
+        await asyncio.to_thread(router.connections.abort)
+        await asyncio.to_thread(context.term)
+
+    asyncio.run(main())
+
+
+def test_a_message_is_compared_with_those_in_flight_to_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves are given the owner, be it this worker or another one."""
+
+    def act(router: Router) -> None:
+        asked: dict[int, Any] = {}
+        way = router._moves.way
+
+        def recorded(group: TaskGroup, inbound: Any, owner: Any) -> Any:
+            asked[group.task] = owner
+            return way(group, inbound, owner)
+
+        monkeypatch.setattr(router._moves, "way", recorded)
+        router.recv(ReceivedBatch.arrived([TaskGroup.of(task, [b"x"]) for task in (0, 1)], Program()))
+        assert asked == {0: HERE.peer, 1: THERE.peer}
+
+    with_router(act)
+
+
+def test_forwarded_messages_go_before_those_that_a_peer_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the transfer takes its old route; then the task waits for what comes back."""
+
+    def act(router: Router) -> None:
+        events: list[Any] = []
+        monkeypatch.setattr(router._transfer, "drain", lambda: events.append("drained"))
+
+        def ended(*_: Any) -> dict[Any, Any]:
+            events.append("asked who has ended")
+            return {THERE.peer: {1: None}}
+
+        monkeypatch.setattr(router.connections, "ended", ended)
+        monkeypatch.setattr(router.connections, "renew", lambda peer: events.append(("renewed", peer)))
+        monkeypatch.setattr(router, "_wait_for", lambda peer, tasks, _: events.append(("waits", peer, tasks)))
+        router.refresh()
+        assert events == [
+            "drained",
+            "asked who has ended",
+            ("waits", THERE.peer, (1,)),
+            ("renewed", THERE.peer),
+        ]
+
+    with_router(act)
