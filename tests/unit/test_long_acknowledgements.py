@@ -215,6 +215,28 @@ def test_a_client_tells_many_rejections_in_several_requests() -> None:
     assert [each.acknowledged for each in told] == [1000, 2000, MESSAGES]
 
 
+@pytest.mark.parametrize(("count", "requests"), [(999, 1), (1000, 1), (1001, 2)])
+def test_no_request_is_longer_than_it_may_be(count: int, requests: int) -> None:
+    """Nor is there an empty one after it."""
+    client = Client()
+    client.reject(count)
+    told = client.tell()
+    assert _numbers(told) == list(range(1, count + 1))
+    assert len(told) == requests
+    assert told[-1].acknowledged == MESSAGES
+
+
+def test_answered_rejections_are_not_told_again() -> None:
+    """A probe asks for everything; what is answered is done."""
+    client = Client()
+    client.reject(5)
+    client.tell()
+    client.window.answered([Answer(1, 3, MESSAGES)])
+    client.tell()
+    client.window.repeat()
+    assert _numbers(client.tell()) == [4, 5]
+
+
 @pytest.mark.parametrize("wait_last", [False, True])
 @pytest.mark.parametrize("again", [ConsumeWindow.repeat, ConsumeWindow.all])
 def test_all_are_told_again_after_a_break(

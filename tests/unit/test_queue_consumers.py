@@ -158,6 +158,47 @@ def test_every_queue_on_hold_goes_on() -> None:
     assert sorted(task for task, _, _ in consumer.take()) == [1, 2]
 
 
+def test_a_subscription_that_has_ended_holds_no_task() -> None:
+    """Its task has no consumer, and the messages wait for the next one."""
+    queues = queues_of(1)
+    put(queues, 1, b"a")
+    consumer = Consumer(queues, 1)
+    assert [each.subscribed for each in queues.snapshot()] == [True]
+    consumer.subscription.end(DrainingError("so far"))
+    assert [each.subscribed for each in queues.snapshot()] == [False]
+    assert consumer.take() == []
+    consumer.progress(1, 1)
+    assert Consumer(queues, 1, number=2).take() == [(1, b"a", False)]
+
+
+def test_a_consumer_that_leaves_frees_only_tasks_that_move_away() -> None:
+    """Whoever moves a task hears of it; a task that stays is nobody's news."""
+    told: list[tuple[int, int]] = []
+    queues = queues_of(1, 2)
+    queues.on_done = lambda task, done: told.append((task, len(done)))
+    consumer = Consumer(queues, 1, 2)
+    queues.assign([2])
+    consumer.subscription.close()
+    assert told == [(1, 0)]
+
+
+def test_held_messages_begin_after_the_acknowledged_ones() -> None:
+    """A reader numbers them from there."""
+    queues = queues_of(1)
+    put(queues, 1, b"a", b"b", b"c")
+    consumer = Consumer(queues, 1)
+    consumer.take()
+    for acknowledged in range(3):
+        consumer.progress(1, acknowledged)
+        found = queues.held(1)
+        assert found is not None
+        assert (found.first, sum(len(each.group) for each in found.held)) == (
+            acknowledged + 1,
+            3 - acknowledged,
+        )
+    assert queues.held(2) is None
+
+
 def with_router(act: Any) -> None:
     """Run something with the router of worker w, which has task 1."""
 

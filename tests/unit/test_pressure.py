@@ -1,0 +1,47 @@
+"""What holds messages up, and what receivers report: noted, and forgotten in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuplewire.session.pressure import HELD_SECONDS, OutboundPressure, ReportedLoads
+
+FIRST, SECOND = object(), object()
+
+
+def test_a_connection_is_held_up_after_a_moment() -> None:
+    """A pause that is usual does not count; noting it again does not begin anew."""
+    pressure = OutboundPressure()
+    nothing = pressure.held_since
+    assert nothing is None
+    assert not pressure.holds(FIRST, 100.0)
+    pressure.hold(FIRST, 1.0)
+    pressure.hold(FIRST, 1.0 + HELD_SECONDS)
+    pressure.hold(SECOND, 2.0)
+    assert pressure.held_since == 1.0
+    assert not pressure.holds(FIRST, 1.0 + HELD_SECONDS / 2)
+    assert pressure.holds(FIRST, 1.0 + 1.5 * HELD_SECONDS)
+    assert not pressure.holds(SECOND, 1.0 + 1.5 * HELD_SECONDS)
+    pressure.free(FIRST)
+    assert not pressure.holds(FIRST, 100.0)
+    assert pressure.held_since == 2.0
+
+
+@pytest.mark.parametrize(("now", "known"), [(10.5, {1: 0.5, 2: 0.25}), (11.5, {2: 0.25}), (12.5, {})])
+def test_reports_expire(now: float, known: dict[int, float]) -> None:
+    """Of a task that never reported nothing is known."""
+    reported = ReportedLoads(10.0)
+    reported.take({1: 0.5}, 1.0)
+    reported.take({2: 0.25}, 2.0)
+    assert reported.of([1, 2, 3], now) == known
+    assert reported.tasks(now) == known.keys()
+
+
+def test_expired_reports_take_no_memory() -> None:
+    """The next report of any task makes them go."""
+    reported = ReportedLoads(10.0)
+    reported.take(dict.fromkeys(range(1000), 1.0), 0.0)
+    reported.take({1: 1.0}, 9.0)
+    assert len(reported._reports) == 1000
+    reported.take({2: 1.0}, 10.0)
+    assert set(reported._reports) == {1, 2}
