@@ -100,12 +100,15 @@ class Rejections:
 
     def wake(self, at: float | None) -> None:
         """Look at what is due at a time, or at the time before it that is known already."""
-        if at is None or (self._timer is not None and self._timer.when() <= at):
+        if at is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
         # Never at once: the caller is about to settle the originals.
-        self._timer = self._loop.call_at(max(at, self._loop.time()), self._look)
+        at = max(at, self._loop.time())
+        if self._timer is not None:
+            if self._timer.when() <= at:  # also where it is due: rejections in every turn would put it off
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
         self._timer = None
