@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 from helpers.rejecting import RejectionsWithoutTimers
@@ -295,3 +296,43 @@ def test_copies_that_are_due_together_are_sent_in_slices() -> None:
     asyncio.run(main())
     assert sum(sent) == MESSAGES
     assert max(sent) <= TURN
+
+
+def test_rejections_in_every_turn_do_not_put_copies_off() -> None:
+    """A worker that is busy with rejections still sends what is due."""
+
+    async def main() -> list[int]:
+        sent: list[int] = []
+        settings = WorkerSettings(worker_id="w", topology="t")
+        shell = Rejections(settings, Ledger(), lambda batch: sent.append(len(batch.groups)), lambda _: True)
+        log = DeliveryLog()
+        log.append(TaskGroup.of(1, [b"x"] * MESSAGES), Sender())
+        log.take(MESSAGES, MIB, MIB)
+        for number in range(1, 101):
+            shell.reject(1, log, Rejection(number, number, 0, "", wait=False))
+            await asyncio.sleep(0)
+        shell.close()
+        return sent
+
+    assert sum(asyncio.run(main())) > 50
+
+
+def test_a_request_for_many_tasks_is_one_report() -> None:
+    """Up to a slice; and two slices of one task never come together, whatever is between them."""
+    reports: list[list[tuple[int, int]]] = []
+
+    class Subscription:
+        def progress(self, cursors: Sequence[Cursor]) -> bool:
+            reports.append([(each.task, len(each.rejections)) for each in cursors])
+            return False
+
+    def take(*tasks: tuple[int, int]) -> list[list[tuple[int, int]]]:
+        reports.clear()
+        told = [cursor_to_wire(Cursor(task, 500, 500, 500, MIB, rejections(count))) for task, count in tasks]
+        asyncio.run(_take_progress(cast("Any", Subscription()), pb.Progress(tasks=told)))
+        return [each for each in reports if each]
+
+    few = [(task, 0) for task in range(1, 51)]
+    assert take(*few) == [few]
+    assert take((1, 0), (2, 250), (3, 0)) == [[(1, 0)], [(2, 100)], [(2, 100)], [(2, 50), (3, 0)]]
+    assert max(map(len, take(*[(task, 0) for task in range(1, 1001)]))) <= TURN

@@ -218,14 +218,18 @@ class _Probe:
 
 async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
     """Pass a consumer's progress on in slices; others have a turn of the loop in between."""
+    cursors: list[Cursor] = []
     taken = 0
     for each in progress.tasks:
         for cursor in cursor_slices(each, _TURN_CURSORS):
-            taken += 1 + len(cursor.rejections)
-            if taken > _TURN_CURSORS:
+            # Of one task only the last slice is short: two of its slices never come in one turn.
+            if taken + len(cursor.rejections) >= _TURN_CURSORS:
+                await _tell(subscription, cursors)
                 await asyncio.sleep(0)
-                taken = 0
-            await _tell(subscription, [cursor])
+                cursors, taken = [], 0
+            cursors.append(cursor)
+            taken += 1 + len(cursor.rejections)
+    await _tell(subscription, cursors)
 
 
 async def _tell(subscription: ISubscription, cursors: Sequence[Cursor]) -> None:
