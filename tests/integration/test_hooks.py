@@ -180,7 +180,7 @@ if os.fork() == 0:  # with the hook: that says nothing of the next fork
     os._exit(0)
 os.wait()
 client.send(task, b"between") if sys.argv[3] == "connected" else None
-child = ctypes.CDLL(None).fork()
+child = ctypes.PyDLL(None).fork()  # with the GIL, as uWSGI does: the child needs it
 if child == 0:
     ctypes.pythonapi.PyOS_AfterFork_Child()
     code = 1
