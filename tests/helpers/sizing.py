@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from tuplewire_service.messaging.transport_settings import TransportSettings
 from tuplewire_service.process.worker_config import WorkerConfig
 
 MIB = 1 << 20
 BASE_BYTES = 64 * MIB
 """A worker that holds nothing."""
-PER_MESSAGE_BYTES = 32
-"""What is kept for a message besides its payload."""
+PER_MESSAGE_BYTES = 64
+"""What is kept for a message besides its payload, be it alone in its group."""
+REMEMBERED_BYTES = TransportSettings().max_sessions * 5 * 1024
+"""What is kept of senders that are gone and may resume."""
 PIECE_BYTES = 64 * MIB
 """Limits are rounded up to this."""
 
@@ -32,6 +35,7 @@ def memory_bytes(config: WorkerConfig, *, local_tasks: int, remote_tasks: int, s
     which are programs and other workers, at the same time.
     """
     queues = (local_tasks + remote_tasks) * task_bytes(config, sessions)
-    sinks = local_tasks * config.receive_queue_bytes + config.staging_memory_bytes
-    streams = sessions * config.session.max_request_bytes
-    return -(-(BASE_BYTES + queues + sinks + streams) // PIECE_BYTES) * PIECE_BYTES
+    # What Spark's sinks publish, and copies of rejected messages.
+    more = 2 * local_tasks * config.receive_queue_bytes + config.staging_memory_bytes
+    senders = sessions * config.session.max_request_bytes + REMEMBERED_BYTES
+    return -(-(BASE_BYTES + queues + more + senders) // PIECE_BYTES) * PIECE_BYTES

@@ -79,6 +79,19 @@ def test_room_before_and_at_the_bound() -> None:
     assert not messages.is_full(1)
 
 
+def test_small_copies_take_room_in_bytes() -> None:
+    """What a copy takes beside its payload counts: two thousand of one byte fill a mebibyte."""
+    messages = RejectionsWithoutTimers(most=1_000_000).messages
+    sender = Sender()
+    rejected(messages, sender, 1000)
+    assert not messages.is_full(1)
+    rejected(messages, sender, 1000)
+    rejected(messages, sender, 48)
+    assert messages.is_full(1)
+    messages.released(1, 1100, 0)
+    assert not messages.is_full(1)
+
+
 @pytest.mark.parametrize(("task", "most"), [(None, 100), (DEAD, 1)])
 def test_a_dead_letter_without_a_place(task: int | None, most: int) -> None:
     """Without a dead-letter task, or if that is full, it is not kept."""

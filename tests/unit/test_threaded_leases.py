@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -147,4 +149,28 @@ def test_a_limit_of_sessions() -> None:
         connect(server, "more")
     server.lost(lost)
     connect(server, "more")
+    server.close()
+
+
+def test_queued_messages_keep_no_session_that_has_ended() -> None:
+    """They know whose they were and give its room back; equal sessions leave one small object together."""
+    callback = Keeping()
+    server = bound(callback)
+    ended = []
+    for sender in ("a", "b"):
+        session = connect(server, sender)[0]
+        server.take(session, 1, [TaskGroup.of(TASK, [b"x"] * (WINDOW // 4))])
+        server.goodbye(session)
+        ended.append(weakref.ref(session))
+    del session
+    gc.collect()
+    assert [each() for each in ended] == [None, None]
+    assert len(server._leases.ended) == 1
+    inbound = callback.batches[0].inbound
+    assert (inbound.source, inbound.worker_number, inbound.wants_releases) == ("client", 0, False)
+    assert inbound.sender_id == ""
+    other, _ = connect(server, "other")
+    assert other.state.credit.all()[0].messages == WINDOW // 2
+    callback.release()
+    eventually(lambda: other.state.credit.all()[0].messages == WINDOW, 10)
     server.close()

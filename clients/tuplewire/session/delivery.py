@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Self
 
 from tuplewire.group import TaskGroup
+from tuplewire.session.entry_queue import EntryQueue, HeldEntry
 from tuplewire.session.pieces import cut, most_messages, starting_within, wire_bytes
 
 
@@ -42,20 +43,6 @@ class Done:
 
 
 @dataclass(slots=True, eq=False)
-class HeldEntry:
-    """Messages that a queue holds, with the sequence of the first."""
-
-    first: int
-    group: TaskGroup
-    token: Any
-
-    @property
-    def last(self) -> int:
-        """The sequence of the last."""
-        return self.first + len(self.group) - 1
-
-
-@dataclass(slots=True, eq=False)
 class DeliveryLog:
     """The queue of one task. Sequences count messages, from 1; 0 stands for "none"."""
 
@@ -71,8 +58,8 @@ class DeliveryLog:
     """Held payload bytes: waiting, or not acknowledged."""
     unkept: int = 0
     """Held messages that nobody else keeps (TaskGroup.kept)."""
-    _waiting: deque[HeldEntry] = field(default_factory=deque)
-    _delivered: deque[HeldEntry] = field(default_factory=deque)
+    _waiting: EntryQueue = field(default_factory=EntryQueue)
+    _delivered: EntryQueue = field(default_factory=EntryQueue)
     _marks: deque[tuple[int, int]] = field(default_factory=deque)
     _taken_bytes: int = 0
 
@@ -96,8 +83,8 @@ class DeliveryLog:
 
         now_micros: since 1970. See TaskGroup for the clock; what it does not know counts as accepted now.
         """
-        oldest = next(chain(self._delivered, self._waiting), None)
-        accepted = oldest.group.accepted_micros if oldest is not None else 0
+        entries = self._delivered or self._waiting
+        accepted = entries.first.group.accepted_micros if entries else 0
         return max(0.0, (now_micros - accepted) / 1e6) if accepted else 0.0
 
     def append(self, group: TaskGroup, token: Any = None) -> None:
@@ -127,7 +114,7 @@ class DeliveryLog:
         room = credit_bytes - self._taken_bytes
         frame_room = max_bytes
         while self._waiting and room > 0 and frame_room > 0 and self.taken < credit:
-            group = self._waiting[0].group
+            group = self._waiting.first.group
             count = min(
                 starting_within(group, min(room, frame_room)),
                 credit - self.taken,
@@ -159,12 +146,12 @@ class DeliveryLog:
             self._taken_bytes -= self._marks.popleft()[1]
         acknowledged = min(acknowledged, self.taken)
         done: list[Done] = []
-        while self._delivered and self._delivered[0].first <= acknowledged:
+        while self._delivered and (entry := self._delivered.first).first <= acknowledged:
             if len(done) >= most:
-                acknowledged = self._delivered[0].first - 1
+                acknowledged = entry.first - 1
                 break
-            if self._delivered[0].last > acknowledged:
-                _cut_first(self._delivered, acknowledged - self._delivered[0].first + 1)
+            if entry.last > acknowledged:
+                _cut_first(self._delivered, acknowledged - entry.first + 1)
             entry = self._delivered.popleft()
             size = entry.group.size_bytes
             done.append(Done(entry.token, len(entry.group), size, entry.group.accepted_micros))
@@ -183,15 +170,7 @@ class DeliveryLog:
         position = (
             self.acknowledged if received is None else max(self.acknowledged, min(received, self.taken))
         )
-        while self._delivered and self._delivered[-1].last > position:
-            entry = self._delivered.pop()
-            if (count := position - entry.first + 1) > 0:
-                group = entry.group
-                self._delivered.append(HeldEntry(entry.first, group.slice(0, count), entry.token))
-                entry = HeldEntry(position + 1, group.slice(count, len(group)), entry.token)
-            if received is None:
-                entry.group = entry.group.as_redelivered()
-            self._waiting.appendleft(entry)
+        self._delivered.move_after(position, self._waiting, redelivered=received is None)
         self.taken = self.received = position
         self._marks.clear()
         self._taken_bytes = 0
@@ -200,22 +179,22 @@ class DeliveryLog:
         """Return the first message that is not acknowledged, if it was handed out, and its token."""
         if not self._delivered:
             return None
-        if len(self._delivered[0].group) > 1:
+        if len(self._delivered.first.group) > 1:
             _cut_first(self._delivered, 1)
-        return self._delivered[0].group, self._delivered[0].token
+        return self._delivered.first.group, self._delivered.first.token
 
     def replace_oldest(self, group: TaskGroup, token: Any) -> None:
         """Put another single message, and a token, in the place of the one that oldest() returns.
 
         Call rewind() then.
         """
-        entry = self._delivered[0]
+        entry = self._delivered.first
         self.queued_bytes += group.size_bytes - entry.group.size_bytes
         entry.group, entry.token = group, token
 
-    def held(self) -> list[HeldEntry]:
-        """Return the unacknowledged messages, in order."""
-        return [*self._delivered, *self._waiting]
+    def held(self) -> Iterator[HeldEntry]:
+        """Yield the messages that are unacknowledged now, in order; from any thread."""
+        return chain(iter(self._delivered), iter(self._waiting))
 
     def remove(self) -> list[tuple[TaskGroup, Any]]:
         """Take out the unacknowledged messages, in order, each with its token."""
@@ -227,7 +206,7 @@ class DeliveryLog:
         return left
 
 
-def _cut_first(entries: deque[HeldEntry], count: int) -> None:
+def _cut_first(entries: EntryQueue, count: int) -> None:
     """Put the first entry's first `count` messages into an entry of their own."""
     entry = entries.popleft()
     stop = entry.first + len(entry.group)

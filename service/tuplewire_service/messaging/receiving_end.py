@@ -13,9 +13,11 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from tuplewire.config import AckMode
 from tuplewire.errors import ResourceLimitError
@@ -55,6 +57,7 @@ class ReceivingEnd(ABC):
         worker: the sender's id and incarnation; None for a program. exhausted: see CreditBook.
         """
         self.key = key
+        self.sender_id = key[1]
         self.source = worker[0] if worker else CLIENT_SOURCE
         self.worker_number = worker_number(*worker) if worker else 0
         self.ack_mode = ack_mode
@@ -78,6 +81,7 @@ class ReceivingEnd(ABC):
         self._on_left: Callable[[int, int, int], object] = leases.left_released
         """Called with (task, messages, bytes) at each release while the sender is away."""
         self._inbounds: dict[int, _Inbound] = {}
+        self._ended_sessions = leases.ended
 
     @property
     @abstractmethod
@@ -92,7 +96,7 @@ class ReceivingEnd(ABC):
         """Return what it is. now: by the event loop's clock. window: that of each sender with a share."""
         credit = self.state.credit
         return SessionSnapshot(
-            sender_id=self.key[1],
+            sender_id=self.sender_id,
             who=self.key[0],
             worker_id=self.source if self.worker_number else "",
             address=self.address,
@@ -151,6 +155,10 @@ class ReceivingEnd(ABC):
         """Note that the sender will not resume; return what leave() does."""
         with self.lock:
             self.state.credit.end()
+            known = self.source, self.worker_number, self.wants_releases
+            ended = self._ended_sessions.setdefault(known, _EndedSession(*known, self._on_left))
+            for inbound in self._inbounds.values():
+                inbound.end = ended  # queued messages know their inbound, and would keep this session
             self._inbounds.clear()  # they know the session: it would wait for Python to look for cycles
             return self.leave()
 
@@ -169,23 +177,52 @@ class ReceivingEnd(ABC):
             self.wake()
 
 
-class _Inbound:
-    """Where a session's batches come from; those that came by another worker have an inbound of their own."""
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _EndedSession:
+    """What sessions that have ended leave while messages of theirs are queued; equal ones share it."""
 
-    __slots__ = ("_came_by", "_end", "sender_id", "source", "wants_releases", "worker_number")
+    source: str
+    worker_number: int
+    wants_releases: bool
+    on_left: Callable[[int, int, int], object]
+    sender_id: str = ""
+
+    def release(self, flow: int, messages: int, size_bytes: int) -> None:
+        """See ReceivingEnd."""
+        if flow >= 0:
+            self.on_left(flow, messages, size_bytes)
+
+
+class _Inbound:
+    """Where a session's batches come from; those that came by another worker have an inbound of their own.
+
+    Each message in a queue knows one, so it is small, and lets go of a session that ends.
+    """
+
+    __slots__ = ("_came_by", "end")
 
     def __init__(self, end: ReceivingEnd, came_by: int) -> None:
-        self.source, self.worker_number, self.wants_releases = (
-            end.source,
-            end.worker_number,
-            end.wants_releases,
-        )
-        self.sender_id = end.key[1]
-        self._end = end
+        self.end: ReceivingEnd | _EndedSession = end
         self._came_by = came_by
 
+    @property
+    def source(self) -> str:
+        return self.end.source
+
+    @property
+    def sender_id(self) -> str:
+        return self.end.sender_id
+
+    @property
+    def worker_number(self) -> int:
+        return self.end.worker_number
+
+    @property
+    def wants_releases(self) -> bool:
+        return self.end.wants_releases
+
     def release(self, task: int, messages: int, size_bytes: int) -> None:
-        self._end.release(flow_of(task, self._came_by), messages, size_bytes)
+        self.end.release(flow_of(task, self._came_by), messages, size_bytes)
 
 
 SHARE_SECONDS = 3.0
@@ -203,6 +240,8 @@ class Leases(Generic[_End]):
         self.settings = settings
         self._sessions: dict[SessionKey, _End] = {}
         self._sharing: dict[SessionKey, _End] = {}
+        self.ended: WeakValueDictionary[tuple[str, int, bool], _EndedSession] = WeakValueDictionary()
+        """What is left of sessions that have ended, by source, worker_number and wants_releases."""
         self._on_gone = on_gone
 
     def __len__(self) -> int:

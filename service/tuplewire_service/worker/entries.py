@@ -5,11 +5,11 @@ These numbers stay with a message, whichever worker holds its task. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tuplewire.group import entry_worker
-from tuplewire.session.delivery import HeldEntry
+from tuplewire.session.entry_queue import HeldEntry
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class HeldOfTask:
     task: int
     begin: int
     first: int
-    held: Sequence[HeldEntry]
+    held: Iterable[HeldEntry]
 
     def entries(self, last: int, own: int) -> Entries:
         """Return the entry sequences of the messages up to `last`; 0: of all messages.

@@ -19,6 +19,8 @@ from tuplewire.session.ledger import DropReason
 from tuplewire.session.rejection import Rejection
 from tuplewire_service.messaging.base import InboundSession
 
+_COPY_BYTES = 512
+"""What a copy takes beside its payload and headers."""
 _ROOM = 0.5
 """Once full, the copies to a task have room again when they take no more than this share of it."""
 
@@ -61,6 +63,11 @@ class _Room:
     size_bytes: int = 0
     full: bool = False
     kept: list[tuple[InboundSession, int, int, int]] = field(default_factory=list)
+
+    def used(self, most_messages: int, most_bytes: int) -> float:
+        """Return how much of the room is taken: from 0, and 1 where it is full."""
+        taken_bytes = self.size_bytes + _COPY_BYTES * self.messages
+        return max(self.messages / most_messages, taken_bytes / most_bytes)
 
     def give_back(self, task: int | None = None) -> None:
         """Tell the senders; task: only of what was sent to this one."""
@@ -207,7 +214,7 @@ class RejectedMessages:
         room = self._rooms.setdefault(own.task, _Room())
         room.messages += 1
         room.size_bytes += own.size_bytes
-        room.full |= room.messages >= self._most_messages or room.size_bytes >= self._most_bytes
+        room.full |= room.used(self._most_messages, self._most_bytes) >= 1
         return room
 
     @staticmethod
@@ -227,8 +234,7 @@ class RejectedMessages:
         room = self._rooms[task]
         room.messages -= messages
         room.size_bytes -= size_bytes
-        few = room.messages <= self._most_messages * _ROOM
-        if room.full and few and room.size_bytes <= self._most_bytes * _ROOM:
+        if room.full and room.used(self._most_messages, self._most_bytes) <= _ROOM:
             room.full = False
             room.give_back()
         if not room.messages:

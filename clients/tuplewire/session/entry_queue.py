@@ -1,0 +1,225 @@
+"""A queue of groups that takes little memory however small they are.
+
+A group of one message costs about 300 bytes beside its payload. So the middle of a long queue is kept as
+runs, in which small groups are packed into shared columns: about 50 bytes a message (docs/how-to/tune.md).
+The two ends are kept as they are, for speed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from struct import Struct
+from typing import Any, TypeAlias
+
+from tuplewire.columns import cut_column
+from tuplewire.group import TaskGroup
+
+_RUN = 64
+"""Groups in a run. An end that has twice as many gives one run to the middle."""
+_PACKED_BYTES = 64 * 1024
+"""A run with more bytes is not packed: copying them costs more than it saves."""
+_ROW = Struct("<iQQQIB")
+"""Source (-1: none), forwarded, entry_sequence, accepted_micros, number of messages, and flags."""
+_REDELIVERED, _KEPT, _HEADERS = 1, 2, 4
+
+
+@dataclass(slots=True, eq=False)
+class HeldEntry:
+    """Messages that a queue holds, with the sequence of the first."""
+
+    first: int
+    group: TaskGroup
+    token: Any
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last."""
+        return self.first + len(self.group) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _Packed:
+    """A run of small groups to one task, without gaps from the sequence `first` on.
+
+    rows: see _ROW. The columns of the groups are joined; see TaskGroup. redelivered: marks all of them.
+    """
+
+    first: int
+    task: int
+    rows: bytes
+    tokens: list[Any]
+    lengths: bytes
+    data: bytes
+    header_lengths: bytes
+    header_data: bytes
+    redelivered: bool = False
+
+
+_Run: TypeAlias = "_Packed | list[HeldEntry]"
+
+
+class EntryQueue:
+    """Entries in order, added and taken at either end. Sequences have no gaps, and all groups one task."""
+
+    __slots__ = ("_head", "_runs", "_tail")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._head: deque[HeldEntry] = deque()
+        self._runs: deque[_Run] = deque()
+        self._tail: deque[HeldEntry] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._tail or self._head or self._runs)
+
+    def __iter__(self) -> Iterator[HeldEntry]:
+        """Yield the entries there are now; the queue may change meanwhile."""
+        return _entries((list(self._head), *self._runs, list(self._tail)))
+
+    def append(self, entry: HeldEntry) -> None:
+        """Add an entry at the end."""
+        self._tail.append(entry)
+        if len(self._tail) >= 2 * _RUN:
+            self._runs.append(_run([self._tail.popleft() for _ in range(_RUN)]))
+
+    def appendleft(self, entry: HeldEntry) -> None:
+        """Add an entry at the front."""
+        self._head.appendleft(entry)
+        if len(self._head) >= 2 * _RUN:
+            self._runs.appendleft(_run([self._head.pop() for _ in range(_RUN)][::-1]))
+
+    @property
+    def first(self) -> HeldEntry:
+        """The entry at the front; there is one."""
+        if not self._head:
+            if self._runs:
+                self._head.extend(_entries([self._runs.popleft()]))
+            else:
+                self._head, self._tail = self._tail, self._head
+        return self._head[0]
+
+    def popleft(self) -> HeldEntry:
+        """Take the entry at the front; there is one."""
+        entry = self.first
+        self._head.popleft()
+        return entry
+
+    def _pop(self) -> HeldEntry:
+        """Take the entry at the end; there is one."""
+        if not self._tail:
+            if self._runs:
+                self._tail.extend(_entries([self._runs.pop()]))
+            else:
+                self._head, self._tail = self._tail, self._head
+        return self._tail.pop()
+
+    def clear(self) -> None:
+        """Forget every entry."""
+        self._head.clear()
+        self._runs.clear()
+        self._tail.clear()
+
+    def move_after(self, sequence: int, to: EntryQueue, *, redelivered: bool) -> None:
+        """Put all messages after a sequence in front of another queue, which goes on after them.
+
+        redelivered: mark them. Runs move as they are, so that a long queue takes no long time.
+        """
+        self._runs.extend(_runs(self._tail))
+        to._runs.extendleft(_runs(to._head))
+        while self._runs and _first_of(self._runs[-1]) > sequence:
+            to._runs.appendleft(_marked(self._runs.pop()) if redelivered else self._runs.pop())
+        while self:
+            entry = self._pop()
+            if entry.last <= sequence:
+                self.append(entry)
+                break
+            if (count := sequence - entry.first + 1) > 0:
+                group = entry.group
+                self.append(HeldEntry(entry.first, group.slice(0, count), entry.token))
+                entry = HeldEntry(sequence + 1, group.slice(count, len(group)), entry.token)
+            to.appendleft(_redelivered(entry) if redelivered else entry)
+
+
+def _run(entries: list[HeldEntry]) -> _Run:
+    """Return entries as a run: packed if they are small."""
+    groups = [entry.group for entry in entries]
+    if sum(group.size_bytes + len(group.lengths) for group in groups) > _PACKED_BYTES:
+        return entries
+    return _Packed(
+        entries[0].first,
+        groups[0].task,
+        b"".join(map(_row, groups)),
+        [entry.token for entry in entries],
+        b"".join([group.lengths for group in groups]),
+        b"".join([group.data for group in groups]),
+        b"".join([group.header_lengths for group in groups]),
+        b"".join([group.header_data for group in groups]),
+    )
+
+
+def _runs(entries: deque[HeldEntry]) -> list[_Run]:
+    """Take out all entries of an end of a queue; return them as a run, or none."""
+    runs = [_run(list(entries))] if entries else []
+    entries.clear()
+    return runs
+
+
+def _row(group: TaskGroup) -> bytes:
+    return _ROW.pack(
+        -1 if group.source is None else group.source,
+        group.forwarded,
+        group.entry_sequence,
+        group.accepted_micros,
+        len(group),
+        _REDELIVERED * group.redelivered + _KEPT * group.kept + _HEADERS * bool(group.header_lengths),
+    )
+
+
+def _first_of(run: _Run) -> int:
+    """Return the first sequence of a run."""
+    return run[0].first if isinstance(run, list) else run.first
+
+
+def _redelivered(entry: HeldEntry) -> HeldEntry:
+    entry.group = entry.group.as_redelivered()
+    return entry
+
+
+def _marked(run: _Run) -> _Run:
+    """Mark the messages of a run as redelivered."""
+    if isinstance(run, list):
+        return list(map(_redelivered, run))
+    run.redelivered = True
+    return run
+
+
+def _entries(runs: Iterable[_Run]) -> Iterator[HeldEntry]:
+    """Yield the entries of runs."""
+    for run in runs:
+        yield from run if isinstance(run, list) else _unpacked(run)
+
+
+def _unpacked(run: _Packed) -> Iterator[HeldEntry]:
+    rows = list(_ROW.iter_unpack(run.rows))
+    ends = [*accumulate((row[4] for row in rows), initial=0)]
+    columns = cut_column(run.lengths, run.data, ends)
+    with_headers = [*accumulate((row[4] if row[5] & _HEADERS else 0 for row in rows), initial=0)]
+    headers = cut_column(run.header_lengths, run.header_data, with_headers)
+    for row, start, column, header, token in zip(rows, ends, columns, headers, run.tokens, strict=False):
+        source, forwarded, entry_sequence, accepted_micros, _, flags = row
+        group = TaskGroup(
+            run.task,
+            None if source < 0 else source,
+            *column,
+            redelivered=run.redelivered or bool(flags & _REDELIVERED),
+            forwarded=forwarded,
+            entry_sequence=entry_sequence,
+            accepted_micros=accepted_micros,
+            kept=bool(flags & _KEPT),
+            header_lengths=header[0],
+            header_data=header[1],
+        )
+        yield HeldEntry(run.first + start, group, token)
