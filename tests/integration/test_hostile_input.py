@@ -47,6 +47,8 @@ from helpers.topology import (
 )
 
 from tuplewire import Client
+from tuplewire.group import MAX_FRAME_GROUPS
+from tuplewire.session.credit import MAX_TASKS
 from tuplewire.wire import control_pb2
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import varint
@@ -95,6 +97,18 @@ def run(test: Coroutine[Any, Any, Answer]) -> Answer:
     return asyncio.run(bounded())
 
 
+def frames_of_singles(groups: int, sequence: int = 1) -> list[bytes]:
+    """Return a frame of so many groups of one message."""
+    group = pb.Group(task=TARGET_TASK, lengths=[1], data=b"x")
+    return [pb.SendRequest(frame=pb.Frame(sequence=sequence, groups=[group] * groups)).SerializeToString()]
+
+
+def closing(flows: int, sequence: int = 1) -> bytes:
+    """Return a frame that closes so many flows, and has no messages."""
+    closed = [pb.Flow(task=TARGET_TASK)] * flows
+    return pb.SendRequest(frame=pb.Frame(sequence=sequence, closed=closed)).SerializeToString()
+
+
 SEND_CASES: dict[str, tuple[Callable[[], list[bytes]], tuple[grpc.StatusCode, str]]] = {
     "a frame before the hello": (lambda: [frame()], MALFORMED),
     "a goodbye before the hello": (
@@ -110,6 +124,14 @@ SEND_CASES: dict[str, tuple[Callable[[], list[bytes]], tuple[grpc.StatusCode, st
     "garbage that begins like a frame": (lambda: [hello(), b"\x12\x05\xff\xff\xff\xff\xff"], MALFORMED),
     "a truncated frame": (lambda: [hello(), frame(payloads=(b"x" * 50,))[:-20]], MALFORMED),
     "a frame with bytes after it": (lambda: [hello(), frame() + b"\xff\xff"], MALFORMED),
+    "more groups than a frame may have": (
+        lambda: [hello(), *frames_of_singles(MAX_FRAME_GROUPS), *frames_of_singles(MAX_FRAME_GROUPS + 1, 2)],
+        MALFORMED,
+    ),
+    "more flows closed than a session has": (
+        lambda: [hello(), closing(MAX_TASKS), closing(MAX_TASKS + 1, 2)],
+        MALFORMED,
+    ),
     "lengths that say more than there is": (
         lambda: [hello(), raw_frame(lengths=lengths(5, 5), data=b"12345")],
         MALFORMED,

@@ -287,6 +287,21 @@ def test_an_attempt_waits_for_room_to_stage(caplog: pytest.LogCaptureFixture) ->
         eventually(lambda: metric(worker, STAGED) == 0, 20)
 
 
+def test_rows_to_more_tasks_than_a_frame_has_groups() -> None:
+    """They go in several pieces, and all arrive."""
+    with LocalWorkers(1, TOPOLOGY, drain_seconds=0.5) as workers:
+        workers.assign({0: range(2500)})
+        writer = TuplewireStreamWriter(
+            sink_options({"address": workers.endpoints[0].address, "topology": TOPOLOGY})
+        )
+        attempt(0, 64)
+        columns = {"task": pa.array(range(2500), pa.int32()), "message": pa.array(["x"] * 2500)}
+        part = writer.write(iter([pa.RecordBatch.from_pydict(columns)]))
+        assert [each.pieces for each in part.staged] == [3]
+        writer.commit([part], 0)
+        eventually(lambda: ledger(workers.endpoints[0]).pending == 2500, 20)
+
+
 def test_a_directory_that_cannot_be_written_is_named() -> None:
     """The attempt fails with what to change, and not with the driver's commit."""
     with small("--staging-memory-bytes=1KiB", "--staging-directory=/nowhere") as (_, opts):

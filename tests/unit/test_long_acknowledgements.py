@@ -17,9 +17,9 @@ from tuplewire.session.delivery import Delivery, DeliveryLog, Done
 from tuplewire.session.ledger import Ledger
 from tuplewire.session.rejection import Answer, Rejection
 from tuplewire.wire import messaging_pb2 as pb
-from tuplewire.wire.translate import cursor_from_wire, cursor_slices, cursor_to_wire
+from tuplewire.wire.translate import cursor_slices, cursor_to_wire
 from tuplewire_service.messaging.base import ReceivedBatch
-from tuplewire_service.messaging.streamed.recv_service import _take_progress
+from tuplewire_service.messaging.streamed.recv_service import _cursors_of, _take_progress
 from tuplewire_service.messaging.subscription import SubscribeRequest
 from tuplewire_service.worker.queue_subscription import QueueSubscription
 from tuplewire_service.worker.receive_queues import ReceiveQueues
@@ -60,7 +60,7 @@ class Scene:
         for number in range(MESSAGES):
             self.queues.put(TaskGroup.of(1, [b"%d" % number]), Sender())
         self.consumer = self.subscribe(ROOM)
-        assert len(self.consumer.take(MIB)) == MESSAGES
+        assert len(taken(self.consumer)) == MESSAGES
 
     def _done(self, task: int, done: Sequence[Done]) -> None:
         assert task == 1
@@ -74,6 +74,11 @@ class Scene:
         """Let the worker have all the turns that it asks for."""
         while consumer.progress(()):
             pass
+
+
+def taken(consumer: QueueSubscription) -> list[Delivery]:
+    """Return all that there is for a consumer, of whatever number of frames."""
+    return [each for frame in iter(lambda: consumer.take(MIB), []) for each in frame]
 
 
 def rejections(count: int, *, wait_last: bool = False) -> tuple[Rejection, ...]:
@@ -136,7 +141,7 @@ def test_another_consumer_ends_what_is_left_to_settle() -> None:
     assert scene.consumer.progress([Cursor(1, MESSAGES, MESSAGES, MESSAGES, MIB)])
     other = scene.queues.subscribe(SubscribeRequest("", "other", 1, 0, [ROOM]), lambda: None)
     assert not scene.consumer.progress(())
-    deliveries = other.take(MIB)
+    deliveries = taken(other)
     assert sum(len(each.group) for each in deliveries) == MESSAGES - TURN
     assert all(each.group.redelivered for each in deliveries)
 
@@ -162,6 +167,25 @@ def test_the_service_gives_others_a_turn() -> None:
     assert max(turns) <= 2 * TURN
 
 
+@pytest.mark.parametrize(("tasks", "each"), [(1, 10_000), (10_000, 0), (100, 99)])
+def test_a_long_subscribe_gives_others_a_turn(tasks: int, each: int) -> None:
+    """Whether it has many cursors or many rejections; and it comes to the same as if read at once."""
+    wanted = {task: Cursor(task, 9, 9, 20, 100, rejections(each)) for task in range(tasks)}
+    subscribe = pb.Subscribe(tasks=map(cursor_to_wire, wanted.values()))
+    turns = 0
+
+    async def main() -> dict[int, Cursor]:
+        nonlocal turns
+        reading = asyncio.create_task(_cursors_of(subscribe))
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return reading.result()
+
+    assert asyncio.run(main()) == wanted
+    assert turns >= tasks * (1 + each) / (2 * TURN)
+
+
 def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
     """Nothing is lost between two of them."""
     whole = Cursor(1, 9, 9, 20, 100, rejections(7))
@@ -171,7 +195,7 @@ def test_slices_acknowledge_no_message_that_a_later_one_rejects() -> None:
     assert {(each.task, each.received, each.credit, each.credit_bytes) for each in slices} == {
         (1, 9, 20, 100)
     }
-    assert cursor_from_wire(cursor_to_wire(whole)) == whole
+    assert list(cursor_slices(cursor_to_wire(whole), 1000)) == [whole]
 
 
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 1), (0,)])
@@ -179,7 +203,7 @@ def test_numbers_of_rejections_grow(numbers: tuple[int, ...]) -> None:
     """A worker counts by them which ones it has settled."""
     told = pb.TaskCursor(task=1, rejections=[pb.Rejection(number=each, sequence=1) for each in numbers])
     with pytest.raises(MalformedError, match=r"rejection \d of task 1"):
-        cursor_from_wire(told)
+        list(cursor_slices(told, 1000))
 
 
 class Client:

@@ -58,10 +58,16 @@ class Consumer:
     """A consumer with room for everything."""
 
     def __init__(
-        self, queues: ReceiveQueues, *tasks: int, incarnation: int = 1, worker: int = 0, number: int = 0
+        self,
+        queues: ReceiveQueues,
+        *tasks: int,
+        incarnation: int = 1,
+        worker: int = 0,
+        number: int = 0,
+        credit: int = 1000,
     ) -> None:
         self.woken = 0
-        cursors = [Cursor(task, 0, 0, 1000, MIB) for task in tasks]
+        cursors = [Cursor(task, 0, 0, credit, MIB) for task in tasks]
         request = SubscribeRequest("", "c", incarnation, worker, cursors, subscription=number)
         self.subscription: QueueSubscription = queues.subscribe(request, self._wake)
 
@@ -117,6 +123,16 @@ def test_one_consumer_resumes_without_a_mark() -> None:
     put(queues, 1, b"a")
     Consumer(queues, 1, number=11).take()
     assert Consumer(queues, 1, worker=1, number=11).take() == [(1, b"a", False)]
+
+
+@pytest.mark.parametrize("tasks", [1, 7])
+def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
+    """A consumer gets at most 1,000 groups at a time, also from several tasks, and then the rest."""
+    queues = queues_of(*range(tasks))
+    for number in range(2500):
+        put(queues, number % tasks, b"x")
+    consumer = Consumer(queues, *range(tasks), credit=10_000)
+    assert [len(consumer.take()) for _ in range(4)] == [1000, 1000, 500, 0]
 
 
 def test_a_task_that_comes_back_wakes_its_consumer() -> None:

@@ -88,7 +88,7 @@ def test_small_copies_take_room_in_bytes() -> None:
     rejected(messages, sender, 1000)
     rejected(messages, sender, 48)
     assert messages.is_full(1)
-    messages.released(1, 1100, 0)
+    messages.released(1, 1300, 0)
     assert not messages.is_full(1)
 
 

@@ -52,6 +52,17 @@ def test_a_frame_is_cut_at_its_size() -> None:
     assert payloads(frames) == (b"x" * 30 + b"y" * 30) * 9
 
 
+@pytest.mark.parametrize("tasks", [1, 2500])
+def test_a_frame_is_cut_at_its_groups(tasks: int) -> None:
+    """However many tasks there are, and however many groups to one, a frame has at most 1,000."""
+    sending = Sending()
+    for number in range(2500):
+        sending.offer_groups(TaskGroup.of(number % tasks, [b"%d" % (number % 10)], source=number))
+    frames = sending.frames()
+    assert [len(frame.runs) for frame in frames] == [1000, 1000, 500]
+    assert sorted(payloads(frames)) == sorted(b"0123456789" * 250)
+
+
 def test_few_frames_are_under_way_at_once() -> None:
     """What is beyond the bound waits for an acknowledgement, and then goes out together."""
     sending = Sending()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Self
 
-from tuplewire.group import TaskGroup
+from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.session.entry_queue import EntryQueue, HeldEntry
 from tuplewire.session.pieces import cut, most_messages, starting_within, wire_bytes
 
@@ -101,6 +101,7 @@ class DeliveryLog:
         credit_bytes: int,
         max_bytes: int,
         doubtful: Callable[[TaskGroup, Any], bool] | None = None,
+        most: int = MAX_FRAME_GROUPS,
     ) -> list[Delivery]:
         """Hand out messages from the cursor on.
 
@@ -109,11 +110,14 @@ class DeliveryLog:
         max_bytes: the same for this call, where lengths count too. The resulting frame holds less than twice
         that, and one message.
         doubtful: returns whether a group, with its token, may have come before by another way; it is marked.
+        most: the limit in groups.
         """
         deliveries: list[Delivery] = []
         room = credit_bytes - self._taken_bytes
         frame_room = max_bytes
         while self._waiting and room > 0 and frame_room > 0 and self.taken < credit:
+            if len(deliveries) >= most:
+                break
             group = self._waiting.first.group
             count = min(
                 starting_within(group, min(room, frame_room)),

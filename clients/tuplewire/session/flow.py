@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from tuplewire.group import TaskGroup, same_time
+from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup, same_time
 from tuplewire.session.ledger import Settled
 from tuplewire.session.pieces import cut, starting_within, wire_bytes
 
@@ -106,7 +106,7 @@ class Flow:
             entry = pending[0]
             group = entry.group
             count, size = len(group), group.size_bytes
-            if entries and wire_bytes(group) > room:
+            if entries and (wire_bytes(group) > room or len(entries) >= MAX_FRAME_GROUPS):
                 return 0
             allowed = self.limit_messages - self.sent_messages
             allowed_bytes = self.limit_bytes - self.sent_bytes

@@ -22,7 +22,7 @@ from tuplewire.errors import (
     WrongWorkerError,
 )
 from tuplewire.events import event_logger
-from tuplewire.group import TaskGroup
+from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup
 from tuplewire.session.pieces import frame_pieces, wire_bytes
 from tuplewire.session.retry import Backoff
 from tuplewire.spark.task_workers import At, TaskWorkers
@@ -197,7 +197,8 @@ class AttemptStage(SinkWorkers):
         for group in groups:
             for part in frame_pieces(group, _PIECE_BYTES):
                 piece = self._piece_for(part)
-                if piece.groups and piece.size_bytes + wire_bytes(part) > _PIECE_BYTES:
+                full = len(piece.groups) >= MAX_FRAME_GROUPS
+                if full or (piece.groups and piece.size_bytes + wire_bytes(part) > _PIECE_BYTES):
                     self._send(self._worker_of[part.task])
                     piece = self._piece_for(part)
                 piece.groups.append(part)

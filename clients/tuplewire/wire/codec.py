@@ -13,7 +13,8 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from tuplewire.errors import MalformedError
-from tuplewire.group import TaskGroup, flow_of, task_and_forwarded
+from tuplewire.group import MAX_FRAME_GROUPS, TaskGroup, flow_of, task_and_forwarded
+from tuplewire.session.credit import MAX_TASKS
 from tuplewire.wire.messaging_pb2 import Flow, RecvResponse, SendRequest
 from tuplewire.wire.opaque_pb2 import OpaqueFrame, OpaqueGroup
 
@@ -171,12 +172,18 @@ def plain_frame(groups: Iterable[TaskGroup]) -> bytes:
 
 
 def closed_flows_of(frame: OpaqueFrame) -> list[int]:
-    """Return the flows that a frame closes."""
+    """Return the flows that a frame closes; MalformedError if a session cannot have so many."""
+    if (count := len(frame.closed)) > MAX_TASKS:
+        raise MalformedError(f"a frame closes {count} flows; a session has at most {MAX_TASKS}")
     return [flow_of(each.task, each.forwarded) for each in frame.closed]
 
 
 def groups_of(frame: OpaqueFrame) -> list[TaskGroup]:
     """Return the groups of a frame, checked; MalformedError or InvalidTaskError says what is wrong."""
+    if (count := len(frame.groups)) > MAX_FRAME_GROUPS:
+        raise MalformedError(
+            f"a frame has {count} groups, and may have {MAX_FRAME_GROUPS}: put the others into more frames"
+        )
     accepted = frame.accepted_unix_micros
     return [
         TaskGroup(

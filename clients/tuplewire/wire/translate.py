@@ -159,11 +159,6 @@ def cursor_to_wire(cursor: Cursor) -> pb.TaskCursor:
     )
 
 
-def cursor_from_wire(cursor: pb.TaskCursor) -> Cursor:
-    """Return a consumer's place; raises what cursor_slices raises."""
-    return next(cursor_slices(cursor, len(cursor.rejections) or 1))
-
-
 def cursor_slices(cursor: pb.TaskCursor, most: int) -> Iterator[Cursor]:
     """Return a consumer's place in steps, each with at most `most` rejections.
 

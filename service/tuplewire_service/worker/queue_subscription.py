@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuplewire.errors import RefusedError
+from tuplewire.group import MAX_FRAME_GROUPS
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery, DeliveryLog
 from tuplewire.session.durations import QueueTimes
@@ -105,13 +106,14 @@ class QueueSubscription(ISubscription):
         """See ISubscription. Takes turns between the tasks."""
         deliveries: list[Delivery] = []
         self.crowded = False
-        while self._ready and max_bytes > 0:
+        while self._ready and max_bytes > 0 and len(deliveries) < MAX_FRAME_GROUPS:
             task = next(iter(self._ready))
             del self._ready[task]
             queue = self._held[task]
             if queue.leaving or self._queues.holds(queue):
                 continue  # its task is gone, or waits
-            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful)
+            most = MAX_FRAME_GROUPS - len(deliveries)
+            taken = queue.log.take(queue.credit, queue.credit_bytes, max_bytes, self._queues.doubtful, most)
             max_bytes -= sum(wire_bytes(delivery.group) for delivery in taken)
             if not taken:
                 continue

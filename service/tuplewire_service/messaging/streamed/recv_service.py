@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuplewire.config import PROTOCOL_VERSION
@@ -16,10 +17,11 @@ from tuplewire.session.asking import Asking
 from tuplewire.session.consume import Cursor
 from tuplewire.session.delivery import Delivery
 from tuplewire.session.pieces import wire_bytes
+from tuplewire.session.rejection import Rejection
 from tuplewire.session.retry import ProbeTimer
 from tuplewire.wire import messaging_pb2 as pb
 from tuplewire.wire.codec import encode_frame
-from tuplewire.wire.translate import answers_to_wire, cursor_from_wire, cursor_slices
+from tuplewire.wire.translate import answers_to_wire, cursor_slices
 from tuplewire_service.messaging.streamed.streamed_stream import (
     IAccess,
     ServerStream,
@@ -63,7 +65,7 @@ class RecvService(StreamService):
                 if subscribe is None:
                     return
                 wake = asyncio.Event()
-                subscription = self._open(subscribe, access, wake, wire.peer)
+                subscription = await self._open(subscribe, access, wake, wire.peer)
                 await _tell(subscription, ())
                 await wire.write(_subscribed(subscription).SerializeToString())
                 limit = subscribe.max_response_bytes or _GRPC_DEFAULT_BYTES
@@ -83,12 +85,12 @@ class RecvService(StreamService):
             raise MalformedError("the first request of a Recv stream must be a subscribe")
         return request.subscribe
 
-    def _open(
+    async def _open(
         self, subscribe: pb.Subscribe, access: IAccess, wake: asyncio.Event, peer: str
     ) -> ISubscription:
         self._check_peer("consumer", subscribe)
         check_id("consumer_id", subscribe.consumer_id)
-        cursors = {each.task: cursor_from_wire(each) for each in subscribe.tasks}
+        cursors = await _cursors_of(subscribe)
         if not cursors or len(cursors) < len(subscribe.tasks):
             raise MalformedError("a subscribe names at least one task, and each of them once")
         access.receive(subscribe.topology, cursors)
@@ -214,6 +216,23 @@ class _Probe:
                 self.due = subscription.waiting
                 if self.due:
                     self.wake.set()
+
+
+async def _cursors_of(subscribe: pb.Subscribe) -> dict[int, Cursor]:
+    """Return a consumer's cursors by task; others have turns of the loop in between."""
+    cursors: dict[int, Cursor] = {}
+    taken = 0
+    for each in subscribe.tasks:
+        rejections: list[Rejection] = []
+        for cursor in cursor_slices(each, _TURN_CURSORS):
+            rejections += cursor.rejections
+            cursors[each.task] = cursor
+            taken += 1 + len(cursor.rejections)
+            if taken > _TURN_CURSORS:
+                await asyncio.sleep(0)
+                taken = 0
+        cursors[each.task] = replace(cursors[each.task], rejections=tuple(rejections))
+    return cursors
 
 
 async def _take_progress(subscription: ISubscription, progress: pb.Progress) -> None:
